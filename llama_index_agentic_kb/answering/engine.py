@@ -218,7 +218,7 @@ class _Answering:
     async def _search(self, history: Sequence[Message], observer: Observer) -> Retrieval:
         query, engine = self.query, self.engine
         request = _request_of(query, history, engine.retriever)
-        self.warnings += _unsupported(query)
+        self.warnings += [f"{name}: not supported; it was left out" for name in query.unsupported]
         if query.search_results is not None:
             supplied = supplied_retriever(query.search_results, engine.retriever)
             engine = AgenticQueryEngine(supplied, engine.synthesizer, callback_manager=engine.callback_manager)
@@ -365,8 +365,7 @@ def _request_of(query: AnswerQuery, history: Sequence[Message], retriever: Agent
     """Return the retrieval request of a query.
 
     The query's filters apply to every source. If it names data stores, only the sources of these names are searched.
-    Unless the request sets an effort, it is minimal if rephrasing is disabled, and medium if the query allows several
-    rephrasing steps.
+    Unless the request sets an effort, it is medium if the query allows several rephrasing steps.
 
     Raises:
         InvalidRequestError: A data store is not the name of a source.
@@ -375,11 +374,8 @@ def _request_of(query: AnswerQuery, history: Sequence[Message], retriever: Agent
     changes: dict[str, object] = {}
     if history and request.messages:
         changes["messages"] = [*history, *request.messages]
-    if request.retrieval_reasoning_effort is None:
-        if query.rephrasing.disabled:
-            changes["retrieval_reasoning_effort"] = ReasoningEffort.MINIMAL
-        elif query.rephrasing.max_steps > 1:
-            changes["retrieval_reasoning_effort"] = ReasoningEffort.MEDIUM
+    if request.retrieval_reasoning_effort is None and query.max_rephrase_steps > 1:
+        changes["retrieval_reasoning_effort"] = ReasoningEffort.MEDIUM
     if query.filters is not None or query.data_stores:
         changes["knowledge_source_params"] = _source_params(query, retriever)
     return request.model_copy(update=changes)
@@ -402,17 +398,6 @@ def _source_params(query: AnswerQuery, retriever: AgenticRetriever) -> list[Sour
             changes["max_output_documents"] = store.max_results
         params.append(requested.model_copy(update=changes))
     return params
-
-
-def _unsupported(query: AnswerQuery) -> list[str]:
-    """Return warnings for settings of a query that are not supported."""
-    asked = {
-        "boostSpec": bool(query.boosts) or any(store.boosts for store in query.data_stores),
-        "orderBy": bool(query.order_by),
-        "customSearchOperators": any(store.custom_search_operators for store in query.data_stores),
-        "modelVersion": bool(query.model_version),
-    }
-    return [f"{name}: not supported; it was left out" for name, is_asked in asked.items() if is_asked]
 
 
 def _classes_of(query: AnswerQuery, policy: AnswerPolicy) -> ClassificationSpec | None:

@@ -48,7 +48,6 @@ from llama_index_agentic_kb.schema.answer import (
     SafetyRating,
     SearchObservation,
     Snippet,
-    StepState,
     StructuredReference,
     ledger_citations,
     ledger_supports,
@@ -200,7 +199,7 @@ def answer_steps(retrieval: Retrieval, mode: ResultMode | None = None) -> list[A
         lost = all(action.results is None for action in actions)
         steps.append(
             AnswerStep(
-                state=StepState.FAILED if lost else StepState.SUCCEEDED,
+                state=AnswerState.FAILED if lost else AnswerState.SUCCEEDED,
                 description=_description(planned, ended),
                 thought=thoughts[number],
                 actions=actions,

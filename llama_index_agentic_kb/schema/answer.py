@@ -36,14 +36,6 @@ class AnswerState(StrEnum):
     STREAMING = "streaming"
 
 
-class StepState(StrEnum):
-    """The state of a step."""
-
-    IN_PROGRESS = "inProgress"
-    FAILED = "failed"
-    SUCCEEDED = "succeeded"
-
-
 class Citation(Span):
     """The span of a claim, and the references that it cites."""
 
@@ -142,7 +134,7 @@ class AnswerStepAction(Model):
 class AnswerStep(Model):
     """One step of the search for an answer."""
 
-    state: StepState = StepState.SUCCEEDED
+    state: AnswerState = AnswerState.SUCCEEDED
     description: str = ""
     thought: str = ""
     actions: list[AnswerStepAction] = Field(default_factory=list)

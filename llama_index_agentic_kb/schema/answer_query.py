@@ -44,17 +44,7 @@ class DataStoreQuery(Model):
     data_store: str
     """The full resource name of the data store."""
     filters: FilterNode | None = None
-    boosts: list[dict[str, object]] = Field(default_factory=list)
-    custom_search_operators: str = ""
     max_results: int | None = Field(default=None, ge=1, le=MAX_DOCUMENTS)
-
-
-class Rephrasing(Model):
-    """How a query may be rephrased or split before the search."""
-
-    disabled: bool = False
-    max_steps: int = Field(default=1, ge=0, le=5)
-    large_model: bool = True
 
 
 class SafetySetting(Model):
@@ -77,19 +67,12 @@ class AnswerQuery(Model):
     request: RetrievalRequest
     """The retrieval request; its only user message is the question."""
     query_id: str = ""
-    serving_config: str | None = None
-    """The resource name of the serving config that the request was sent to."""
     session: str | None = None
     """The id (not the resource name) of the session to continue; ``-`` starts a new one. None stores nothing."""
-    session_name: str | None = None
-    """The session's resource name as sent by the caller."""
     user_pseudo_id: str = ""
     user_labels: dict[str, str] = Field(default_factory=dict)
     filters: FilterNode | None = None
     """A filter that is applied to every source."""
-    boosts: list[dict[str, object]] = Field(default_factory=list)
-    """Google's boost specifications; they are stored, but have no effect."""
-    order_by: str = ""
     result_mode: ResultMode | None = None
     data_stores: list[DataStoreQuery] = Field(default_factory=list)
     search_results: list[AnswerReference] | None = None
@@ -97,9 +80,10 @@ class AnswerQuery(Model):
     end_user_chunks: list[EndUserChunk] = Field(default_factory=list)
     classify: list[QueryClass] = Field(default_factory=list)
     """The classes to check the query for; the result is only reported."""
-    rephrasing: Rephrasing = Field(default_factory=Rephrasing)
-    spell_correction: bool = True
-    model_version: str = ""
+    max_rephrase_steps: int = Field(default=1, ge=0, le=5)
+    """Into how many searches in turn the question may be split. Above 1 the effort is medium unless it is set."""
+    unsupported: list[str] = Field(default_factory=list)
+    """What the caller asked for and has no effect, by name (``orderBy``); the response's warnings say so."""
     preamble: str = ""
     language: str | None = None
     """The language of the answer as a BCP 47 tag; defaults to the language of the question."""
@@ -128,8 +112,7 @@ class AnswerQuery(Model):
 
     @model_validator(mode="after")
     def _results_or_search(self) -> Self:
-        searched = self.filters is not None or self.boosts or self.data_stores or self.order_by
-        if self.search_results is not None and searched:
+        if self.search_results is not None and (self.filters is not None or self.data_stores):
             raise ValueError("searchResults: they are not searched; leave out what narrows a search")
         return self
 

@@ -89,10 +89,7 @@ def write(kind: str, data: Mapping[str, object], *, enum_as_int: bool = False) -
     Unusual values in a document's metadata cause no error: lone surrogates become U+FFFD, infinite numbers and NaN
     become null, whole numbers beyond 2^53 and values of types that JSON lacks become text.
 
-    Args:
-        kind: Name of the message's class, such as "Answer".
-        data: The message's fields by JSON name; fields with the value None are omitted.
-        enum_as_int: Whether to write enums as numbers (the client requests it by ``$alt=json;enum-encoding=int``).
+    Fields with the value None are omitted. ``enum_as_int``: the client wants numbers (``$alt=json;enum-encoding=int``).
 
     Raises:
         InvalidAnswerError: The data do not match the message's fields and types.
@@ -120,27 +117,14 @@ def _plain(value: object, depth: int = 0) -> object:
     return value.isoformat() if isinstance(value, date) else clean(str(value))
 
 
-def as_data(message: Untyped) -> Fields:
-    """Return a parsed message as JSON data, with the JSON names of its fields."""
-    from google.protobuf import json_format  # noqa: PLC0415 (an extra)
-
-    data: Fields = json_format.MessageToDict(message)
-    return data
-
-
 def read(kind: str, body: object) -> Untyped:
-    """Parse and check a request's body.
+    """Parse and check a request's body (JSON text, or parsed JSON) as a message such as "RankRequest".
 
     Field names are camelCase or snake_case, null means unset, int64 is a number or text, enums are names or numbers.
 
-    Args:
-        kind: Name of the message's class, such as "RankRequest".
-        body: JSON text, or parsed JSON.
-
     Raises:
-        InvalidRequestError: The body is not JSON, or has a duplicate key, an unknown field or enum value, a field in
-            both spellings, two members of a oneof, a wrong type, a lone surrogate, or a value out of range. The error
-            names the field.
+        InvalidRequestError: The body is not JSON, or has a duplicate key, an unknown field or enum value, two members
+            of a oneof, a wrong type, a lone surrogate, or a value out of range. The error names the field.
     """
     message = message_class(kind)()
     from google.protobuf import json_format  # noqa: PLC0415 (an extra)
@@ -151,7 +135,8 @@ def read(kind: str, body: object) -> Untyped:
         except (ValueError, RecursionError) as error:
             reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
             raise _refused("body", f"it is no JSON that can be read: {reason}") from None
-    _check_shape(body, message.DESCRIPTOR, "")
+    if not isinstance(body, Mapping):
+        raise _refused("body", f"an object is expected, found {str(body)[:_SHOWN]!r}")
     try:
         json_format.ParseDict(body, message)
     except json_format.ParseError as error:
@@ -173,77 +158,49 @@ def _refused(path: str, reason: str) -> InvalidRequestError:
     return InvalidRequestError(f"{path.lstrip('.') or 'body'}: {reason}")
 
 
-def _check_shape(data: object, descriptor: Untyped, path: str) -> None:
-    """Raise an error for input that ``json_format`` accepts: lists as objects, fields given twice, unknown enums.
-
-    Unknown fields are refused here too, so that the error names the field's path.
-    """
-    if not isinstance(data, Mapping):
-        raise _refused(path, f"an object is expected, found {_shown(data)}")
-    fields = {name: field for field in descriptor.fields for name in (field.json_name, field.name)}
-    seen: set[str] = set()
-    for key, value in data.items():
-        field, at = fields.get(key), f"{path}.{str(key)[:_SHOWN]}"
-        if field is None:
-            raise _refused(at, f"{descriptor.name} has no such field")
-        if field.name in seen:
-            raise _refused(at, "it is given twice, in both spellings")
-        seen.add(field.name)
-        if not field.is_repeated:
-            _check_value(value, field, at)
-        elif isinstance(value, list):  # else refused by json_format, or null
-            for position, item in enumerate(value):
-                _check_value(item, field, f"{at}.{position}")
-
-
-def _check_value(value: object, field: Untyped, path: str) -> None:
-    if value is None:
-        return
-    if _is_ours(field):
-        _check_shape(value, field.message_type, path)
-    if enum := field.enum_type:
-        digits = isinstance(value, str) and len(value) < _SHOWN and value.isascii() and value.isdigit()
-        found = int(str(value)) if digits else value
-        known = found in range(len(enum.values)) and not isinstance(found, bool)
-        if not known and not (isinstance(value, str) and value in enum.values_by_name):
-            raise _refused(path, f"{enum.name} has no value {_shown(value)}; it has {', '.join(enum.values_by_name)}")
-
-
-def _is_ours(field: Untyped) -> bool:
-    """Return whether a field's type is a message, other than maps and protobuf's own types such as Timestamp."""
-    kind = field.message_type
-    return bool(kind) and not kind.GetOptions().map_entry and not kind.full_name.startswith("google.protobuf.")
-
-
-def _shown(value: object) -> str:
-    return "null" if value is None else repr(str(value)[:_SHOWN])
-
-
 def _parse_error(text: str, kind: str) -> InvalidRequestError:
     """Return an error with the message of ``json_format``, preceded by the field's path."""
-    place = re.search(rf' at "?{kind}\.([\w.\[\]]+?)"?\.*$', text)
+    place = re.search(rf' at "?{kind}\.?([\w.\[\]]*?)"?\.*(?:\n|$)', text)
     path = place[1] if place else ".".join(re.findall(r"Failed to parse (\w+) field: ", text))
     reason = re.sub(r"Failed to parse \w+ field: ", "", text[: place.start()] if place else text).strip(".")
+    reason = re.sub(r'"?google\.[\w.]*\.(\w+)"?', r"\1", reason)
     return _refused(re.sub(r"\[(\d+)\]", r".\1", path), reason[: 5 * _SHOWN])
 
 
 def _check_bounds(message: Untyped, path: str) -> None:
+    """Refuse values that the protos allow and Google's reference does not, and unknown numbers of enums."""
     for field, value in message.ListFields():
-        at, name = f"{path}.{field.json_name}", field.full_name
-        limit = next((limit for end, limit in _LENGTHS.items() if name.endswith(f".{end}")), None)
+        at = f"{path}.{field.json_name}"
+        limit = next((limit for end, limit in _LENGTHS.items() if field.full_name.endswith(f".{end}")), None)
         if limit is not None and len(value) > limit:
             unit = "items" if field.is_repeated else "characters"
             raise _refused(at, f"{len(value)} {unit}; at most {limit} are taken")
         if field.name == "user_labels":
-            if len(value) > _MAX_LABELS:
-                raise _refused(at, f"{len(value)} labels; at most {_MAX_LABELS} are taken")
-            if any(not 1 <= len(key) <= _MAX_LABEL or len(text) > _MAX_LABEL for key, text in value.items()):
-                raise _refused(at, f"a label's key has 1 to {_MAX_LABEL} characters, its value at most {_MAX_LABEL}")
-        elif _is_ours(field):
-            for position, item in enumerate(value if field.is_repeated else [value]):
+            _check_labels(value, at)
+        elif field.message_type:
+            for position, item in enumerate(_items(field, value)):
                 _check_bounds(item, f"{at}.{position}" if field.is_repeated else at)
+        elif field.enum_type:
+            known = field.enum_type.values_by_number
+            if any(number not in known for number in (value if field.is_repeated else [value])):
+                names = ", ".join(field.enum_type.values_by_name)
+                raise _refused(at, f"{field.enum_type.name} has no such value; it has {names}")
         elif isinstance(value, (int, float)):
-            bounds = (bounds for end, bounds in _BOUNDS.items() if name.endswith(f".{end}"))
+            bounds = (bounds for end, bounds in _BOUNDS.items() if field.full_name.endswith(f".{end}"))
             least, most = next(bounds, (-math.inf, math.inf))
             if not (math.isfinite(value) and least <= value <= most):
                 raise _refused(at, f"a finite number from {least:,} to {most:,} is expected, found {value}")
+
+
+def _items(field: Untyped, value: Untyped) -> list[Untyped]:
+    """Return the messages of a field; none of maps and of protobuf's own types, which have no bounds."""
+    if field.message_type.GetOptions().map_entry or field.message_type.full_name.startswith("google.protobuf."):
+        return []
+    return list(value) if field.is_repeated else [value]
+
+
+def _check_labels(labels: Mapping[str, str], path: str) -> None:
+    if len(labels) > _MAX_LABELS:
+        raise _refused(path, f"{len(labels)} labels; at most {_MAX_LABELS} are taken")
+    if any(not 1 <= len(key) <= _MAX_LABEL or len(text) > _MAX_LABEL for key, text in labels.items()):
+        raise _refused(path, f"a label's key has 1 to {_MAX_LABEL} characters, its value at most {_MAX_LABEL}")

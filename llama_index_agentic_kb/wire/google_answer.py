@@ -3,9 +3,9 @@
     query = decode_answer_query(body, serving_config=path)
     body = encode_answer_response(answer, parent=config.parent, session=session, enum_as_int=True)
 
-Every field of a v1 request is parsed; fields without effect in this library are kept as data (``boosts``,
-``custom_search_operators``). ``asynchronousMode`` is refused, as by the live service. Output is strictly v1.
-Offsets are UTF-8 bytes, reference ids are indices as text, times are in UTC.
+Every field of a v1 request is checked; those without effect in this library are named in ``AnswerQuery.unsupported``.
+``asynchronousMode`` is refused, as by the live service. Output is strictly v1. Offsets are UTF-8 bytes, reference ids
+are indices as text, times are in UTC.
 
 A stream is one JSON array over chunked HTTP: steps, references, then text and citations alternately (each
 citation right after its claim's text), then the whole answer. The standard client (``google.api_core.rest_streaming``)
@@ -46,24 +46,16 @@ from llama_index_agentic_kb.schema.answer_query import (
     EndUserChunk,
     HarmBlockThreshold,
     ReferencesPiece,
-    Rephrasing,
     ResultMode,
     SafetySetting,
     StepsPiece,
     TextPiece,
     WholePiece,
 )
+from llama_index_agentic_kb.schema.filters import FilterNode
 from llama_index_agentic_kb.schema.grounding import FilteringLevel
 from llama_index_agentic_kb.schema.request import Message, ReasoningEffort, RetrievalRequest
-from llama_index_agentic_kb.wire._proto import (
-    Fields,
-    Untyped,
-    as_data,
-    member,
-    number,
-    read,
-    write,
-)
+from llama_index_agentic_kb.wire._proto import Fields, Untyped, member, number, read, write
 from llama_index_agentic_kb.wire.google_filter import parse_filter
 from llama_index_agentic_kb.wire.google_names import (
     Parent,
@@ -75,9 +67,6 @@ from llama_index_agentic_kb.wire.google_names import (
 
 DEFAULT_RESULTS: Final = 10
 """The default of Google's ``maxReturnResults``."""
-_SMALL_MODEL: Final = 1
-_STAGES: Final = {"steps": 1, "references": 2, "text": 3, "citation": 3, "whole": 4}
-"""The order of a stream's pieces."""
 _STATUS: Final = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -98,16 +87,15 @@ _STATUS: Final = {
 def decode_answer_query(
     body: object, *, serving_config: str | None = None, list_fields: Collection[str] = ()
 ) -> AnswerQuery:
-    """Parse the request of ``:answer`` or ``:streamAnswer``.
+    """Parse the request of ``:answer`` or ``:streamAnswer``, JSON text or parsed JSON.
 
     Args:
-        body: JSON text, or parsed JSON.
+        body: The request's body.
         serving_config: The resource name in the request's path.
         list_fields: Metadata keys whose values are lists; ``field: ANY("a")`` then matches their items.
 
     Raises:
-        InvalidRequestError: The body is no valid request, has a value out of range, or needs an unsupported feature;
-            the error names the field.
+        InvalidRequestError: The request is invalid or needs an unsupported feature; the error names the field.
     """
     sent = read("AnswerQueryRequest", body)
     if sent.asynchronous_mode:
@@ -118,7 +106,6 @@ def decode_answer_query(
         raise InvalidRequestError("servingConfig: the body names another one than the request's path")
     if config := serving_config or sent.serving_config:
         parse_serving_config(config)
-    session = parse_session_name(sent.session) if sent.session else None
     understanding, generation = sent.query_understanding_spec, sent.answer_generation_spec
     rephraser = understanding.query_rephraser_spec
     classes = [found for one in understanding.query_classification_spec.types if (found := member(QueryClass, one))]
@@ -131,9 +118,7 @@ def decode_answer_query(
                 max_output_documents=sent.search_spec.search_params.max_return_results or DEFAULT_RESULTS,
             ),
             query_id=sent.query.query_id,
-            serving_config=config or None,
-            session=session.id if session else None,
-            session_name=str(session) if session else None,
+            session=parse_session_name(sent.session).id if sent.session else None,
             user_pseudo_id=sent.user_pseudo_id,
             user_labels=dict(sent.user_labels),
             end_user_chunks=[
@@ -143,13 +128,8 @@ def decode_answer_query(
             ],
             **_search_fields(sent.search_spec, list_fields),
             classify=list(dict.fromkeys(classes)),
-            rephrasing=Rephrasing(
-                disabled=rephraser.disable,
-                max_steps=rephraser.max_rephrase_steps or 1,
-                large_model=rephraser.model_spec.model_type != _SMALL_MODEL,
-            ),
-            spell_correction=not understanding.disable_spell_correction,
-            model_version=generation.model_spec.model_version,
+            max_rephrase_steps=rephraser.max_rephrase_steps or 1,
+            unsupported=_unsupported(sent),
             preamble=generation.prompt_spec.preamble,
             language=generation.answer_language_code or None,
             include_citations=generation.include_citations,
@@ -167,6 +147,17 @@ def decode_answer_query(
         raise InvalidRequestError(describe(error)) from error
 
 
+def _unsupported(sent: Untyped) -> list[str]:
+    params = sent.search_spec.search_params
+    asked = {
+        "boostSpec": any(one.HasField("boost_spec") for one in (params, *params.data_store_specs)),
+        "orderBy": params.order_by,
+        "customSearchOperators": any(one.custom_search_operators for one in params.data_store_specs),
+        "modelVersion": sent.answer_generation_spec.model_spec.model_version,
+    }
+    return [name for name, is_asked in asked.items() if is_asked]
+
+
 def _safety_settings(spec: Untyped) -> list[SafetySetting]:
     settings = []
     for position, one in enumerate(spec.safety_settings):
@@ -182,29 +173,25 @@ def _search_fields(spec: Untyped, list_fields: Collection[str]) -> Fields:
         return {"search_results": [_brought_result(one) for one in spec.search_result_list.search_results]}
     params, at = spec.search_params, "searchSpec.searchParams"
     return {
-        **_narrowing(params, at, list_fields),
-        "order_by": params.order_by,
+        "filters": _filter(params, at, list_fields),
         "result_mode": member(ResultMode, params.search_result_mode),
         "data_stores": [
             DataStoreQuery(
                 data_store=str(parse_parent(one.data_store, f"{at}.dataStoreSpecs.{position}.dataStore")),
-                custom_search_operators=one.custom_search_operators,
                 max_results=one.num_results or None,
-                **_narrowing(one, f"{at}.dataStoreSpecs.{position}", list_fields),
+                filters=_filter(one, f"{at}.dataStoreSpecs.{position}", list_fields),
             )
             for position, one in enumerate(params.data_store_specs)
         ],
     }
 
 
-def _narrowing(spec: Untyped, at: str, list_fields: Collection[str]) -> Fields:
-    """Return the parsed filter, and the boosts as data; boost conditions are only checked for syntax."""
-    boosts = spec.boost_spec.condition_boost_specs
-    for position, boost in enumerate(boosts):
+def _filter(spec: Untyped, at: str, list_fields: Collection[str]) -> FilterNode | None:
+    """Return the parsed filter; the conditions of boosts are only checked for syntax."""
+    for position, boost in enumerate(spec.boost_spec.condition_boost_specs):
         place = f"{at}.boostSpec.conditionBoostSpecs.{position}.condition"
         parse_filter(boost.condition, place, list_fields=list_fields)
-    filters = parse_filter(spec.filter, f"{at}.filter", list_fields=list_fields)
-    return {"filters": filters, "boosts": [as_data(boost) for boost in boosts]}
+    return parse_filter(spec.filter, f"{at}.filter", list_fields=list_fields)
 
 
 def _brought_result(result: Untyped) -> AnswerReference:
@@ -227,12 +214,7 @@ def _brought_result(result: Untyped) -> AnswerReference:
 
 
 def encode_answer(answer: Answer, *, name: str | None = None, enum_as_int: bool = False) -> Fields:
-    """Return an answer as JSON data.
-
-    Args:
-        answer: The answer. Its ``language`` has no field in v1.
-        name: The answer's resource name; None without a session.
-        enum_as_int: Whether to write enums as numbers (the client requests it by ``$alt=json;enum-encoding=int``).
+    """Return an answer as JSON data; ``name`` is its resource name, None without a session.
 
     Raises:
         InvalidAnswerError: The answer fails the validation of its model; the error names the field.
@@ -241,12 +223,7 @@ def encode_answer(answer: Answer, *, name: str | None = None, enum_as_int: bool 
 
 
 def encode_answer_response(
-    answer: Answer,
-    *,
-    parent: Parent | None = None,
-    session: Session | None = None,
-    token: str = "",
-    enum_as_int: bool = False,
+    answer: Answer, *, parent: Parent | None = None, session: Session | None = None, enum_as_int: bool = False
 ) -> Fields:
     """Return the response of ``:answer`` as JSON data.
 
@@ -254,28 +231,17 @@ def encode_answer_response(
         answer: The answer; its name is built from the session's name and its ``id``.
         parent: The data store or engine; required with a session.
         session: The session after this turn. None if the answer belongs to no session and has no name.
-        token: The value of ``answerQueryToken``.
         enum_as_int: Whether to write enums as numbers.
 
     Raises:
         InvalidAnswerError: The answer fails the validation of its model.
     """
-    fields = _answer_fields(answer, _answer_name(answer.id, parent, session))
-    return _response(fields, parent, session, token, enum_as_int=enum_as_int)
-
-
-def _response(
-    answer: Fields, parent: Parent | None, session: Session | None, token: str, *, enum_as_int: bool
-) -> Fields:
-    kept = None if session is None or parent is None else session_fields(session, parent)
-    fields = {"answerQueryToken": token, "answer": answer, "session": kept}
+    kept = name = None
+    if session is not None and parent is not None:
+        kept = session_fields(session, parent)
+        name = None if answer.id is None else SessionName(parent, session.id).answer(answer.id)
+    fields = {"answer": _answer_fields(answer, name), "session": kept}
     return write("AnswerQueryResponse", fields, enum_as_int=enum_as_int)
-
-
-def _answer_name(answer_id: str | None, parent: Parent | None, session: Session | None) -> str | None:
-    if parent is None or session is None or answer_id is None:
-        return None
-    return SessionName(parent, session.id).answer(answer_id)
 
 
 def _answer_fields(answer: Answer, name: str | None) -> Fields:
@@ -393,34 +359,20 @@ def session_fields(session: Session, parent: Parent) -> Fields:
 
 
 class AnswerStream:
-    """Encoder of a streamed answer, piece by piece.
+    """Encoder of a streamed answer, piece by piece, in the order of ``AnswerPiece``.
 
-        stream = AnswerStream(token="T")
+        stream = AnswerStream()
         for piece in kb.stream_answer(query):
             yield stream.piece(piece)
 
     Args:
         parent: The data store or engine; required with a session.
-        session: The session of the turn; with ``answer_id``, the answer in every piece has its resource name.
-        answer_id: The id of the finished answer; None without a session.
-        token: The value of ``answerQueryToken``, repeated in every piece.
         enum_as_int: Whether to write enums as numbers.
     """
 
-    def __init__(
-        self,
-        *,
-        parent: Parent | None = None,
-        session: Session | None = None,
-        answer_id: str | None = None,
-        token: str = "",
-        enum_as_int: bool = False,
-    ) -> None:
-        self._parent, self._session = parent, session
-        self._name = _answer_name(answer_id, parent, session)
-        self._token, self._enum_as_int = token, enum_as_int
-        self._stage = self._references = 0
-        self._opened = False
+    def __init__(self, *, parent: Parent | None = None, enum_as_int: bool = False) -> None:
+        self._parent, self._enum_as_int = parent, enum_as_int
+        self._opened = self._closed = False
         self._offsets = [0]
         """The byte offset of each character of the text so far, and its length."""
 
@@ -428,59 +380,48 @@ class AnswerStream:
         """Return the bytes to send for a piece, none for an empty piece; the whole answer closes the array.
 
         Raises:
-            InvalidAnswerError: The piece is out of order, cites text or a reference not yet sent, or is a whole answer
-                that is unfinished or fails the validation of its model.
+            InvalidAnswerError: The piece cites text that was not sent, or is a whole answer that is unfinished or fails
+                the validation of its model.
         """
         if isinstance(piece, WholePiece):
             return self._whole(piece)
-        fields = self._fields(piece)
+        fields: Fields
+        match piece:
+            case StepsPiece():
+                fields = {"steps": _steps(piece.steps)}
+            case ReferencesPiece():
+                fields = {"references": [_reference(one) for one in piece.references]}
+            case TextPiece():
+                self._offsets += [self._offsets[-1] + offset for offset in byte_offsets(piece.text)[1:]]
+                fields = {"answerText": piece.text}
+            case CitationPiece():
+                if piece.citation.end >= len(self._offsets):
+                    raise InvalidAnswerError(f"citations.0.end: only {len(self._offsets) - 1} characters were sent")
+                fields = {"citations": [_claim(piece.citation, self._offsets)]}
         if not any(fields.values()):
             return b""
-        sent = self._element(piece, {"name": self._name, "state": number(AnswerState.STREAMING), **fields}, None)
-        if isinstance(piece, ReferencesPiece):
-            self._references = len(piece.references)
-        if isinstance(piece, TextPiece):
-            self._offsets += [self._offsets[-1] + offset for offset in byte_offsets(piece.text)[1:]]
-        return sent
+        answer = {"state": number(AnswerState.STREAMING), **fields}
+        return self._element(write("AnswerQueryResponse", {"answer": answer}, enum_as_int=self._enum_as_int))
 
     def fail(self) -> bytes:
         """Return the bytes that end the stream with state FAILED; empty if the array is already closed."""
-        failed = WholePiece(answer=Answer(state=AnswerState.FAILED))
-        return b"" if self._stage == _STAGES["whole"] else self._whole(failed)
-
-    def _fields(self, piece: StepsPiece | ReferencesPiece | TextPiece | CitationPiece) -> Fields:
-        if isinstance(piece, StepsPiece):
-            return {"steps": _steps(piece.steps)}
-        if isinstance(piece, ReferencesPiece):
-            return {"references": [_reference(one) for one in piece.references]}
-        if isinstance(piece, TextPiece):
-            return {"answerText": piece.text}
-        citation, sent = piece.citation, len(self._offsets) - 1
-        if citation.end > sent:
-            raise InvalidAnswerError(
-                f"citations.0.end: the claim ends at character {citation.end}; only {sent} were sent"
-            )
-        if any(source >= self._references for source in citation.sources):
-            raise InvalidAnswerError(f"citations.0.sources: one is no reference; {self._references} were sent")
-        return {"citations": [_claim(citation, self._offsets)]}
+        return b"" if self._closed else self._whole(WholePiece(answer=Answer(state=AnswerState.FAILED)))
 
     def _whole(self, piece: WholePiece) -> bytes:
-        answer, session = piece.answer, piece.session or self._session
-        if answer.state not in (AnswerState.SUCCEEDED, AnswerState.FAILED):
-            raise InvalidAnswerError(f"state: a finished answer has succeeded or failed, found {answer.state.value!r}")
-        fields = _answer_fields(answer, _answer_name(answer.id, self._parent, session) or self._name)
-        return self._element(piece, fields, session) + b"]"
+        state = piece.answer.state
+        if state not in (AnswerState.SUCCEEDED, AnswerState.FAILED):
+            raise InvalidAnswerError(f"state: a finished answer has succeeded or failed, found {state.value!r}")
+        fields = encode_answer_response(
+            piece.answer, parent=self._parent, session=piece.session, enum_as_int=self._enum_as_int
+        )
+        element = self._element(fields)
+        self._closed = True
+        return element + b"]"
 
-    def _element(self, piece: AnswerPiece, answer: Fields, session: Session | None) -> bytes:
-        """Return a piece's element of the array; a piece that is refused leaves the stream as it was."""
-        stage = _STAGES[piece.kind]
-        if self._stage > stage or (self._stage == stage and not isinstance(piece, (TextPiece, CitationPiece))):
-            order = "steps, references, text and citations, whole"
-            raise InvalidAnswerError(f"{piece.kind}: too late; the order is {order}")
-        element = _response(answer, self._parent, session, self._token, enum_as_int=self._enum_as_int)
+    def _element(self, fields: Fields) -> bytes:
         before = b",\n" if self._opened else b"["
-        self._opened, self._stage = True, stage
-        return before + json.dumps(element, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        self._opened = True
+        return before + json.dumps(fields, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def encode_error(error: BaseException) -> tuple[int, list[Fields]]:

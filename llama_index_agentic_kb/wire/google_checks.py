@@ -25,11 +25,7 @@ DEFAULT_RANKER: Final = "semantic-ranker-512@latest"
 
 
 def decode_check_grounding(body: object, *, grounding_config: str | None = None) -> GroundingQuery:
-    """Parse the request of ``:check``.
-
-    Args:
-        body: JSON text, or parsed JSON.
-        grounding_config: The resource name in the request's path.
+    """Parse the request of ``:check``; ``grounding_config`` is the resource name in its path.
 
     Raises:
         InvalidRequestError: The body is no valid request, or exceeds Google's limits: 200 facts of 10,000 characters,
@@ -113,11 +109,6 @@ def decode_rank(body: object, *, ranking_config: str | None = None) -> RankQuery
 
 
 def encode_rank(query: RankQuery, records: Sequence[RankRecord]) -> Fields:
-    """Return the response of ``:rank`` as JSON data.
-
-    Args:
-        query: The parsed request.
-        records: The request's records with their scores, best first, from ``grounding.rank``.
-    """
+    """Return the response of ``:rank`` as JSON data; ``records`` have their scores, best first (``grounding.rank``)."""
     shown = {"id", "score"} if query.ids_only else {"id", "score", "title", "content"}
     return write("RankResponse", {"records": [one.model_dump(include=shown) for one in records[: query.top_n]]})

@@ -111,7 +111,7 @@ def parse_filter(text: str, field: str = "filter", *, list_fields: Collection[st
     Args:
         text: The filter text.
         field: Path of the filter in the request, for errors.
-        list_fields: Metadata keys whose values are lists; ``ANY`` matches their items. Not all stores support this.
+        list_fields: Metadata keys whose values are lists; ``ANY`` matches their items.
 
     Raises:
         InvalidRequestError: The text has a syntax error or an unsupported expression; the error names its position.

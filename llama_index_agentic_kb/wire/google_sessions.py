@@ -58,7 +58,7 @@ def decode_update_session(body: object, update_mask: str = "") -> SessionChanges
     """Parse the body of UpdateSession.
 
     Args:
-        body: The session, as JSON text or parsed JSON.
+        body: The session.
         update_mask: Names of the fields to change, separated by commas, in either spelling. If empty, all changeable
             fields are changed, and those absent from the body are reset to their defaults, as in Google's service.
 
@@ -136,12 +136,7 @@ def wants_answer_details(params: Mapping[str, str]) -> bool:
 
 
 def encode_session(session: Session, parent: Parent, *, enum_as_int: bool = False) -> Fields:
-    """Return a session as JSON data; turns include their whole answers if loaded.
-
-    Args:
-        session: The session.
-        parent: The data store or engine, used to build the resource names.
-        enum_as_int: Whether to write enums as numbers.
+    """Return a session of a data store or engine as JSON data; turns include their whole answers if loaded.
 
     Raises:
         InvalidAnswerError: An answer of the session fails the validation of its model.

@@ -479,7 +479,7 @@ def test_data_stores_and_filters_narrow_the_search() -> None:
 
 def test_what_is_not_supported_is_named() -> None:
     """Nothing is left out silently."""
-    response = base(Model()).answer(QUESTION, order_by="date desc", model_version="m1")
+    response = base(Model()).answer(QUESTION, unsupported=["orderBy", "modelVersion"])
     assert response.warnings == [
         "orderBy: not supported; it was left out",
         "modelVersion: not supported; it was left out",

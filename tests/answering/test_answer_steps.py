@@ -10,7 +10,7 @@ from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
 from llama_index_agentic_kb.answering.results import answer_references, answer_steps, unanswered_parts
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import Outcome
-from llama_index_agentic_kb.schema.answer import AnswerStep, ChunkReference, DocumentReference, StepState
+from llama_index_agentic_kb.schema.answer import AnswerState, AnswerStep, ChunkReference, DocumentReference
 from llama_index_agentic_kb.schema.answer_query import ResultMode
 from llama_index_agentic_kb.search.rerank import Calibration, Reranker
 from tests.answering.retrieving import APOLLO, SATURN, planner, retrieved, source
@@ -47,7 +47,7 @@ def test_a_question_that_is_searched_as_it_is_has_one_step() -> None:
     """Without a plan there is one step with one action: the question, and the evidence with short snippets."""
     long = "The rocket. " + "Nothing of note. " * 60 + "On it a rocket so tall launched Apollo."
     (step,) = steps(retrieved([source([long])], QUESTION))
-    assert (step.state, step.description, step.thought) == (StepState.SUCCEEDED, "Search the query.", "")
+    assert (step.state, step.description, step.thought) == (AnswerState.SUCCEEDED, "Search the query.", "")
     (action,) = step.actions
     assert action.query == QUESTION
     assert action.results is not None
@@ -116,8 +116,8 @@ def test_lost_searches_are_no_empty_ones() -> None:
     sources = [source([APOLLO, SATURN], memory={"fault": failing("height")})]
     retrieval = retrieved(sources, QUESTION, llm=planner(HOPS, FOUND), effort="medium")
     first, second = steps(retrieval)
-    assert first.state is StepState.SUCCEEDED
-    assert second.state is StepState.FAILED
+    assert first.state is AnswerState.SUCCEEDED
+    assert second.state is AnswerState.FAILED
     assert second.description == "Search with what was found. The search gave no answer."
     assert [one.results for one in second.actions] == [None]
     assert lacking(retrieval) == [("q2", Outcome.ERROR, "height of Saturn V rocket: its searches failed")]
@@ -161,6 +161,6 @@ def test_searches_that_were_left_out_are_lost() -> None:
     retrieval = retrieved([source([APOLLO, SATURN])], QUESTION, llm=planner(HOPS, FOUND), effort="medium")
     retrieval.log.records[:] = [one for one in retrieval.log.records if getattr(one, "sub_query_id", None) != "q2"]
     _, second = steps(retrieval)
-    assert second.state is StepState.FAILED
+    assert second.state is AnswerState.FAILED
     (part,) = unanswered_parts(retrieval)
     assert (part.sub_query_id, part.outcome) == ("q2", Outcome.SKIPPED)

@@ -10,7 +10,7 @@ import pytest
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema import SkippedReason
 from llama_index_agentic_kb.schema.answer import Answer, ledger_citations, ledger_supports
-from llama_index_agentic_kb.schema.answer_query import AnswerQuery
+from llama_index_agentic_kb.schema.answer_query import AnswerQuery, DataStoreQuery
 from llama_index_agentic_kb.schema.grounding import (
     Conflict,
     ConflictingValue,
@@ -87,7 +87,7 @@ def test_results_that_are_given_are_not_narrowed() -> None:
     query = AnswerQuery(request=request, session="-", search_results=[])
     assert (query.question, query.makes_session) == ("Q?", True)
     with pytest.raises(ValueError, match="they are not searched"):
-        AnswerQuery(request=request, search_results=[], order_by="x")
+        AnswerQuery(request=request, search_results=[], data_stores=[DataStoreQuery(data_store="d")])
 
 
 @pytest.mark.parametrize(

@@ -131,38 +131,22 @@ READ = {
         "knowledgeSourceParams": [],
     },
     "queryId": "id",
-    "servingConfig": CONFIGS[2],
     "session": "a1",
-    "sessionName": f"{STORE}/sessions/a1",
     "userPseudoId": "u",
     "userLabels": {"k": "v"},
     "filters": {"type": "condition", "key": "color", "operator": "in", "value": ["red"]},
-    "boosts": [{"condition": "a = 1", "boost": 0.5}],
-    "orderBy": "a desc",
     "resultMode": "chunks",
     "dataStores": [
         {
             "dataStore": STORE,
             "filters": {"type": "condition", "key": "b", "operator": "eq", "value": 2},
-            "boosts": [
-                {
-                    "boostControlSpec": {
-                        "fieldName": "f",
-                        "attributeType": "FRESHNESS",
-                        "interpolationType": "LINEAR",
-                        "controlPoints": [{"attributeValue": "5D", "boostAmount": -0.5}],
-                    }
-                }
-            ],
-            "customSearchOperators": "x",
             "maxResults": 3,
         }
     ],
     "endUserChunks": [{"content": "c", "title": "t"}],
     "classify": ["adversarialQuery", "jailBreakingQuery"],
-    "rephrasing": {"disabled": True, "maxSteps": 4, "largeModel": False},
-    "spellCorrection": False,
-    "modelVersion": "stable",
+    "maxRephraseSteps": 4,
+    "unsupported": ["boostSpec", "orderBy", "customSearchOperators", "modelVersion"],
     "preamble": "Be brief.",
     "language": "de",
     "includeCitations": True,

@@ -78,7 +78,7 @@ RESULTS = st.builds(
 )
 STEPS = st.builds(
     a.AnswerStep,
-    state=st.sampled_from(a.StepState),
+    state=st.sampled_from([a.AnswerState.IN_PROGRESS, a.AnswerState.FAILED, a.AnswerState.SUCCEEDED]),
     description=TEXTS,
     thought=TEXTS,
     actions=st.lists(

@@ -97,11 +97,11 @@ def test_the_client_reads_equal_objects(
 ) -> None:
     """A reply, and a streamed one however it is cut, is to the client the object that was written."""
     session = Session(id="s", started_at=NOW, updated_at=NOW)
-    whole = encode_answer_response(answer, parent=PARENT, session=session, token="T", enum_as_int=as_int)
+    whole = encode_answer_response(answer, parent=PARENT, session=session, enum_as_int=as_int)
     google.body = json.dumps(whole, ensure_ascii=False).encode()
     got = answers.answer_query(g.AnswerQueryRequest(serving_config=CONFIGS[2], query={"text": "?"}))
     assert json_format.MessageToDict(type(got).pb(got), use_integers_for_enums=as_int) == whole
-    pieces = list(stream_answer(answer, parent=PARENT, session=session, token="T", enum_as_int=as_int))
+    pieces = list(stream_answer(answer, parent=PARENT, session=session, enum_as_int=as_int))
     google.body = chunked(pieces, size)
     request = g.AnswerQueryRequest(serving_config=CONFIGS[2], query={"text": "?"})
     streamed = list(answers.stream_answer_query(request))
