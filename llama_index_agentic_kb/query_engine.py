@@ -89,6 +89,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
     Args:
         retriever: An ``AgenticRetriever``; any other retriever is searched as a single source.
         response_synthesizer: A synthesizer of this library or of LlamaIndex. Defaults to that of ``response_mode``.
+        llm: The language model that answers. Defaults to the retriever's.
         response_mode: See ``get_response_synthesizer``. Defaults to ``answerSynthesis`` with a language model, else
             to ``extractiveData``.
         node_postprocessors: Applied to the retriever's nodes, after its own.
@@ -107,6 +108,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         retriever: BaseRetriever,
         response_synthesizer: BaseSynthesizer | None = None,
         *,
+        llm: LLM | None = None,
         response_mode: str | None = None,
         node_postprocessors: Sequence[BaseNodePostprocessor] | None = (),
         streaming: bool = False,
@@ -118,12 +120,12 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         retriever = _agentic(retriever)
         manager = callback_manager or retriever.callback_manager
         own: SynthesizerArguments = {
-            "llm": retriever.llm,
             "retries": retriever.options.retries,
             "spotlighting": retriever.options.spotlighting,
         }
         own.update(synthesizer)
         self.synthesizer = response_synthesizer or get_response_synthesizer(
+            llm or retriever.llm,
             **own,
             response_mode=response_mode or default_mode(retriever),
             streaming=streaming,
@@ -142,9 +144,8 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         response_synthesizer: BaseSynthesizer | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Create an engine with LlamaIndex's arguments; see the class. ``llm`` defaults to the retriever's."""
-        own: dict[str, Any] = kwargs if llm is None else {**kwargs, "llm": llm}
-        return cls(retriever, response_synthesizer, **own)
+        """Create an engine with LlamaIndex's arguments; see the class."""
+        return cls(retriever, response_synthesizer, llm=llm, **kwargs)
 
     def with_retriever(self, retriever: BaseRetriever) -> Self:
         """Return a copy of this engine that uses another retriever."""

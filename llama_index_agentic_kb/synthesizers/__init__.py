@@ -68,19 +68,9 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-class OwnSettings(TypedDict, total=False):
-    """Arguments of our synthesizers that LlamaIndex's function does not have; see ``AgenticSynthesizer``."""
+class SynthesizerArguments(TypedDict, total=False):
+    """Further arguments of ``get_response_synthesizer``; see ``AgenticSynthesizer``."""
 
-    empty_response: str | None
-    max_output_tokens: int | None
-    retries: RetryPolicy | None
-    spotlighting: str | None
-
-
-class SynthesizerArguments(OwnSettings, total=False):
-    """Arguments of ``get_response_synthesizer`` other than response mode, streaming and callback manager."""
-
-    llm: LLM | None
     prompt_helper: PromptHelper | None
     chat_prompt_helper: ChatPromptHelper | None
     text_qa_template: BasePromptTemplate | None
@@ -96,55 +86,29 @@ class SynthesizerArguments(OwnSettings, total=False):
     program_factory: ProgramFactory | None
     verbose: bool
     multimodal: bool
+    empty_response: str | None
+    max_output_tokens: int | None
+    retries: RetryPolicy | None
+    spotlighting: str | None
 
 
-def get_response_synthesizer(  # noqa: PLR0917 (LlamaIndex's signature)
+def get_response_synthesizer(
     llm: LLM | None = None,
-    prompt_helper: PromptHelper | None = None,
-    chat_prompt_helper: ChatPromptHelper | None = None,
-    text_qa_template: BasePromptTemplate | None = None,
-    refine_template: BasePromptTemplate | None = None,
-    summary_template: BasePromptTemplate | None = None,
-    simple_template: BasePromptTemplate | None = None,
-    chat_content_qa_template: BasePromptTemplate | None = None,  # noqa: ARG001 (of multimodal synthesis)
-    chat_content_refine_template: BasePromptTemplate | None = None,  # noqa: ARG001 (same)
-    chat_summary_template: BasePromptTemplate | None = None,  # noqa: ARG001 (same)
+    *,
     response_mode: str | Enum = "compact",
     callback_manager: CallbackManager | None = None,
-    use_async: bool = False,  # noqa: ARG001 (independent calls always run concurrently)
     streaming: bool = False,
-    structured_answer_filtering: bool = False,
-    output_cls: type[BaseModel] | None = None,
-    program_factory: ProgramFactory | None = None,
-    verbose: bool = False,
-    multimodal: bool = False,
-    **settings: Unpack[OwnSettings],
+    **arguments: Unpack[SynthesizerArguments],
 ) -> AgenticSynthesizer:
     """Return the synthesizer of a response mode, with the arguments of LlamaIndex's function of the same name.
 
-    See ``AgenticSynthesizer`` for details. As in LlamaIndex, templates that the mode does not use are ignored.
-
     Args:
         llm: The language model. Defaults to ``Settings.llm`` in modes that need one.
-        prompt_helper: The context window, output size, chunk size limit and overlap to use.
-        chat_prompt_helper: Ignored; accepted for compatibility with LlamaIndex.
-        text_qa_template: Prompt of answerSynthesis, refine, compact, simple_summarize and the accumulate modes.
-        refine_template: Prompt of refine and compact.
-        summary_template: Prompt of tree_summarize.
-        simple_template: Prompt of generation.
-        chat_content_qa_template: Ignored; only for multimodal synthesis, which is not supported.
-        chat_content_refine_template: Ignored, like ``chat_content_qa_template``.
-        chat_summary_template: Ignored, like ``chat_content_qa_template``.
         response_mode: A name in ``MODES``, or a value of ``OutputMode`` or of LlamaIndex's ``ResponseMode``.
         callback_manager: The callback manager. Defaults to ``Settings.callback_manager``.
-        use_async: Ignored: independent calls always run concurrently.
         streaming: Whether to stream responses.
-        structured_answer_filtering: Whether refine and compact skip steps whose passages don't answer the question.
-        output_cls: The pydantic class of the object to return in place of text.
-        program_factory: Creates the programs of refine and compact; needs ``structured_answer_filtering``.
-        verbose: Whether to log each synthesis.
-        multimodal: Not supported: True raises an error.
-        settings: The arguments listed in ``OwnSettings``.
+        arguments: Further arguments of ``AgenticSynthesizer``. As in LlamaIndex, templates that the mode does not use
+            are ignored.
 
     Raises:
         ConfigurationError: The mode is unknown, does not support an argument, or needs an LLM and none is configured.
@@ -154,26 +118,9 @@ def get_response_synthesizer(  # noqa: PLR0917 (LlamaIndex's signature)
     if _plain(asked) not in known:
         raise ConfigurationError(f"response_mode: {asked!r} is unknown; known are {', '.join(MODES)}")
     cls: type[AgenticSynthesizer] = __getattr__(known[_plain(asked)].partition(".")[2])
-    templates: dict[str, Any] = {
-        "text_qa_template": text_qa_template,
-        "refine_template": refine_template,
-        "summary_template": summary_template,
-        "simple_template": simple_template,
-    }
-    return cls(
-        llm,
-        callback_manager,
-        prompt_helper,
-        chat_prompt_helper,
-        streaming=streaming,
-        output_cls=output_cls,
-        structured_answer_filtering=structured_answer_filtering,
-        program_factory=program_factory,
-        verbose=verbose,
-        multimodal=multimodal,
-        **{key: template for key, template in templates.items() if key in cls.default_templates},
-        **settings,
-    )
+    others = [key for key in arguments if not key.endswith("_template") or key in cls.default_templates]
+    own: dict[str, Any] = {key: value for key, value in arguments.items() if key in others}
+    return cls(llm, callback_manager, streaming=streaming, **own)
 
 
 def _plain(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, TypeAlias
 
@@ -124,8 +124,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         strict_truncation: bool = False,  # noqa: ARG002 (same)
         **templates: BasePromptTemplate | None,
     ) -> None:
-        # Not super().__init__: it reads Settings.llm even if no LLM is needed, modifies the caller's LLM, and reads
-        # its context window, which fails for OpenAI models of unknown name.
+        # Not super().__init__: it reads Settings.llm and modifies the caller's LLM, and fails for unknown model names.
         if multimodal:
             raise ConfigurationError("multimodal: not supported; images and audio in nodes are not sent to a model")
         if max_output_tokens is not None and max_output_tokens <= 0:
@@ -174,11 +173,6 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
                 f"mode {self.mode!r} needs a language model: pass llm=, set Settings.llm or OPENAI_API_KEY"
             ) from error
 
-    @property
-    def streaming(self) -> bool:
-        """Whether responses are streamed. LlamaIndex's chat engines temporarily set ``_streaming``."""
-        return self._streaming
-
     def _get_prompts(self) -> PromptDictType:
         return dict(self.templates)
 
@@ -210,9 +204,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
             SynthesisError: The language model failed; a streamed response raises it while it is being read.
             DeadlineExceededError: The answer was not complete by the deadline.
         """
-        dispatcher.event(SynthesizeStartEvent(query=query))
-        sources, metadata = self._sources(nodes, additional_source_nodes)
-        work = self._responding(query, nodes, sources, response_kwargs)
+        work, sources, metadata = self._begun(query, nodes, additional_source_nodes, response_kwargs)
         response: RESPONSE_TYPE
         if self._streaming:
             response = StreamingResponse(iterate(work, contextvars.copy_context()), sources, metadata)
@@ -230,9 +222,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         **response_kwargs: Any,
     ) -> RESPONSE_TYPE:
         """Answer from nodes; see ``synthesize``. A streamed response is an ``AsyncStreamingResponse``."""
-        dispatcher.event(SynthesizeStartEvent(query=query))
-        sources, metadata = self._sources(nodes, additional_source_nodes)
-        work = self._responding(query, nodes, sources, response_kwargs)
+        work, sources, metadata = self._begun(query, nodes, additional_source_nodes, response_kwargs)
         response: RESPONSE_TYPE
         if self._streaming:
             response = AsyncStreamingResponse(aiterate(work, contextvars.copy_context()), sources, metadata)
@@ -241,20 +231,21 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         dispatcher.event(SynthesizeEndEvent(query=query, response=response))
         return response
 
-    def _sources(
-        self, nodes: list[NodeWithScore], more: Sequence[NodeWithScore] | None
-    ) -> tuple[list[NodeWithScore], dict[str, Any] | None]:
-        """Return the source nodes of a response, and their metadata."""
-        if not nodes and self.needs_nodes:
-            return [], None
-        sources = [*nodes, *(more or [])]
-        return sources, self._get_metadata_for_response([node.node for node in sources])
+    def _begun(
+        self, query: QueryType, nodes: list[NodeWithScore], more: Sequence[NodeWithScore] | None, kwargs: dict[str, Any]
+    ) -> tuple[Coroutine[Any, Any, Response | PydanticResponse], list[NodeWithScore], dict[str, Any] | None]:
+        """Return the coroutine that answers, and the response's source nodes with their metadata."""
+        dispatcher.event(SynthesizeStartEvent(query=query))
+        sources = [*nodes, *(more or [])] if nodes or not self.needs_nodes else []
+        metadata = self._get_metadata_for_response([node.node for node in sources]) if sources else None
+        return self._responding(query, nodes, sources, metadata, kwargs), sources, metadata
 
     async def _responding(
         self,
         query: QueryType,
         nodes: Sequence[NodeWithScore],
         sources: list[NodeWithScore],
+        metadata: dict[str, Any] | None,
         response_kwargs: dict[str, Any],
     ) -> Response | PydanticResponse:
         if not nodes and self.needs_nodes:
@@ -266,7 +257,6 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         # Outside a trace, each call of the language model would start its own trace without a parent.
         with manager.as_trace("synthesize"), manager.event(CBEventType.SYNTHESIZE, payload=asked) as event:
             synthesis = await self.synthesis(bundle, nodes, **response_kwargs)
-            metadata = self._get_metadata_for_response([node.node for node in sources])
             if synthesis.output is None:
                 response = Response(synthesis.text, source_nodes=sources, metadata=metadata)
             else:
@@ -280,19 +270,10 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
 
     @dispatcher.span
     def get_response(self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any) -> RESPONSE_TEXT_TYPE:
-        """Answer from texts, for LlamaIndex code that has no nodes: text N is ``[ref_id:N]``.
-
-        Args:
-            query_str: The question.
-            text_chunks: The texts to answer from.
-            response_kwargs: See ``synthesize``.
+        """Answer from texts, for LlamaIndex code that has no nodes: text N is ``[ref_id:N]``; see ``synthesize``.
 
         Returns:
             The answer text, the object if ``output_cls`` is set, or a generator of tokens if streaming.
-
-        Raises:
-            SynthesisError: The language model failed.
-            DeadlineExceededError: The answer was not complete by the deadline.
         """
         work = self.synthesis(QueryBundle(query_str), _as_nodes(text_chunks), **response_kwargs)
         if self._streaming:
@@ -347,7 +328,9 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         limit, helper = max_output_tokens or self.max_output_tokens, self._prompt_helper
         spotlight = draw(self.spotlighting) if self.needs_llm else PLAIN
         reading = partial(passages, nodes, sources, spotlight)
-        if sum(map(_length, nodes)) > LONG:  # off the event loop: every character is scanned
+        if (
+            sum(len(getattr(node.node, "text", None) or "") for node in nodes) > LONG
+        ):  # off the event loop: every character is scanned
             shown = await Call(sync=reading, deadline=deadline, what="reading passages")
         else:
             shown = reading()
@@ -376,7 +359,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         if self.needs_llm and limit is not None and (written := count_tokens(text)) > limit:
             draft.result.warnings.append(f"the answer has {written} tokens, over the budget of {limit}")
         if self._verbose:
-            logger.info("%s: %d passages, %d calls", self.mode, len(shown), draft.result.usage.calls)
+            logger.info("%s: %d passages", self.mode, len(shown))
         draft.result.text = text
         return draft.result
 
@@ -395,10 +378,6 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
     async def _compose(self, draft: Draft) -> str:
         """Return the answer's text, of which the emitted text is a prefix. Subclasses must implement this."""
         raise NotImplementedError
-
-
-def _length(node: NodeWithScore) -> int:
-    return len(getattr(node.node, "text", None) or "")
 
 
 def _num_output(llm: LLM) -> int:

@@ -14,10 +14,10 @@ from pydantic import BaseModel
 
 from llama_index_agentic_kb._aio import Call, cancel, emit, start, wait
 from llama_index_agentic_kb._text import error_message, one_line
-from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, LLMError, SynthesisError
+from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.grounding.citations import AnswerFilter, AnswerRules, CheckedText, cited_ids, clean_answer
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
-from llama_index_agentic_kb.llm import CUT_SHORT, LanguageModel, Reply, Usage, count_tokens, parsed
+from llama_index_agentic_kb.llm import CUT_SHORT, LanguageModel, Reply, count_tokens, parsed
 from llama_index_agentic_kb.prompts import UNANSWERABLE, UNCHANGED, Passage, format_passages, with_instructions
 from llama_index_agentic_kb.synthesizers.passages import Packed, Packer
 from llama_index_agentic_kb.synthesizers.structured import ObjectAsker, read_object
@@ -42,31 +42,21 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Synthesis:
-    """The result of a synthesis.
-
-    Args:
-        text: The answer, with its ``[ref_id:N]`` markers, or the extracted data as JSON.
-        output: The validated object if ``output_cls`` is set; ``text`` is then its JSON.
-        usage: The total token usage of all calls.
-        dropped: The number of passages that did not fit into the budget or the context window.
-        warnings: Warnings for the reader of the answer.
-        cut: Whether any reply was truncated by the model, so that the text may end too early.
-        links_removed: The number of links removed from the replies because they match no reference.
-        answerable: False if the model states that the evidence does not answer the question; the text then describes
-            the missing information.
-        lacking: The reason why the text is only a partial answer, or extracted data in its place; else empty.
-        is_extract: Whether the text is extracted data.
-    """
+    """The result of a synthesis: the answer with its ``[ref_id:N]`` markers, or the extracted data as JSON."""
 
     text: str
     output: BaseModel | None = None
-    usage: Usage = field(default_factory=Usage)
+    """The validated object if ``output_cls`` is set; ``text`` is then its JSON."""
     dropped: int = 0
+    """The number of passages that did not fit into the budget or the context window."""
     warnings: list[str] = field(default_factory=list)
     cut: bool = False
+    """Whether any reply was truncated by the model, so that the text may end too early."""
     links_removed: int = 0
     answerable: bool = True
+    """False if the model states that the evidence does not answer; the text then says what is missing."""
     lacking: str = ""
+    """The reason why the text is only a partial answer, or extracted data in its place; else empty."""
     is_extract: bool = False
 
 
@@ -75,12 +65,7 @@ MAX_CLEANED_INLINE: Final = 50_000
 
 
 class TextAnswer(NamedTuple):
-    """A model's answer without the control words of the prompt (``UNANSWERABLE``, ``UNCHANGED``).
-
-    Args:
-        text: The answer.
-        answerable: False if the model states that the evidence does not answer the question.
-    """
+    """A model's answer without the control words of the prompt (``UNANSWERABLE``, ``UNCHANGED``)."""
 
     text: str
     answerable: bool = True
@@ -109,11 +94,7 @@ def _bare(text: str) -> str:
 
 
 class _Gate:
-    """Buffers the start of a streamed reply while it may still turn out to be a control word of the prompt.
-
-    Args:
-        earlier: The answer that the reply refines; the reply is buffered while it may still leave it unchanged.
-    """
+    """Buffers the start of a streamed reply while it may be a control word or leave the ``earlier`` answer."""
 
     def __init__(self, earlier: TextAnswer | None) -> None:
         self._earlier = earlier
@@ -138,39 +119,34 @@ class _Gate:
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """The state of one running synthesis.
-
-    Args:
-        window: The context window in tokens (prompt and reply); ``reserved`` of these are for the reply.
-        largest: The maximum tokens of evidence per prompt. None means as many as fit.
-        overlap: The fraction of a part that the next part repeats if a passage is split.
-        passages: The evidence, in the order of the nodes.
-        variables: Further variables of the templates.
-        asked_cls: The class whose JSON schema prompts must leave room for. Defaults to ``output_cls``.
-        result: The result so far.
-        emitted: The text emitted so far, a prefix of the answer.
-        so_far: The answer after the last completed call, used as partial answer on a timeout.
-    """
+    """The state of one running synthesis."""
 
     model: LanguageModel
     asker: ObjectAsker
     window: int
+    """The context window in tokens (prompt and reply); ``reserved`` of these are for the reply."""
     reserved: int
     largest: int | None = None
+    """The maximum tokens of evidence per prompt. None means as many as fit."""
     overlap: float = 0.0
+    """The fraction of a part that the next part repeats if a passage is split."""
     query: str
     passages: list[Passage]
     deadline: float | None = None
     max_output_tokens: int | None = None
     variables: dict[str, Any] = field(default_factory=dict)
+    """Further variables of the templates."""
     instructions: str = ""
     streaming: bool = False
     output_cls: type[BaseModel] | None = None
     asked_cls: type[BaseModel] | None = None
+    """The class whose JSON schema prompts must leave room for. Defaults to ``output_cls``."""
     spotlight: Spotlight = PLAIN
     result: Synthesis = field(default_factory=lambda: Synthesis(""))
     emitted: str = ""
+    """The text emitted so far, a prefix of the answer."""
     so_far: str = ""
+    """The answer after the last completed call, used as partial answer on a timeout."""
 
     # -- prompts ---------------------------------------------------------------------------------------------------
 
@@ -203,16 +179,7 @@ class Draft:
         max_calls: int | None = None,
         **variables: str,
     ) -> list[list[Passage]]:
-        """Pack passages into prompts of a template, and count dropped passages in ``result``.
-
-        Runs off the event loop, since counting tokens is slow.
-
-        Args:
-            packer: A packing function of the module ``passages``.
-            template: The prompt template.
-            candidates: The passages to pack. Defaults to all passages.
-            max_calls: The maximum number of groups. None means no limit.
-            variables: The variables of the template.
+        """Pack passages (all by default) into at most ``max_calls`` prompts, and count dropped ones in ``result``.
 
         Raises:
             SynthesisError: The question and the template leave no room for evidence.
@@ -229,7 +196,7 @@ class Draft:
                 f"{self.window} tokens, {self.reserved} of them kept for the answer"
             )
 
-        packed = await Call(sync=work, deadline=self.deadline, what="packing passages")
+        packed = await Call(sync=work, deadline=self.deadline, what="packing passages")  # counting tokens is slow
         self.count(packed, "the model's window")
         groups = packed.groups[:max_calls]
         if len(groups) < len(packed.groups):
@@ -261,19 +228,10 @@ class Draft:
         earlier: TextAnswer | None = None,
         **variables: str,
     ) -> TextAnswer:
-        """Call the model once and return its answer with invalid markers and links removed.
+        """Call the model once and return its answer; it may cite the ``valid`` reference ids and link to references.
 
-        Args:
-            template: The prompt template.
-            valid: The reference ids that the answer may cite.
-            stream: Whether to emit deltas of the reply.
-            step: The 0-based number of the call, for errors.
-            earlier: The answer that this call refines; it is returned if the reply leaves it unchanged.
-            variables: The variables of the template.
-
-        Raises:
-            SynthesisError: The model failed.
-            DeadlineExceededError: The reply was not complete by the deadline.
+        If streaming, deltas of the reply are emitted. ``earlier`` is the answer that this call refines; it is returned
+        if the reply leaves it unchanged. ``step`` is the 0-based number of the call, for errors.
         """
         messages, parser = self.messages(template, variables), self.model.llm.output_parser
         rules = self.rules(valid)
@@ -342,16 +300,13 @@ class Draft:
             await emit(text)
 
     async def _reply(self, asking: Awaitable[Reply], step: int, earlier: TextAnswer | None) -> Reply:
-        """Await a reply and add its token usage to ``result``, even if the reply is unusable."""
+        """Await a reply, and note in ``result`` what was cut or left out of it."""
         try:
             reply = await asking
         except DeadlineExceededError:
             raise
         except Exception as error:
-            if isinstance(error, LLMError) and isinstance(error.usage, Usage):
-                self.result.usage.add(error.usage)
             raise self.failure(error, step, earlier) from error
-        self.result.usage.add(reply.usage)
         if reply.cut_short:
             self.result.cut = True
             self.result.warnings.append(f"{CUT_SHORT}; its reply is cut")
@@ -399,9 +354,7 @@ async def side_by_side(
 ) -> list[T]:
     """Run calls concurrently and return their results in order; the first failure cancels the rest and is raised.
 
-    Args:
-        calls: The coroutines to run; each has its own deadline.
-        each: Called with the position and result of each call, in order, as soon as all earlier ones are complete.
+    ``each`` is called with the position and result of each call, in order, as soon as all earlier ones are complete.
     """
     jobs = [start(call) for call in calls]
     results: list[T] = []

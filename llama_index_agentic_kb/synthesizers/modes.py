@@ -93,8 +93,9 @@ class Accumulate(AgenticSynthesizer):
 
     async def _compose(self, draft: Draft) -> str:
         separator = str(draft.variables.pop("separator", SEPARATOR))
-        packer = pack if self.packs else singly
-        groups = await draft.pack(packer, self.templates["text_qa_template"], max_calls=MAX_ANSWERS)
+        groups = await draft.pack(
+            pack if self.packs else singly, self.templates["text_qa_template"], max_calls=MAX_ANSWERS
+        )
 
         async def add(position: int, answer: TextAnswer) -> None:
             piece = f"{separator if position else ''}Response {position + 1}: {answer.text}"
@@ -165,15 +166,9 @@ class TreeSummarize(AgenticSynthesizer):
 
 
 def join(answers: Sequence[str], room: int, limit: int) -> tuple[list[str], int]:
-    """Pack partial answers into contexts.
+    """Return partial answers packed into contexts of ``room`` tokens, and the number of truncated answers.
 
-    Args:
-        answers: The partial answers of the model.
-        room: The maximum tokens of one context.
-        limit: The maximum number of contexts; if more are needed, all answers are truncated to equal shares of one.
-
-    Returns:
-        The contexts, and the number of truncated answers.
+    If more than ``limit`` contexts are needed, all answers are truncated to equal shares of one.
     """
     contexts: list[list[str]] = []
     used = room

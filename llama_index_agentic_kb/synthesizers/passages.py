@@ -32,13 +32,7 @@ _SPACE: Final = re.compile(r"\s+")
 
 @dataclass(slots=True)
 class Packed:
-    """Passages in groups, each of which fits into one prompt.
-
-    Args:
-        groups: The groups, which are never empty.
-        dropped: The number of dropped passages.
-        cut: The number of truncated passages.
-    """
+    """Passages in groups, each of which fits into one prompt, and the numbers of dropped and of truncated passages."""
 
     groups: list[list[Passage]] = field(default_factory=list)
     dropped: int = 0
@@ -56,11 +50,8 @@ def passages(
 ) -> list[Passage]:
     """Convert nodes to passages: node N gets reference id N. Hidden characters are removed from the texts.
 
-    Args:
-        nodes: The evidence from our retriever, or plain LlamaIndex nodes.
-        sources: The knowledge sources by name, which define the title and content of their nodes. For other nodes,
-            the title is the metadata "title" or "file_name", or the node id, and the content LlamaIndex's LLM text.
-        spotlight: The marking of the passages as data in prompts.
+    The sources, by name, define the title and content of their nodes. For other nodes, the title is the metadata
+    "title" or "file_name", or the node id, and the content LlamaIndex's LLM text.
     """
     made = []
     for position, node in enumerate(nodes):
@@ -90,10 +81,7 @@ def cost(passage: Passage, content: str | None = None) -> int:
 def shortened(content: str, room: int, measure: Callable[[str], int]) -> str:
     """Return a prefix of a text that fits into ``room``, truncated at a sentence end; empty if too little would fit.
 
-    Args:
-        content: The text.
-        room: The maximum tokens of the text and its frame.
-        measure: Returns the tokens of a text including its frame.
+    ``measure`` returns the tokens of a text including its frame.
     """
     if measure("") + MIN_CONTENT > room:
         return ""

@@ -92,9 +92,8 @@ class Refine(AgenticSynthesizer):
         if chain.answer is not None:
             template, name = self.templates["refine_template"], "context_msg"
             so_far = variables["existing_answer"] = as_answer(chain.answer.text)
-            packer = pack if self.packs else singly
             try:
-                parts = await chain.draft.pack(packer, template, group, existing_answer=so_far)
+                parts = await chain.draft.pack(pack if self.packs else singly, template, group, existing_answer=so_far)
             except SynthesisError:  # no room: keep the existing answer
                 chain.draft.drop(len(group), "did not fit into the model's window beside the answer so far")
                 return

@@ -53,18 +53,7 @@ class ObjectAsker:
         deadline: float | None,
         **limits: int,
     ) -> Reply:
-        """Request an object; use ``read_object`` to parse the reply.
-
-        Args:
-            model: The language model.
-            messages: The prompt.
-            output_cls: The class of the object.
-            deadline: The ``time.monotonic()`` value by which the reply must be complete. None means no deadline.
-            limits: Further arguments of the call.
-
-        Raises:
-            LLMError: The reply is empty, was refused or was filtered.
-        """
+        """Request an object; use ``read_object`` to parse the reply. ``limits`` are further arguments of the call."""
         name = re.sub(r"\W+", "_", output_cls.__name__)[:64]  # names of generic classes have brackets
         strict = strict_schema(output_cls)
         schema = None if strict is None else structured_output(model.llm, name, strict)
@@ -139,16 +128,13 @@ def _strict(schema: Any, *, names: bool = False) -> Any:
 def read_object(
     reply: Reply, output_cls: type[M], rules: AnswerRules, spotlight: Spotlight = PLAIN
 ) -> tuple[M, CheckedText]:
-    """Parse the object in a reply, and remove invalid markers and links from its texts.
+    """Return the object in a reply, without invalid markers and links, and the counts of what was removed.
 
     Args:
         reply: A reply with tool call arguments, or with JSON, which may have a preamble, fences or syntax errors.
         output_cls: The class to validate the object with.
         rules: The allowed citation markers and links.
         spotlight: The marking of retrieved text in the prompt, which is removed from the reply.
-
-    Returns:
-        The object, and the counts of removed items.
 
     Raises:
         UnreadableReplyError: The reply contains no valid object of the class.

@@ -47,7 +47,7 @@ class Way:
     async def ask(
         self, synthesizer: AgenticSynthesizer, question: str, nodes: Sequence[NodeWithScore], **kwargs: Any
     ) -> Told:
-        assert synthesizer.streaming is self.streaming
+        assert synthesizer._streaming is self.streaming
         if self.name.startswith("a"):
             response = await synthesizer.asynthesize(question, list(nodes), **kwargs)
         else:

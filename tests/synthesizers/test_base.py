@@ -17,6 +17,7 @@ from pydantic import BaseModel, PrivateAttr
 
 from llama_index_agentic_kb._aio import arun, iterate, run
 from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.llm import billed
 from llama_index_agentic_kb.synthesizers import (
     MODES,
     AnswerSynthesis,
@@ -206,11 +207,12 @@ def test_a_structured_model_gives_an_object(mode: str, nodes: Nodes, server_of: 
     synthesizer = get_response_synthesizer(server.llm().as_structured_llm(Capital), response_mode=mode)
     response = synthesizer.synthesize("?", nodes)
     assert response.response == Capital(city="Paris")  # type: ignore[union-attr]
-    made = run(synthesizer.synthesis(QueryBundle("?"), nodes))
+    with billed() as bill:
+        made = run(synthesizer.synthesis(QueryBundle("?"), nodes))
     assert made.output == Capital(city="Paris")
     assert made.text == '{"city":"Paris"}'
-    assert made.usage.calls * 2 == server.billed.calls
-    assert (made.usage.input_tokens or 0) * 2 == server.billed.prompt_tokens
+    assert bill.calls * 2 == server.billed.calls
+    assert (bill.input_tokens or 0) * 2 == server.billed.prompt_tokens
 
 
 async def test_strings_are_answered_from_in_every_way(nodes: Nodes) -> None:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, create_model
 
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import LLMError, SynthesisError
-from llama_index_agentic_kb.llm import count_tokens
+from llama_index_agentic_kb.llm import billed, count_tokens
 from llama_index_agentic_kb.synthesizers import Compact, Refine
 from llama_index_agentic_kb.testing import LoopbackOpenAI, ScriptedLLM, ScriptedReply
 from tests.faulty_server import Fault
@@ -76,9 +76,10 @@ async def test_a_refined_answer_takes_the_place(earlier: str, reply: str, way: A
 def test_an_empty_reply_is_warned_of_and_billed(nodes: Nodes, server_of: Servers) -> None:
     """A kept answer says what happened, and every call is on the bill."""
     server = server_of(["Paris.", Fault.null_content(), "Rome."])
-    made = run(Refine(server.llm()).synthesis(QueryBundle("?"), nodes))
+    with billed() as bill:
+        made = run(Refine(server.llm()).synthesis(QueryBundle("?"), nodes))
     assert (made.text, made.warnings) == ("Rome.", ["call 2 had an empty reply; the answer before it is kept"])
-    assert (made.usage.calls, made.usage.input_tokens) == (3, server.billed.prompt_tokens)
+    assert (bill.calls, bill.input_tokens) == (3, server.billed.prompt_tokens)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
