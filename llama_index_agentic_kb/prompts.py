@@ -11,7 +11,7 @@ from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate, Pro
 from llama_index.core.prompts.prompt_type import PromptType
 
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
-from llama_index_agentic_kb.guard.text import quoted, sanitize, sanitize_reply
+from llama_index_agentic_kb.guard.text import quoted, sanitize
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def format_passages(passages: Iterable[Passage]) -> str:
 
 def as_answer(text: str) -> str:
     """Return a model's earlier reply sanitized for a prompt: it can't close its block, but may contain citations."""
-    return sanitize_reply(text)
+    return sanitize(text, cites=True)
 
 
 def format_partial(answer: str, number: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -29,7 +30,7 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index_instrumentation import get_dispatcher
 
-from llama_index_agentic_kb._aio import aiterate, arun, deadline_after, emit, emitting, iterate, run
+from llama_index_agentic_kb._aio import aiterate, arun, emit, emitting, iterate, run
 from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.account.activity_log import is_heard
 from llama_index_agentic_kb.account.budget import set_budget
@@ -363,7 +364,8 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         left = retrieval.budget.left  # the time until the stream is first read does not count
 
         async def work() -> None:
-            retrieval.budget = replace(retrieval.budget, deadline=deadline_after(left))
+            since = time.monotonic() - retrieval.budget.started
+            retrieval.budget = replace(retrieval.budget, seconds=None if left is None else since + left)
             set_budget(retrieval.budget)
             answered = begun
             try:

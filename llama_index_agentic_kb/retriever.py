@@ -101,8 +101,7 @@ class RetrieverOptions:
         results_processing: The default of requests. "none" interleaves the searches' results without reranking.
         embedding_cache: The cache of query embeddings. Default ``SHARED_CACHE``, shared by the process; None disables
             caching.
-        retries: The retry policy for failed calls of the language model, and the retry budget that all calls of a
-            request share, including searches. Default three attempts with full jitter.
+        retries: The retry policy for failed calls of the language model. Default three attempts with full jitter.
         scope: The scope indexes by source name (``sources.vectors.scope_indexes``), by which a question in a
             conversation is narrowed to the documents that the conversation is about. Defaults to no narrowing.
         spotlighting: How retrieved text is marked as data in every prompt of a request, including the answer's:
@@ -352,13 +351,12 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         self.options.input_limits.check(request)
         effort = request.retrieval_reasoning_effort or self.effort
         limits, log = self.limits[effort], ActivityLog(self.callback_manager, observer or self.observer)
-        budget = Budget.start(
+        budget = Budget(
             request.max_runtime_in_seconds or self.max_runtime_in_seconds,
             answer_share=answer_share,
             output_tokens=request.max_output_size_in_tokens,
             output_documents=request.max_output_documents,
             retrieval_seconds=limits.seconds,
-            retries=self.options.retries.budget(),
         )
         set_budget(budget)
         options = self.evidence

@@ -1,7 +1,6 @@
 """The budget of a request: its deadline, the size of its response, and the number of retries.
 
-Each entry point sets it once per request in a context variable (``set_budget``), and all code that runs for the request
-reads it with ``current_budget``.
+Each entry point sets it once per request in a context variable, and all code that runs for the request reads it.
 """
 
 from __future__ import annotations
@@ -13,38 +12,24 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from llama_index_agentic_kb._aio import deadline_after, earliest
-from llama_index_agentic_kb.errors import ConfigurationError
-
-DEFAULT_SHARE: Final = 0.2
-"""Default number of retries per call, from Envoy's ``retry_budget.budget_percent`` of 20 %."""
-
-MIN_RETRIES: Final = 5
-"""Default number of retries that every request may make, however few calls it makes."""
 
 LAST_SHARE: Final = 0.05
-"""Share of the total time that is reserved after the answer's deadline, to return a partial answer ..."""
-
 LAST_SECONDS: Final = 0.5
-"""... and the maximum of that reserve in seconds."""
+"""The time reserved after the answer's deadline, to return a partial answer: this share of all, at most so much."""
 
 
 class RetryBudget:
     """Limits the retries of a request to a share of its calls, so that retries don't overload services. Thread-safe.
 
-    With a share of 0.2 and a minimum of 5, a request with 4 calls may make 5 retries, one with 100 calls may make 20.
-    Envoy's ``retry_budget`` works like this, and the Google SRE book (chapter 22) recommends it.
+    A request with 4 calls may make 5 retries, one with 100 calls may make 20. Envoy's ``retry_budget`` works like this
+    (share 20 %), and the Google SRE book (chapter 22) recommends it.
 
     Args:
-        share: Number of retries per call, 0 or more.
-        minimum: Number of retries that are always allowed, 0 or more.
-
-    Raises:
-        ConfigurationError: ``share`` or ``minimum`` is negative.
+        share: Number of retries per call.
+        minimum: Number of retries that are always allowed.
     """
 
-    def __init__(self, share: float = DEFAULT_SHARE, minimum: int = MIN_RETRIES) -> None:
-        if not (share >= 0 and minimum >= 0):
-            raise ConfigurationError(f"a retry budget's share and minimum must be 0 or more: {share}, {minimum}")
+    def __init__(self, share: float = 0.2, minimum: int = 5) -> None:
         self.share = share
         self.minimum = minimum
         self.calls = 0
@@ -71,39 +56,27 @@ class Budget:
     """The limits of a request. All timeouts in the package are derived from it.
 
     Args:
-        started: ``time.monotonic()`` of the request's arrival.
-        deadline: ``time.monotonic()`` by which the response must be complete; None is no limit.
+        seconds: The time from now in which the response must be complete; None is no limit.
         answer_share: Share of the total time, 0 to 1, that is reserved for the answer.
         output_tokens: Maximum number of tokens of the extracted data or the answer; None is no limit.
         output_documents: Maximum number of documents in the response; None is no limit.
         retrieval_seconds: Maximum duration of the retrieval; if None, only ``deadline`` limits it.
         retries: Retry budget that all calls of the request share.
+        started: ``time.monotonic()`` of the request's arrival.
     """
 
-    started: float
-    deadline: float | None = None
+    seconds: float | None = None
     answer_share: float = 0.4
     output_tokens: int | None = None
     output_documents: int | None = None
     retrieval_seconds: float | None = None
     retries: RetryBudget = field(default_factory=RetryBudget)
+    started: float = field(default_factory=time.monotonic)
 
-    @classmethod
-    def start(
-        cls,
-        seconds: float | None = None,
-        *,
-        answer_share: float = 0.4,
-        output_tokens: int | None = None,
-        output_documents: int | None = None,
-        retrieval_seconds: float | None = None,
-        retries: RetryBudget | None = None,
-    ) -> Budget:
-        """Return a budget that starts now, with a deadline in ``seconds``; None is no deadline."""
-        now = time.monotonic()
-        deadline = None if seconds is None else now + seconds
-        limits = (output_tokens, output_documents, retrieval_seconds)
-        return cls(now, deadline, answer_share, *limits, retries or RetryBudget())
+    @property
+    def deadline(self) -> float | None:
+        """``time.monotonic()`` by which the response must be complete; None is no limit."""
+        return None if self.seconds is None else self.started + self.seconds
 
     @property
     def left(self) -> float | None:
@@ -115,7 +88,7 @@ class Budget:
         """``time.monotonic()`` at which the answer is stopped, so that a partial answer can be returned in time."""
         if self.deadline is None:
             return None
-        return self.deadline - min(LAST_SECONDS, LAST_SHARE * (self.deadline - self.started))
+        return self.deadline - min(LAST_SECONDS, LAST_SHARE * (self.seconds or 0.0))
 
     @property
     def check_deadline(self) -> float | None:
@@ -133,7 +106,7 @@ class Budget:
     def evidence_deadline(self) -> float | None:
         """``time.monotonic()`` by which the evidence must be complete, when half of the answer's share is left.
 
-        It leaves time for postprocessors even if searches or a reranker use all of the retrieval's time.
+        So postprocessors have time even if searches or a reranker use all of the retrieval's.
         """
         return self._before_answer(0.5)
 
@@ -141,7 +114,7 @@ class Budget:
         """Return the ``time.monotonic()`` at which ``part`` (0 to 1) of the answer's share of the time is left."""
         if self.deadline is None:
             return None
-        return self.deadline - part * self.answer_share * (self.deadline - self.started)
+        return self.deadline - part * self.answer_share * (self.seconds or 0.0)
 
     def retrieval_share(self, part: float, seconds: float) -> float | None:
         """Return an early stage's deadline: ``seconds`` from now, or ``part`` (0 to 1) of the retrieval if earlier."""
@@ -158,10 +131,10 @@ _current: ContextVar[Budget | None] = ContextVar("agentic_kb_budget", default=No
 
 
 def set_budget(budget: Budget) -> None:
-    """Set the budget of the current context; each entry point calls this once per request."""
+    """Set the budget of the current context."""
     _current.set(budget)
 
 
 def current_budget() -> Budget:
     """Return the budget of the current request; outside of a request, a new budget without limits."""
-    return _current.get() or Budget.start()
+    return _current.get() or Budget()

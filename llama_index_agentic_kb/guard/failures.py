@@ -1,4 +1,4 @@
-"""Classification of failures: whether a call is worth retrying, and whether the called service is down.
+"""Whether a failed call is worth retrying, and whether the called service is down.
 
 Clients wrap the errors of their transport, so the causes of an error are inspected too. Error classes of clients are
 recognised by name, without importing any client.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
@@ -24,20 +25,12 @@ OUTAGE_STATUSES: Final = frozenset({408, 425, 429, *range(500, 600)})
 """HTTP statuses that indicate a problem of the server, not of the request."""
 
 # Names of exception classes of transports: Python's, requests', urllib3's, httpx's, aiohttp's, OpenAI's, Anthropic's.
-TRANSIENT_KINDS: Final = frozenset(
-    {
-        "APIConnectionError",
-        "ClientConnectionError",
-        "ConnectionError",
-        "IncompleteRead",
-        "NetworkError",
-        "RemoteProtocolError",
-        "ServerTimeoutError",
-        "Timeout",
-        "TimeoutError",
-        "TimeoutException",
-    }
-)
+# fmt: off
+TRANSIENT_KINDS: Final = frozenset((
+    "APIConnectionError", "ClientConnectionError", "ConnectionError", "IncompleteRead", "NetworkError",
+    "RemoteProtocolError", "ServerTimeoutError", "Timeout", "TimeoutError", "TimeoutException",
+))
+# fmt: on
 
 REQUEST_ERRORS: Final = (
     ValueError,
@@ -50,19 +43,12 @@ REQUEST_ERRORS: Final = (
 )
 """The exceptions that Python raises for an invalid request or a bug."""
 
-MAX_CAUSES: Final = 8
-"""The maximum number of errors inspected in a chain of causes."""
-
 
 def is_transient(error: BaseException) -> bool:
     """Return whether the same call is likely to succeed if it is repeated.
 
-    True for ``TRANSIENT_STATUSES``, for refused, reset or broken connections, and for timeouts. False for all other
-    statuses, for an exhausted quota, and for errors other than of the transport. A server's ``x-should-retry`` header
-    takes precedence.
-
-    Args:
-        error: The exception that the call raised.
+    True for ``TRANSIENT_STATUSES`` and for ``breaks_connection``. False for all else, and for an exhausted quota. A
+    server's ``x-should-retry`` header takes precedence.
     """
     advice = (_header(error, "x-should-retry") or "").lower()
     if advice in ("true", "false"):
@@ -82,7 +68,7 @@ def breaks_connection(error: BaseException) -> bool:
 def is_outage(error: BaseException) -> bool:
     """Return whether a failure indicates a problem of the called service, not of the request.
 
-    False for this package's own errors (except deadlines), for ``REQUEST_ERRORS``, and for HTTP statuses outside
+    False for this package's own errors (except deadlines), for ``REQUEST_ERRORS``, and for other HTTP statuses than
     ``OUTAGE_STATUSES``.
     """
     if isinstance(error, DeadlineExceededError):
@@ -103,28 +89,22 @@ def status_of(error: BaseException) -> int | None:
     """
     for cause in _chain(error):
         for holder in (cause, getattr(cause, "response", None)):
-            for name in ("status_code", "status", "code"):
-                status = _status(getattr(holder, name, None), is_method=name == "code")
-                if status is not None:
-                    return status
+            code: Any = getattr(holder, "code", None)
+            values = [getattr(holder, "status_code", None), getattr(holder, "status", None)]
+            if callable(code):
+                with suppress(Exception):  # somebody else's method
+                    values.append(code())
+            for value in values:
+                if isinstance(value, int) and 400 <= value < 600:  # noqa: PLR2004 (RFC 9110, 15)
+                    return int(value)
     return None
-
-
-def _status(value: Any, *, is_method: bool) -> int | None:
-    """Return a value, or the result of a method, if it is an HTTP status of a failure."""
-    if is_method:
-        try:
-            value = value() if callable(value) else None
-        except Exception:  # noqa: BLE001 (somebody else's method)
-            return None
-    return int(value) if isinstance(value, int) and 400 <= value < 600 else None  # noqa: PLR2004 (RFC 9110, 15)
 
 
 def retry_after(error: BaseException) -> float | None:
     """Return the number of seconds that a server asks clients to wait before a retry; None if it sets none.
 
-    Reads the headers ``retry-after-ms`` and ``Retry-After`` (seconds, or an HTTP date; RFC 9110, 10.2.3) of the
-    response attached to the failure or one of its causes. Returns 0 for a date in the past.
+    Reads ``retry-after-ms`` and ``Retry-After`` (seconds, or an HTTP date; RFC 9110, 10.2.3) in the response of the
+    failure or of one of its causes.
     """
     milliseconds = _number(_header(error, "retry-after-ms"))
     if milliseconds is not None:
@@ -160,9 +140,9 @@ def _header(error: BaseException, name: str) -> str | None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield a failure and its causes, at most ``MAX_CAUSES`` errors."""
+    """Yield a failure and its causes, at most 8 errors."""
     cause: BaseException | None = error
-    for _ in range(MAX_CAUSES):
+    for _ in range(8):
         if cause is None:
             return
         yield cause

@@ -10,14 +10,9 @@ from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestErro
 from llama_index_agentic_kb.schema.filters import Condition, FilterNode
 from llama_index_agentic_kb.schema.request import RetrievalRequest
 
-MAX_NAME: Final = 1_000
-"""The maximum length of a source's name in characters."""
-
-MAX_FILTER_LEVELS: Final = 64
-"""The maximum nesting depth of a filter, which is traversed recursively."""
-
-MAX_CHARACTERS_PER_VALUE: Final = 100
-"""The maximum number of characters in a filter per allowed value."""
+MAX_NAME: Final = 1_000  # characters of a source's name
+MAX_FILTER_LEVELS: Final = 64  # a filter is traversed recursively
+MAX_CHARACTERS_PER_VALUE: Final = 100  # of a filter
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +44,7 @@ class InputLimits:
                 raise ConfigurationError(f"InputLimits.{item.name} must be at least 1: {getattr(self, item.name)}")
 
     def check(self, request: RetrievalRequest) -> None:
-        """Reject a request that exceeds a limit.
-
-        Raises:
-            InvalidRequestError: The request exceeds a limit; the message names the field, its size and the limit.
-        """
+        """Raise ``InvalidRequestError`` if a request exceeds a limit; it names the field, its size and the limit."""
         for field_name, size, limit in self._sizes(request):
             maximum = limit if isinstance(limit, int) else getattr(self, limit)
             if size > maximum:
@@ -70,11 +61,8 @@ class InputLimits:
         yield "messages: characters", sum(lengths), "conversation_characters"
         asked = len(request.question) if messages else 0
         yield "messages: characters of the question", asked, "question_characters"
-        for name, text in (
-            ("retrievalInstructions", request.retrieval_instructions),
-            ("answerInstructions", request.answer_instructions),
-        ):
-            yield f"{name}: characters", len(text or ""), "question_characters"
+        yield "retrievalInstructions: characters", len(request.retrieval_instructions or ""), "question_characters"
+        yield "answerInstructions: characters", len(request.answer_instructions or ""), "question_characters"
         for number, intent in enumerate(intents):
             yield f"intents[{number}].search: characters", len(intent.search), "question_characters"
         yield "knowledgeSourceParams: entries", len(request.knowledge_source_params), "entries"
@@ -87,7 +75,6 @@ class InputLimits:
                 yield from self._sizes_of(params.filters, f"{where}.filters")
 
     def _sizes_of(self, tree: FilterNode, where: str) -> Iterator[tuple[str, int, str | int]]:
-        """Yield the sizes of a filter with their limits; traversal stops below the maximum depth."""
         level: list[FilterNode] = [tree]
         levels = values = characters = 0
         while level and levels <= MAX_FILTER_LEVELS:
@@ -98,9 +85,7 @@ class InputLimits:
             level = [child for node in level if not isinstance(node, Condition) for child in node.filters]
         yield f"{where}: levels", levels, MAX_FILTER_LEVELS
         yield f"{where}: values", values, "filter_values"
-        maximum = MAX_CHARACTERS_PER_VALUE * self.filter_values
-        yield f"{where}: characters", characters, maximum
+        yield f"{where}: characters", characters, MAX_CHARACTERS_PER_VALUE * self.filter_values
 
 
 DEFAULT_INPUT_LIMITS: Final = InputLimits()
-"""The default limits of a retriever."""

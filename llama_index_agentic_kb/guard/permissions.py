@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from threading import Lock
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 from llama_index_agentic_kb.errors import ConfigurationError, DeniedError
 from llama_index_agentic_kb.schema.filters import Condition, FilterNode, all_of, any_of
@@ -99,26 +99,20 @@ class Permissions:
         if self.tenant is not None and principal.tenant is None:
             raise DeniedError("the principal has no tenant, and the documents' permissions are by tenant")
         of_tenant = None if self.tenant is None else Condition(key=self.tenant, value=principal.tenant or "")
-        grants = list(self._grants(principal))
         if of_tenant is not None and self.owner is self.users is self.groups is self.public is None:
             return of_tenant
-        if not grants:
+        granting: list[tuple[str, str | bool]] = [] if self.public is None else [(self.public, True)]
+        if principal.user is not None:
+            granting += [] if self.owner is None else [(self.owner, principal.user)]
+            granting += [] if self.users is None else [(_key(self.users, principal.user), True)]
+        if self.groups is not None:
+            granting += [(_key(self.groups, group), True) for group in sorted(principal.groups)]
+        if not granting:
             raise DeniedError("the principal has none of what the documents' permissions are by: user, groups")
+        grants = [Condition(key=key, value=value) for key, value in granting]
         whole = all_of(of_tenant, grants[0] if len(grants) == 1 else any_of(*grants))
         assert whole is not None
         return whole
-
-    def _grants(self, principal: Principal) -> Iterator[Condition]:
-        """Yield the alternative conditions that grant a principal access."""
-        if self.public is not None:
-            yield Condition(key=self.public, value=True)
-        if self.owner is not None and principal.user is not None:
-            yield Condition(key=self.owner, value=principal.user)
-        if self.users is not None and principal.user is not None:
-            yield Condition(key=_key(self.users, principal.user), value=True)
-        if self.groups is not None:
-            for group in sorted(principal.groups):
-                yield Condition(key=_key(self.groups, group), value=True)
 
     def stamp(
         self,
@@ -135,7 +129,7 @@ class Permissions:
         Existing values of the declared keys are removed: a document can't grant access to itself.
 
         Args:
-            metadata: The document's metadata; not changed.
+            metadata: The document's metadata.
             tenant: The tenant that the document belongs to.
             owner: The user who owns the document.
             users: The users that the document is shared with.
@@ -163,11 +157,9 @@ class Permissions:
         return stamped
 
     def protect(self, document: Document, **access: Any) -> Document:
-        """Return a copy of a document or node with permission fields, excluded from embeddings and prompts.
+        """Return a copy of a LlamaIndex document or node with the permission fields of ``stamp(**access)``.
 
-        Args:
-            document: A LlamaIndex document or node; not changed.
-            access: The permission arguments of ``stamp``.
+        They are excluded from embeddings and prompts.
         """
         stamped = self.stamp(document.metadata, **access)
         hidden = [key for key in stamped if self.declares(key)]
@@ -176,24 +168,21 @@ class Permissions:
         return copy
 
     def conceal(self, node: Document) -> Document:
-        """Return a copy of a node without permission fields; the node itself if it has none.
+        """Return a copy of a LlamaIndex node without permission fields; the node itself if it has none."""
 
-        Args:
-            node: A LlamaIndex node; not changed.
-        """
+        def plain(related: Document) -> Document:
+            copy: Document = related.model_copy(update={"metadata": self.without(related.metadata)})
+            return copy
+
         change: dict[str, Any] = {name: [k for k in getattr(node, name) if not self.declares(k)] for name in _EXCLUDED}
         change["metadata"] = self.without(node.metadata)
         change["relationships"] = {
-            kind: [self._unshared(one) for one in related] if isinstance(related, list) else self._unshared(related)
+            kind: [plain(one) for one in related] if isinstance(related, list) else plain(related)
             for kind, related in node.relationships.items()
         }
         if all(getattr(node, name) == value for name, value in change.items()):
             return node
         copy: Document = node.model_copy(update=change)
-        return copy
-
-    def _unshared(self, related: Document) -> Document:
-        copy: Document = related.model_copy(update={"metadata": self.without(related.metadata)})
         return copy
 
     def without(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,15 +215,11 @@ def acting_as(principal: Principal) -> Iterator[None]:
         with acting_as(alice):
             agent_answer = agent.chat("What is our margin?")
 
-    The principal applies to this thread or task, to tasks started from it, and to streams created inside and read
-    outside. A retriever bound to another principal raises ``DeniedError``.
-
-    Args:
-        principal: The principal of the requests.
+    It applies to this thread or task, to tasks started from it, and to streams created inside and read outside.
 
     Raises:
         ConfigurationError: The argument is not a ``Principal``.
-        DeniedError: The context already has a different principal.
+        DeniedError: The context, or the retriever that is asked, already has a different principal.
     """
     if not isinstance(principal, Principal):
         raise ConfigurationError(f"principal: expected a Principal, got {type(principal).__name__}")
@@ -251,11 +236,7 @@ def current_principal() -> Principal | None:
 
 
 def merge_principals(*given: Principal | None, required: bool = False) -> Principal | None:
-    """Return the principal of a request: bound to the retriever, passed with the request, or set in the context.
-
-    Args:
-        given: The principals from all of these places; None if unset.
-        required: Whether a principal is required.
+    """Return the principal of a request, of those that are bound to the retriever, passed, or set in the context.
 
     Raises:
         DeniedError: Two principals differ, or a required principal is missing. No place takes precedence, since a
@@ -273,19 +254,13 @@ def merge_principals(*given: Principal | None, required: bool = False) -> Princi
 
 
 def set_principal(principal: Principal | None) -> None:
-    """Set the principal of the current context, so that nested calls, such as other knowledge bases, act for it.
-
-    A flow calls this once, in its own context.
-    """
+    """Set the principal of the current context, so that nested calls, such as other knowledge bases, act for it."""
     _current.set(principal)
 
 
 searched_under: Final[ContextVar[Permissions | None]] = ContextVar("agentic_kb_searched_under", default=None)
 """The permissions of the source whose search this code runs in. A retriever that is that source keeps their fields in
 its nodes: the search checks each node by them, and its own request conceals them."""
-
-
-_Person: TypeAlias = tuple[object, ...]
 
 
 class ConversationOwner:
@@ -296,12 +271,12 @@ class ConversationOwner:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._owner: tuple[Any, ...] | None = None
+        self._owner: tuple[object, ...] | None = None
         self.number = 0
         """The number of conversations that ended before the current one."""
 
     def claim(self, principal: Principal | None) -> int:
-        """Make a principal the owner of the conversation if it has none, and return the conversation's number.
+        """Make a principal the owner if there is none, and return the conversation's number.
 
         Raises:
             DeniedError: The conversation belongs to another principal.
@@ -313,16 +288,12 @@ class ConversationOwner:
             return self.number
 
     def check(self, principal: Principal | None) -> None:
-        """Check that a principal may read the conversation; None may read any.
-
-        Raises:
-            DeniedError: The conversation belongs to another principal.
-        """
+        """Raise ``DeniedError`` if the conversation belongs to another principal than this one; None may read any."""
         if principal is not None and self._owner not in (None, _who(principal)):
             raise DeniedError("the conversation is another principal's")
 
     def end(self, *, forgotten: bool) -> None:
-        """Increment the conversation number; if the content was deleted (``forgotten``), remove the owner too."""
+        """Begin the next conversation, which anybody may own if the content was deleted (``forgotten``)."""
         with self._lock:
             self.number += 1
             self._owner = None if forgotten else self._owner
@@ -341,7 +312,7 @@ def owner_of(memory: object) -> ConversationOwner:
         return _owners[id(memory)]
 
 
-def _who(principal: Principal | None) -> _Person:
+def _who(principal: Principal | None) -> tuple[object, ...]:
     if principal is None:
         return ("nobody",)
     if principal.user is not None:

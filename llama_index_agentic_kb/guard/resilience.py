@@ -3,17 +3,11 @@
     retries -> circuit breaker -> bulkhead -> the call
 
 The order is that of Polly and Resilience4j: the breaker counts each attempt, and an attempt occupies a place of the
-bulkhead only while it runs.
+bulkhead only while it runs. A call keeps its place until the called function has returned, even if the caller has
+stopped waiting: it then counts as abandoned.
 
-- Retries: exponential waits with full jitter, or the server's Retry-After, limited by one retry budget per request.
-- Circuit breaker: a service that fails repeatedly is not called for a while, then probed with one call (Nygard,
-  "Release It!", 2007; Fowler, "CircuitBreaker", 2014).
-- Bulkhead: a service that hangs fills its own bulkhead and no other. Beyond some number, concurrent calls slow each
-  other down without a higher throughput: a Chroma server answers 305 queries a second with 8 callers (p99 37 ms), and
-  58 a second with 1,000 (p99 15.8 s); measured over HTTP, 20,000 vectors of 384 dimensions.
-
-A call has its bulkhead permit until the called function has returned, even if the caller has stopped waiting: a thread
-that hangs keeps its permit, is counted as abandoned, and releases the permit when it returns.
+Beyond some number, concurrent calls slow each other down without a higher throughput: a Chroma server answers 305
+queries a second with 8 callers (p99 37 ms), and 58 with 1,000 (p99 15.8 s); over HTTP, 20,000 vectors.
 """
 
 from __future__ import annotations
@@ -42,7 +36,7 @@ from llama_index_agentic_kb._aio import (
     reset_after_fork,
 )
 from llama_index_agentic_kb._aio.calls import call_soon, settle
-from llama_index_agentic_kb.account.budget import DEFAULT_SHARE, MIN_RETRIES, RetryBudget, current_budget
+from llama_index_agentic_kb.account.budget import current_budget
 from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.errors import (
     AgenticKBError,
@@ -79,17 +73,11 @@ MIN_COUNTED: Final = 0.1
 
 
 def _check(policy: object, minimum: float, *names: str, above: bool = False, whole: bool = False) -> None:
-    """Raise if a named attribute is not finite, or is below the minimum (with ``above``: not greater than it).
-
-    With ``whole``, only whole numbers are accepted.
-    """
+    """Raise if a named attribute is not a finite number of at least the minimum (with ``above``: greater than it)."""
     for name in names:
         value = getattr(policy, name)
-        if (
-            not isinstance(value, int if whole else (int, float))
-            or not math.isfinite(value)
-            or not (value > minimum if above else value >= minimum)
-        ):
+        is_number = isinstance(value, int if whole else (int, float)) and math.isfinite(value)
+        if not is_number or not (value > minimum if above else value >= minimum):
             bound = f"above {minimum:g}" if above else f"{minimum:g} or more"
             bound = f"a whole number of {bound}" if whole else bound
             raise ConfigurationError(f"{type(policy).__name__}.{name} must be {bound}, got {value}")
@@ -99,17 +87,15 @@ def _check(policy: object, minimum: float, *names: str, above: bool = False, who
 class RetryPolicy:
     """The number of retries of a failed call, and the waits before them.
 
-    Waits grow exponentially with full jitter: before retry n, a random time between 0 and ``min(max_wait, first_wait *
-    2 ** (n - 1))`` (Brooker, "Exponential Backoff and Jitter", 2015). A server's Retry-After is honoured, with up to
-    ``first_wait`` of jitter on top; if it exceeds the deadline or 60 s, the call fails at once.
+    Before retry n it waits a random time of up to ``min(max_wait, first_wait * 2 ** (n - 1))`` seconds (full jitter:
+    Brooker, "Exponential Backoff and Jitter", 2015), or as long as the server's Retry-After says, plus up to
+    ``first_wait``. If that exceeds the deadline or 60 s, the call fails at once.
 
     Args:
-        attempts: The maximum number of attempts, the first included. 1 never retries. Default 3.
+        attempts: The maximum number of attempts, the first included. Default 3.
         first_wait: The upper bound of the first wait in seconds. Default 0.5.
-        max_wait: The upper bound of every wait in seconds, except for a server's Retry-After. Default 8.
+        max_wait: The upper bound of every wait in seconds, except for a Retry-After. Default 8.
         attempt_seconds: The timeout of one attempt in seconds. Defaults to all the remaining time.
-        share: The number of retries per call that a request may make. Default 0.2.
-        min_retries: The number of retries that a request may always make. Default 5.
 
     Raises:
         ConfigurationError: A number is out of its range.
@@ -119,26 +105,18 @@ class RetryPolicy:
     first_wait: float = 0.5
     max_wait: float = 8.0
     attempt_seconds: float | None = None
-    share: float = DEFAULT_SHARE
-    min_retries: int = MIN_RETRIES
 
     def __post_init__(self) -> None:
         """Check the numbers."""
         _check(self, 1, "attempts", whole=True)
-        _check(self, 0, "first_wait", "max_wait", "share", "min_retries")
+        _check(self, 0, "first_wait", "max_wait")
         if self.attempt_seconds is not None:
             _check(self, 0, "attempt_seconds", above=True)
 
-    def budget(self) -> RetryBudget:
-        """Return the retry budget of a new request."""
-        return RetryBudget(self.share, self.min_retries)
-
 
 NO_RETRIES: Final = RetryPolicy(attempts=1)
-"""The policy that never retries."""
 
 SEARCH_RETRIES: Final = RetryPolicy(attempts=2, first_wait=0.2, max_wait=2.0)
-"""The default policy of searches: one retry after a refused or reset connection, or if the server is busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +146,12 @@ class Resilience:
 
     Args:
         timeout: The timeout of a call in seconds, its retries included. Defaults to the number set by the effort.
-        max_concurrency: The maximum number of concurrent calls, on threads and event loops together; more calls wait.
-            An abandoned call counts until it returns. Default 8: a Chroma server is no faster with more.
+        max_concurrency: The maximum number of concurrent calls; more calls wait. An abandoned call counts until it
+            returns. Default 8: a Chroma server is no faster with more.
         retries: The policy for retries after transient failures (a refused or reset connection, the statuses 429 and
-            503), within the request's retry budget. Default one retry. ``NO_RETRIES`` disables retries.
-        breaker: The circuit breaker's policy; None disables the breaker. By default the circuit opens after 5
-            consecutive failures, for 10 s.
+            503), within the request's retry budget. Default one retry; ``NO_RETRIES`` for none.
+        breaker: The circuit breaker's policy. By default the circuit opens after 5 consecutive failures, for 10 s;
+            None disables it.
         straggler_grace: The wait in seconds for a running source after the others have answered (three times as long
             before its first answer; twice its usual duration, or the others', if that is longer). None waits for its
             whole timeout. Default "auto": 1 s, or None if a ``timeout`` is set.
@@ -215,32 +193,20 @@ async def retried(
     deadline: float | None = None,
     is_worth: Callable[[BaseException], bool] = is_transient,
 ) -> T:
-    """Make a call, and retry it while its failures are worth a retry.
-
-    Clients have nested retries of their own (a failing call of LlamaIndex's ``OpenAI`` makes 12 HTTP requests). The
-    retries here are limited by the policy, by the request's retry budget and by its deadline.
+    """Return the result of the first successful attempt; raise the last one's error.
 
     Args:
-        attempt: A function that makes one attempt; its argument is the attempt's deadline (None for no deadline).
+        attempt: Makes one attempt; its argument is the attempt's deadline.
         policy: The number of retries, and the waits before them.
-        deadline: The deadline of all attempts together as a ``time.monotonic()`` value, if the context has no earlier
-            one; a retry that would exceed it is not started.
-        is_worth: A predicate that returns whether a failure is worth another attempt.
-
-    Returns:
-        The result of the first successful attempt.
-
-    Raises:
-        Exception: The exception of the last attempt.
+        deadline: The deadline of all attempts together (``time.monotonic()``); the context's own applies too.
+        is_worth: Returns whether a failure is worth another attempt.
     """
     budget, deadline, number = current_budget().retries, earliest(deadline, call_deadline()), 1
     budget.count_call()
     while True:
-        until = (
-            deadline if policy.attempt_seconds is None else earliest(deadline, deadline_after(policy.attempt_seconds))
-        )
+        own = policy.attempt_seconds
         try:
-            return await attempt(until)
+            return await attempt(deadline if own is None else earliest(deadline, deadline_after(own)))
         except Exception as error:
             pause = _pause(error, number, policy, deadline) if is_worth(error) else None
             if pause is None or not budget.take():  # last, so that no retry is deducted in vain
@@ -275,12 +241,14 @@ class CircuitState(StrEnum):
 
 
 class CircuitBreaker:
-    """A circuit breaker, which counts the failures of one service and blocks calls while it is down. Thread-safe.
+    """Counts the failures of one service, and blocks calls while it is down. Thread-safe.
+
+    A service that fails repeatedly is not called for a while, then probed with one call (Nygard, "Release It!", 2007).
 
     Args:
         name: The service's name, for errors and the log.
-        policy: The policy that decides when the circuit opens.
-        clock: A function that returns the time in seconds; replaced in tests.
+        policy: When the circuit opens.
+        clock: Returns the time in seconds; replaced in tests.
     """
 
     def __init__(self, name: str, policy: BreakerPolicy, clock: Callable[[], float] = time.monotonic) -> None:
@@ -294,7 +262,7 @@ class CircuitBreaker:
         reset_after_fork(self)
 
     def reset(self) -> None:
-        """Create a new lock and clear the probe; a forked child keeps the parent's failure count."""
+        """Clear the probe; a forked child keeps the parent's failure count."""
         self._lock = threading.RLock()
         self._probing = False
 
@@ -308,10 +276,7 @@ class CircuitBreaker:
 
     @property
     def reason(self) -> str | None:
-        """The reason why the circuit is open, and until when; None if it is closed.
-
-        It contains the last error's class and time, but not its message, which belongs to another request.
-        """
+        """Why the circuit is open, and until when; None if it is closed. It has no message of another request."""
         with self._lock:
             if self._open_until is None:
                 return None
@@ -335,12 +300,8 @@ class CircuitBreaker:
     def ended(self, error: BaseException | None, seconds: float | None, *, probe: bool = False) -> None:
         """Count the outcome of an attempt; an error that is not an outage counts as a success: the service is up.
 
-        An attempt that was not started, was cancelled, or timed out within ``MIN_COUNTED`` seconds is not counted.
-
-        Args:
-            error: The exception that the attempt raised; None if it succeeded.
-            seconds: The duration of the attempt; None if it was not started.
-            probe: The return value of ``admit``.
+        Not counted is an attempt that was not started (``seconds`` is None), was cancelled, or timed out within
+        ``MIN_COUNTED`` seconds. ``probe`` is what ``admit`` returned.
         """
         hurried = isinstance(error, DeadlineExceededError) and (seconds or 0.0) < MIN_COUNTED
         dropped = error is not None and (seconds is None or hurried or not isinstance(error, Exception))
@@ -375,13 +336,13 @@ class CircuitBreaker:
 
 
 class Permit:
-    """A bulkhead permit: one attempt's right to run. It is requested, granted, entered (``with``), and released.
+    """A place in a bulkhead, for one attempt: waited for, entered (``with``), and released.
 
     Args:
-        on_end: A callback with the permit and the error, if any, called when the function returns, however late.
+        on_end: Called with the permit and the error, if any, when the function returns, however late.
     """
 
-    __slots__ = ("_bulkhead", "abandoned_at", "began", "ended", "on_end", "wake")
+    __slots__ = ("abandoned_at", "began", "bulkhead", "ended", "on_end", "wake")
 
     def __init__(self, on_end: Callable[[Permit, BaseException | None], None] | None = None) -> None:
         self.began: float | None = None
@@ -389,29 +350,35 @@ class Permit:
         self.abandoned_at: float | None = None
         self.on_end = on_end
         self.wake: Callable[[], None] | None = None
-        self._bulkhead: Bulkhead | None = None
+        self.bulkhead: Bulkhead | None = None
 
     @property
     def at_work(self) -> bool:
         """Whether the function has been called and has not returned."""
         return self.began is not None and self.ended is None
 
-    def requested(self, bulkhead: Bulkhead) -> None:
-        """Set the bulkhead of the permit."""
-        self._bulkhead = bulkhead
-
     def __enter__(self) -> None:
         """Mark the function as started."""
-        if self._bulkhead is None or not self._bulkhead.begin(self):
+        if self.bulkhead is None or not self.bulkhead.begin(self):
             raise DeadlineExceededError("given up before it was begun")
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Mark the function as ended, release the permit and call ``on_end``."""
         self.ended = time.monotonic()
-        if self._bulkhead is not None:
-            self._bulkhead.leave(self)
+        if self.bulkhead is not None:
+            self.bulkhead.leave(self)
         if self.on_end is not None:
             self.on_end(self, error)
+
+    def run(self, sync: Callable[[], T]) -> T:
+        """Call a function in this place."""
+        with self:
+            return sync()
+
+    async def arun(self, native: Callable[[], Awaitable[T]]) -> T:
+        """Await a function's result in this place."""
+        with self:
+            return await native()
 
 
 class BulkheadState(NamedTuple):
@@ -427,13 +394,11 @@ class Bulkhead:
 
     Args:
         name: The name used in thread names.
-        max_concurrency: The maximum number of running calls. At least 1. Default 8.
-        max_waiting: The maximum number of waiting calls; further calls are rejected at once. Default 4,096.
+        max_concurrency: The maximum number of running calls. Default 8.
     """
 
-    def __init__(self, name: str, max_concurrency: int = 8, max_waiting: int = MAX_WAITING) -> None:
+    def __init__(self, name: str, max_concurrency: int = 8) -> None:
         self.max_concurrency = max_concurrency
-        self._max_waiting = max_waiting
         self._pool = WorkerPool(name, max_workers=max_concurrency)
         self.reset()
         reset_after_fork(self)
@@ -453,12 +418,7 @@ class Bulkhead:
             return BulkheadState(len(self._held) - abandoned, len(self._waiting), abandoned)
 
     async def call(self, call: Call[T], permit: Permit | None = None, *, deadline: float | None = None) -> T:
-        """Make a call once a permit is available; without a permit by its deadline, it is never started.
-
-        Args:
-            call: The call; it runs on the bulkhead's pool, not its own.
-            permit: A new permit. Defaults to one created here.
-            deadline: A ``time.monotonic()`` value; the earlier of this and the call's own deadline applies.
+        """Make a call on this bulkhead's pool once a permit is available; without one by its deadline, never.
 
         Raises:
             BulkheadFullError: Too many calls are waiting, or hanging calls occupy all permits.
@@ -468,8 +428,8 @@ class Bulkhead:
         deadline = earliest(deadline, call.deadline)
         await self._enter(permit, call.what, deadline)
         try:
-            sync = None if call.sync is None else partial(_run, permit, call.sync)
-            native = None if call.native is None else partial(_arun, permit, call.native)
+            sync = None if call.sync is None else partial(permit.run, call.sync)
+            native = None if call.native is None else partial(permit.arun, call.native)
             return await Call(sync, native, deadline, self._pool, call.what).perform()
         finally:
             self.leave(permit)
@@ -483,19 +443,24 @@ class Bulkhead:
         deadline: float | None,
         what: str,
     ) -> Stream[T]:
-        """Open a stream once a permit is available; see ``call``. The reader must ``leave`` the permit at the end.
+        """Open a stream once a permit is available; see ``call``. The reader must ``leave`` the permit at the end."""
 
-        Args:
-            sync: A function that returns an iterator, for sync callers.
-            native: A function that returns an async iterator, for async callers; without it they use ``sync``.
-            permit: A new permit.
-            deadline: The deadline for a permit as a ``time.monotonic()`` value; None for no deadline.
-            what: The name of the stream in errors.
-        """
+        def read() -> Iterator[T]:
+            with permit:
+                yield from sync()
+
+        async def items() -> AsyncIterator[T]:
+            if native is not None:
+                with permit:
+                    async for item in await native():
+                        yield item
+
+        async def aread() -> AsyncIterator[T]:
+            return items()
+
         await self._enter(permit, what, deadline)
         try:
-            aread = None if native is None else partial(_aread, permit, native)
-            return open_stream(sync=partial(_read, permit, sync), native=aread, pool=self._pool, what=what)
+            return open_stream(sync=read, native=None if native is None else aread, pool=self._pool, what=what)
         except BaseException:
             self.leave(permit)
             raise
@@ -508,13 +473,13 @@ class Bulkhead:
             return permit.began is not None
 
     async def _enter(self, permit: Permit, what: str, deadline: float | None) -> None:
-        permit.requested(self)
+        permit.bulkhead, deadline = self, earliest(deadline, call_deadline())
         with self._lock:
             if len(self._held) < self.max_concurrency and not self._waiting:
                 self._held.add(permit)
                 return
             self._refuse_if_hung(what)
-            if len(self._waiting) >= self._max_waiting:
+            if len(self._waiting) >= MAX_WAITING:
                 raise BulkheadFullError(
                     f"{what} was not begun: {self.max_concurrency} calls are under way, and {len(self._waiting)} wait "
                     "already"
@@ -524,39 +489,31 @@ class Bulkhead:
             permit.wake = partial(call_soon, loop, settle, granted, None, None)
             self._waiting[permit] = None
         try:
-            await self._wait(granted, what, earliest(deadline, call_deadline()))
+            while not granted.done():
+                left = HANGS_AFTER if deadline is None else min(HANGS_AFTER, deadline - time.monotonic())
+                await asyncio.wait([granted], timeout=max(0.0, left))
+                if not granted.done():
+                    with self._lock:
+                        self._refuse_if_hung(what, deadline)
         except BaseException:
             self.leave(permit)
             raise
 
-    async def _wait(self, granted: asyncio.Future[None], what: str, deadline: float | None) -> None:
-        while True:
-            left = HANGS_AFTER if deadline is None else min(HANGS_AFTER, deadline - time.monotonic())
-            await asyncio.wait([granted], timeout=max(0.0, left))
-            if granted.done():
-                return
-            if deadline is not None and time.monotonic() >= deadline:
-                others = self.max_concurrency
-                raise DeadlineExceededError(
-                    f"{what} was not begun: its deadline passed while {others} others were under way"
-                )
-            with self._lock:
-                self._refuse_if_hung(what)
-
-    def _refuse_if_hung(self, what: str) -> None:
-        """Raise if calls abandoned more than ``HANGS_AFTER`` seconds ago occupy all permits."""
-        past = time.monotonic() - HANGS_AFTER
-        if len(self._held) >= self.max_concurrency and all(
-            held.abandoned_at is not None and held.abandoned_at <= past for held in self._held
-        ):
+    def _refuse_if_hung(self, what: str, deadline: float | None = None) -> None:
+        """Raise after the deadline, or if calls abandoned more than ``HANGS_AFTER`` seconds ago occupy all permits."""
+        now, places = time.monotonic(), self.max_concurrency
+        if deadline is not None and now >= deadline:
+            raise DeadlineExceededError(
+                f"{what} was not begun: its deadline passed while {places} others were under way"
+            )
+        since = [now if held.abandoned_at is None else held.abandoned_at for held in self._held]
+        if len(since) >= places and max(since) <= now - HANGS_AFTER:
             raise BulkheadFullError(
-                f"{what} was not begun: all its {self.max_concurrency} places are held by calls that were given up and "
-                "still hang"
+                f"{what} was not begun: all its {places} places are held by calls that were given up and still hang"
             )
 
     def leave(self, permit: Permit) -> None:
         """Release a permit and wake the next waiting call; if its function still runs, mark it as abandoned."""
-        woken = []
         with self._lock:
             self._waiting.pop(permit, None)
             if permit not in self._held:  # released already, or granted in the parent of a forked child
@@ -568,34 +525,8 @@ class Bulkhead:
             while self._waiting and len(self._held) < self.max_concurrency:
                 following, _ = self._waiting.popitem(last=False)
                 self._held.add(following)
-                woken.append(following.wake)
-        for wake in woken:
-            if wake is not None:
-                wake()
-
-
-def _run(permit: Permit, sync: Callable[[], T]) -> T:
-    with permit:
-        return sync()
-
-
-async def _arun(permit: Permit, native: Callable[[], Awaitable[T]]) -> T:
-    with permit:
-        return await native()
-
-
-def _read(permit: Permit, source: Callable[[], Iterator[T]]) -> Iterator[T]:
-    with permit:
-        yield from source()
-
-
-async def _aread(permit: Permit, source: Callable[[], Awaitable[AsyncIterator[T]]]) -> AsyncIterator[T]:
-    async def items() -> AsyncIterator[T]:
-        with permit:
-            async for item in await source():
-                yield item
-
-    return items()
+                if following.wake is not None:
+                    following.wake()
 
 
 # -- all of it --------------------------------------------------------------------------------------------------------
@@ -634,7 +565,7 @@ class Health:
         abandoned: The number of abandoned calls that still run; each occupies a permit until it returns.
         places: The maximum number of concurrent calls.
         circuit: The state of its circuit breaker; None if it has no breaker.
-        reason: The reason why the circuit is open, and until when; None if it is closed.
+        reason: Why the circuit is open, and until when; None if it is closed.
         median_seconds: The median duration of recent answers in seconds; None before the first.
     """
 
@@ -648,12 +579,7 @@ class Health:
 
 
 class ResilientCalls:
-    """Makes the calls of one service with its resilience settings. Thread-safe, for any number of event loops.
-
-    Args:
-        name: The service's name in thread names and errors, for example "source 'docs'".
-        resilience: The resilience settings.
-    """
+    """Makes the calls of one service with its resilience settings. Thread-safe, for any number of event loops."""
 
     def __init__(self, name: str, resilience: Resilience) -> None:
         self.bulkhead = Bulkhead(name, resilience.max_concurrency)
@@ -689,7 +615,7 @@ class ResilientCalls:
         return await retried(attempt, policy=self._retries, deadline=call.deadline, is_worth=_is_worth_another)
 
     async def _attempt(self, call: Call[T], progress: CallProgress, deadline: float | None) -> T:
-        """Make one attempt; its cancellation counts as a failure of the service only if the search was too slow."""
+        """Make one attempt; its cancellation counts as a failure only if the search was given up for being slow."""
         permit, breaker = Permit(self._returned), self._breaker
         probe = breaker is not None and breaker.admit()
         progress.attempts += 1

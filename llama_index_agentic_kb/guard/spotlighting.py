@@ -20,7 +20,7 @@ import base64
 import re
 import secrets
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, cast, get_args
 
 from llama_index_agentic_kb.errors import ConfigurationError
 
@@ -45,13 +45,7 @@ _NOTES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Spotlight:
-    """The marks of retrieved text in one request.
-
-    Args:
-        technique: The technique; None marks nothing.
-        number: The number in the delimiter lines.
-        sign: The character that replaces spaces; empty except for "datamark".
-    """
+    """The marks of retrieved text in one request: the delimiter's number, and the character that replaces spaces."""
 
     technique: Spotlighting | None = None
     number: str = ""
@@ -87,15 +81,10 @@ def without_signs(text: str) -> str:
 
 
 PLAIN: Final = Spotlight()
-"""Marks nothing."""
 
 
 def draw(technique: Spotlighting | None) -> Spotlight:
-    """Return new random marks for a request.
-
-    Args:
-        technique: The technique; None marks nothing.
-    """
+    """Return new random marks for a request; none without a technique."""
     if technique is None:
         return PLAIN
     sign = chr(_FIRST_SIGN + secrets.randbelow(_SIGNS)) if technique == "datamark" else ""
@@ -103,15 +92,7 @@ def draw(technique: Spotlighting | None) -> Spotlight:
 
 
 def as_spotlighting(value: str | None) -> Spotlighting | None:
-    """Return a technique by its name.
-
-    Raises:
-        ConfigurationError: No technique has this name.
-    """
-    for known in get_args(Spotlighting):
-        if value == known:
-            technique: Spotlighting = known
-            return technique
-    if value is None:
-        return None
-    raise ConfigurationError(f"spotlighting: {value!r} is unknown; known are delimit, datamark, encode, or None")
+    """Return a technique by its name; raise ``ConfigurationError`` if it is unknown."""
+    if value is not None and value not in get_args(Spotlighting):
+        raise ConfigurationError(f"spotlighting: {value!r} is unknown; known are delimit, datamark, encode, or None")
+    return cast("Spotlighting | None", value)

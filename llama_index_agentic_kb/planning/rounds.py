@@ -11,6 +11,7 @@ searched with descriptions of these answers, in the question's own words.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,7 +63,7 @@ from llama_index_agentic_kb.schema import (
     SubQuery,
     SubQueryOrigin,
 )
-from llama_index_agentic_kb.sources.fan_out import FanOut, RunningSearch, SourceSearch
+from llama_index_agentic_kb.sources.fan_out import FanOut, SourceSearch
 from llama_index_agentic_kb.sources.search import NodeKey, node_key
 
 OTHERS_SECONDS: Final = 1.0
@@ -163,13 +164,11 @@ async def search_question(task: Task) -> PlanOutcome:
         return await loop.search(plain, why="planned: the question is to be classified")
     if is_simple(scope):
         return PlanOutcome(plain, await fan_out.search(plain), decision="not planned: a simple question")
-    first = await fan_out.begin(plain)
-    await wait([search.job for search in first])
-    found = [search.job.result() for search in first]
+    found = await fan_out.search(plain)
     strength = evidence_strength(scope, found, task.fusion)
     if strength.sufficient:
         return PlanOutcome(plain, found, signals=strength.signals, decision=strength.reason)
-    outcome = await loop.search(plain, first, why=strength.reason)
+    outcome = await loop.search(plain, found, why=strength.reason)
     outcome.signals = strength.signals
     return outcome
 
@@ -190,7 +189,7 @@ class MultiHopSearch:
         }
         self._planned = self._readable = {*every}  # see ``_take_plan``
         self._steps = Steps(self._learns)
-        self._running: list[RunningSearch] = []  # started searches, in the order in which they were planned
+        self._running: list[SourceSearch] = []  # started searches, in the order in which they were planned
         self._in_full: set[str] = set()  # ids of passages whose full text the model asked for
         self._seen: set[int] = set()  # ids of the records of searches whose passages a model call was shown
         self._rests_on: list[str] = []  # ids of passages that support a verdict
@@ -199,7 +198,7 @@ class MultiHopSearch:
         """Whether a call got no reply. The model is then not called again: each call would use its full timeout."""
 
     async def search(
-        self, question: QueryPlan, first: Sequence[RunningSearch] | None = None, why: str = ""
+        self, question: QueryPlan, first: Sequence[SourceSearch] | None = None, why: str = ""
     ) -> PlanOutcome:
         """Plan and search until the evidence is complete, a limit is reached or no further search is left.
 
@@ -217,6 +216,7 @@ class MultiHopSearch:
                 begin=self._search,
             )
         )
+        await asyncio.sleep(0)  # the planning call is recorded first
         await self._search(question.sub_queries, first)
         await wait([planning])
         self._take_plan(planning.result())
@@ -228,7 +228,7 @@ class MultiHopSearch:
 
     # -- searching -------------------------------------------------------------------------------------------------
 
-    async def _search(self, sub_queries: Sequence[SubQuery], running: Sequence[RunningSearch] | None = None) -> None:
+    async def _search(self, sub_queries: Sequence[SubQuery], running: Sequence[SourceSearch] | None = None) -> None:
         """Start the searches of sub-queries (embedded in one batch), or record ``running`` searches as started."""
         if not sub_queries:
             return
@@ -237,7 +237,7 @@ class MultiHopSearch:
         for one in sub_queries:
             self._steps.note(one, names)
             self._outcome.rounds = max(self._outcome.rounds, one.wave)
-        self._running += running or await self._task.fan_out.begin(QueryPlan(sub_queries=copies))
+        self._running += running or self._task.fan_out.begin(QueryPlan(sub_queries=copies))
 
     async def _search_steps(self, steps: Sequence[SubQuery], number: int) -> None:
         """Search steps, with the answers that are known so far filled in."""
@@ -252,19 +252,19 @@ class MultiHopSearch:
         The passages that the model reads then do not depend on which search finished first. Each search that is still
         running after that is reported in a warning.
         """
-        await self._task.fan_out.wait_for([search for search in self._running if search.sub_query_id in ids])
+        await self._task.fan_out.wait_for([search for search in self._running if search.sub_query.id in ids])
         jobs = [search.job for search in self._running if not search.job.done]
         await wait(jobs, deadline=earliest(self._deadline, deadline_after(OTHERS_SECONDS)))
         for search in self._running:
             if not search.job.done:
-                name = search.chosen.source.name
-                self._warn(f"the model read without what {name} finds for {search.sub_query_id}: it was too slow")
+                name = search.source.name
+                self._warn(f"the model read without what {name} finds for {search.sub_query.id}: it was too slow")
 
     @property
     def _done(self) -> list[SourceSearch]:
         """The results of finished searches, in the order in which they were planned."""
         order = {name: position for position, name in enumerate(self._steps.searched)}
-        searches = [search.job.result() for search in self._running if search.job.done]
+        searches = [search for search in self._running if search.job.done]
         return sorted(searches, key=lambda search: order[search.sub_query.id])
 
     # -- rounds ----------------------------------------------------------------------------------------------------

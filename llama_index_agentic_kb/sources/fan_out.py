@@ -17,12 +17,13 @@ shard: one that has become slow is not waited for.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
@@ -66,19 +67,23 @@ LOOK_SECONDS: Final = 0.05
 """The minimum number of seconds between two checks of a running search."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class SourceSearch:
-    """One search and its outcome.
+    """One search of one source, with its outcome once it is done.
 
     Args:
         sub_query: The sub-query.
-        source: The source that was searched.
+        source: The source that is searched.
         record: Its record in the activity log.
         lists: The results, one ranked list for each search method of the source.
         error: Why the search failed; None if it succeeded.
         must_answer: Whether the request fails if this search fails (``failOnError``).
+        words: The text that is searched. Defaults to the query; a conversation may expand it.
         stage: The last stage that was reached: "preparation", "embedding" or "search".
-        words: The text that was searched, if a conversation expanded the query.
+        progress: The state of its calls.
+        whole: The source whose shard is searched; None if a whole source is searched.
+        seconds: The start of the search and its answer (``time.monotonic()``); None until it has succeeded, and for
+            a source with shards.
     """
 
     sub_query: SubQuery
@@ -87,11 +92,16 @@ class SourceSearch:
     lists: tuple[NodeList, ...] = ()
     error: Exception | None = None
     must_answer: bool = False
-    stage: str = "preparation"
     words: str = ""
+    stage: str = "preparation"
+    progress: CallProgress = field(default_factory=CallProgress)
+    whole: KnowledgeSource | None = None
+    seconds: tuple[float, float] | None = None
+    job: Job[None] = field(init=False)
+    """What performs the search."""
 
     def __post_init__(self) -> None:
-        """Set the default of ``words``, the query."""
+        """Set the default of ``words``."""
         self.words = self.words or self.sub_query.query
 
     @property
@@ -99,48 +109,18 @@ class SourceSearch:
         """The nodes of all lists, each once, in the lists' order."""
         return distinct_nodes(self.lists)
 
-
-@dataclass(eq=False, slots=True)
-class RunningSearch:
-    """A search that was started.
-
-    Args:
-        sub_query_id: The ID of the sub-query.
-        chosen: The source that is searched.
-        progress: The state of the search's calls.
-        job: The job that returns its ``SourceSearch``.
-        look: The timer of its next straggler check; None if it gets its whole timeout.
-        whole: The source whose shard is searched; None if a whole source is searched.
-    """
-
-    sub_query_id: str
-    chosen: SelectedSource
-    progress: CallProgress
-    job: Job[SourceSearch]
-    look: asyncio.TimerHandle | None = None
-    whole: KnowledgeSource | None = None
-
     @property
     def found_something(self) -> bool:
-        """Whether the search has succeeded and found nodes."""
-        done = self.job.done and self.job.error is None
-        return done and any(ranked.nodes for ranked in self.job.result().lists)
+        """Whether the search has found nodes."""
+        return any(ranked.nodes for ranked in self.lists)
 
     @property
     def grace(self) -> float:
         """The minimum number of seconds to wait for the search."""
-        source = self.chosen.source
-        usual, grace = (self.whole or source).usual_seconds, source.resilience.grace
+        usual, grace = (self.whole or self.source).usual_seconds, self.source.resilience.grace
         if grace is None:
             grace = STRAGGLER_GRACE  # used by ``wait_for``, which lets the search continue
         return FIRST_FACTOR * grace if usual is None else max(grace, USUAL_FACTOR * usual)
-
-
-class _Answer(NamedTuple):
-    source: str
-    came: float
-    seconds: float
-    found_something: bool
 
 
 class FanOut:
@@ -178,22 +158,21 @@ class FanOut:
         self._follow_up = follow_up
         self._embeddings = QueryEmbeddings(log.manager, deadline=self._deadline, cache=embedding_cache)
         self._prepared: dict[tuple[str, str], PreparedSource | Exception] = {}
-        self._answers: list[_Answer] = []
+        self._searches: list[SourceSearch] = []  # of sources without shards, and of shards
+        self._watched: list[SourceSearch] = []
+        self._running = 0
+        self._timer: asyncio.TimerHandle | None = None
         self._max_searches = max_searches
         self._planned = 0
 
     async def search(self, plan: QueryPlan) -> list[SourceSearch]:
-        """Search every sub-query at each of its sources.
+        """Search every sub-query at each of its sources, and return the searches, failed ones included."""
+        searches = self.begin(plan)
+        await wait([search.job for search in searches])
+        return searches
 
-        Returns:
-            One outcome for each search, in the plan's order, failed searches included.
-        """
-        running = await self.begin(plan)
-        await wait([search.job for search in running])
-        return [search.job.result() for search in running]
-
-    async def begin(self, plan: QueryPlan) -> list[RunningSearch]:
-        """Start searching each sub-query in each of its sources, and return the running searches in the plan's order.
+    def begin(self, plan: QueryPlan) -> list[SourceSearch]:
+        """Start searching each sub-query in each of its sources, and return the searches in the plan's order.
 
         Searches beyond ``max_searches`` are left out. Stragglers are cancelled.
         """
@@ -202,7 +181,7 @@ class FanOut:
             left = max(0, self._max_searches - self._planned)
             self._planned += len(every)
             every = every[:left]
-        models, running = [], []
+        models = []
         for sub_query, chosen in [(asked, part) for asked, whole in every for part in whole.shards or [whole]]:
             prepared = self._prepare(sub_query, chosen)
             model = prepared.traits.embed_model if isinstance(prepared, PreparedSource) else None
@@ -211,20 +190,37 @@ class FanOut:
                 texts = [sub_query.query] if follow_up is None else follow_up.texts
                 models += [(model, text) for text in texts]
         self._embeddings.begin(models)
-        for sub_query, chosen in every:
-            progress = CallProgress()
-            job = start(self._search(sub_query, chosen, progress))
-            search = RunningSearch(sub_query.id, chosen, progress, job)
-            running.append(search)
-            if len(self.selected) > 1 and not chosen.shards:
-                self._watch(search)
-        return running
+        begun = [self._begin_one(sub_query, chosen) for sub_query, chosen in every]
+        self._running += len(begun)
+        plain = [search for search in begun if not isinstance(search.source, ShardedSource)]
+        self._searches += plain
+        if len(self.selected) > 1:
+            self._watch(plain)
+        return begun
 
-    def _watch(self, search: RunningSearch) -> None:
-        """Check from time to time whether a search is a straggler, unless it gets its whole timeout."""
-        if search.chosen.source.resilience.grace is not None and not search.chosen.must_answer:
-            self._look_after(search.grace, search)
-            search.job.task.add_done_callback(partial(_look_no_more, search))
+    def _begin_one(self, sub_query: SubQuery, chosen: SelectedSource) -> SourceSearch:
+        context, name, payload = contextvars.copy_context(), chosen.source.name, None
+        if self._log.manager.handlers:
+            question = SubQuestion(sub_question=sub_query.query, tool_name=name)
+            payload = {EventPayload.SUB_QUESTION: SubQuestionAnswerPair(sub_q=question)}
+        filters = chosen.filters_for(sub_query.filters.get(name))
+        record = context.run(
+            self._log.open,
+            SourceActivity,
+            CBEventType.SUB_QUESTION,
+            payload,
+            type=chosen.source.kind,
+            knowledge_source_name=name,
+            sub_query_id=sub_query.id,
+            query_time=datetime.now(UTC),
+            arguments=SearchArguments(search=sub_query.query, filter=filters),
+            warning=chosen.warning,
+        )
+        search = SourceSearch(sub_query, chosen.source, record, must_answer=chosen.must_answer)
+        follow_up = self._followed(sub_query)
+        search.words = search.words if follow_up is None else follow_up.words
+        search.job = start(self._search(search, chosen), context)
+        return search
 
     @property
     def left_out(self) -> list[MissingPart]:
@@ -237,7 +233,7 @@ class FanOut:
 
     # -- stragglers ------------------------------------------------------------------------------------------------
 
-    async def wait_for(self, searches: Sequence[RunningSearch]) -> None:
+    async def wait_for(self, searches: Sequence[SourceSearch]) -> None:
         """Wait for searches until all are done or the retrieval deadline has passed.
 
         Once each sub-query has found something, the remaining searches are only waited for as long as stragglers are,
@@ -245,59 +241,74 @@ class FanOut:
         """
         while pending := [search for search in searches if not search.job.done]:
             now = time.monotonic()
-            found = {search.sub_query_id for search in searches if search.found_something}
+            found = {search.sub_query.id for search in searches if search.found_something}
             untils = [self._waited_until(search) or now + search.grace for search in pending]
-            settled = all(search.sub_query_id in found for search in searches) and all(until <= now for until in untils)
+            settled = all(search.sub_query.id in found for search in searches) and all(until <= now for until in untils)
             if settled or (self._deadline is not None and now >= self._deadline):
                 return
             look = min([until for until in untils if until > now], default=now + STRAGGLER_GRACE)
             await wait([search.job for search in pending], deadline=earliest(self._deadline, look), first=True)
 
-    def _look_after(self, seconds: float, search: RunningSearch) -> None:
-        """Schedule the next check whether a search is to be cancelled, in ``seconds``."""
-        search.look = asyncio.get_running_loop().call_later(seconds, self._look, search)
+    def _watch(self, searches: Sequence[SourceSearch]) -> None:
+        """Cancel those of the searches that become stragglers, unless they get their whole timeout."""
+        watched = [one for one in searches if one.source.resilience.grace is not None and not one.must_answer]
+        self._watched += watched
+        if watched:
+            self._look_in(min(search.grace for search in watched))
 
-    def _look(self, search: RunningSearch) -> None:
-        if search.job.done:
-            return
-        now, until = time.monotonic(), self._waited_until(search)
-        if until is None or until > now:
-            self._look_after(max(search.grace, LOOK_SECONDS) if until is None else until - now, search)
-            return
-        search.progress.given_up = (
-            f"source {search.chosen.source.name!r} was still running {search.grace:.1f} s after the others had "
-            "answered (Resilience.straggler_grace; None waits for its whole timeout)"
-        )
-        search.job.task.cancel()
+    def _look_in(self, seconds: float) -> None:
+        """Look for stragglers in ``seconds``, with one timer for all searches."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
 
-    def _waited_until(self, search: RunningSearch) -> float | None:
+    def _look(self) -> None:
+        """Cancel the searches that are much slower than the others; see the module."""
+        now, looks = time.monotonic(), list[float]()
+        for search in [search for search in self._watched if not search.job.done]:
+            until = self._waited_until(search)
+            if until is not None and until <= now:
+                search.progress.given_up = (
+                    f"source {search.source.name!r} was still running {search.grace:.1f} s after the others had "
+                    "answered (Resilience.straggler_grace; None waits for its whole timeout)"
+                )
+                search.job.task.cancel()
+            else:
+                looks.append(max(search.grace, LOOK_SECONDS) if until is None else until - now)
+        if looks:
+            self._look_in(min(looks))
+
+    def _waited_until(self, search: SourceSearch) -> float | None:
         """Return the ``time.monotonic()`` to cancel a search at; None if it is idle, or no other source found nodes."""
         since = search.progress.at_work_since
-        others = [answer for answer in self._answers if answer.source != search.chosen.source.name]
-        if since is None or not any(answer.found_something for answer in others):
+        others = [one for one in self._searches if one.seconds and one.source.name != search.source.name]
+        if since is None or not any(other.found_something for other in others):
             return None
-        slowest = max(answer.seconds for answer in others)
-        return max(since, *(answer.came for answer in others)) + max(search.grace, USUAL_FACTOR * slowest)
+        times = [other.seconds for other in others if other.seconds is not None]
+        slowest = max(came - started for started, came in times)
+        return max(since, *(came for _, came in times)) + max(search.grace, USUAL_FACTOR * slowest)
 
     # -- one search ------------------------------------------------------------------------------------------------
 
-    async def _search(self, sub_query: SubQuery, chosen: SelectedSource, progress: CallProgress) -> SourceSearch:
-        """Search one source. Errors are stored in the outcome and its record; only cancellation is raised."""
-        source = chosen.source
-        search = SourceSearch(sub_query, source, self._open(sub_query, chosen), must_answer=chosen.must_answer)
+    async def _search(self, search: SourceSearch, chosen: SelectedSource) -> None:
+        """Search one source. Errors are stored in the search and its record; only cancellation is raised."""
+        source, progress = search.source, search.progress
         try:
             if isinstance(source, ShardedSource):
-                search.lists = await self._lists_of_shards(search, source, chosen, progress)
+                search.lists = await self._lists_of_shards(search, source, chosen)
             else:
-                search.lists = await self._lists_in_time(search, chosen, progress)
-            nodes = search.nodes
+                search.lists = await self._lists(search, chosen)
+            nodes, lists = search.nodes, search.lists
         except asyncio.CancelledError:
             self._log.cancel(search.record)
             raise
         except Exception as error:  # noqa: BLE001 (a failure affects only its search; it is stored and reported)
-            return self._failed(search, error, progress)
-        lists = search.lists
-        self._log.close(
+            return self._fail(search, error)
+        finally:
+            self._running -= 1
+            if not self._running and self._timer is not None:
+                self._timer.cancel()
+        return self._log.close(
             search.record,
             {EventPayload.NODES: nodes},
             outcome=Outcome.OK if nodes else Outcome.EMPTY,
@@ -308,82 +319,66 @@ class FanOut:
             lanes=[_lane(part, source.name) for ranked in lists for part in ranked.parts or [ranked]],
             retries=progress.retries or None,
         )
-        return search
 
     async def _lists_of_shards(
-        self, search: SourceSearch, source: ShardedSource, chosen: SelectedSource, progress: CallProgress
+        self, search: SourceSearch, source: ShardedSource, chosen: SelectedSource
     ) -> tuple[NodeList, ...]:
         """Search all shards of a source, each a straggler where others have answered, and return the merged lists."""
-        running = []
+        parts = []
         for shard in chosen.shards:
-            made, its_progress = replace(search, source=shard.source), CallProgress()
-            job = start(self._search_shard(made, shard, its_progress))
-            running.append(RunningSearch(search.sub_query.id, shard, its_progress, job, whole=source))
-            self._watch(running[-1])
+            part = replace(search, source=shard.source, progress=CallProgress(), whole=source)
+            part.job = start(self._search_shard(part, shard))
+            parts.append(part)
+        self._searches += parts
+        self._watch(parts)
         try:
-            await wait([shard.job for shard in running])
+            await wait([part.job for part in parts])
         finally:
-            for shard_search in running:
-                shard_search.job.cancel()
-        progress.calls = sum(one.progress.calls for one in running)
-        progress.attempts = sum(one.progress.attempts for one in running)
-        found = [one.job.result() for one in running]
-        search.stage, search.words = found[0].stage, found[0].words
-        lists = {one.source.name: one.lists if one.error is None else one.error for one in found}
-        if chosen.must_answer and (errors := [one.error for one in found if one.error is not None]):
+            for part in parts:
+                part.job.cancel()
+        search.progress.calls = sum(part.progress.calls for part in parts)
+        search.progress.attempts = sum(part.progress.attempts for part in parts)
+        search.stage = parts[0].stage
+        lists = {part.source.name: part.lists if part.error is None else part.error for part in parts}
+        if chosen.must_answer and (errors := [part.error for part in parts if part.error is not None]):
             raise errors[0]
         return source.merged(lists, source.similarity_top_k or self._top_k)
 
-    async def _search_shard(self, search: SourceSearch, chosen: SelectedSource, progress: CallProgress) -> SourceSearch:
+    async def _search_shard(self, search: SourceSearch, chosen: SelectedSource) -> None:
         """Search one shard, and store its lists or its error; only cancellation is raised."""
         try:
-            search.lists = await self._lists_in_time(search, chosen, progress)
+            search.lists = await self._lists(search, chosen)
         except Exception as error:  # noqa: BLE001 (costs this shard's documents only; it is reported)
-            search.error = error
-            logger.warning(
-                "shard %r did not answer %s: %s", search.source.name, search.sub_query.id, error_message(error)
-            )
-        return search
+            search.error, name, words = error, search.source.name, error_message(error)
+            logger.warning("shard %r did not answer %s: %s", name, search.sub_query.id, words)
 
-    async def _lists_in_time(
-        self, search: SourceSearch, chosen: SelectedSource, progress: CallProgress
-    ) -> tuple[NodeList, ...]:
+    async def _lists(self, search: SourceSearch, chosen: SelectedSource) -> tuple[NodeList, ...]:
         """Return the lists of a source or shard, searched within its deadline.
 
         Raises:
             DeadlineExceededError: The search was too slow, or given up as a straggler.
         """
-        source, started = chosen.source, time.monotonic()
+        source, progress, started = search.source, search.progress, time.monotonic()
         set_deadline(earliest(self._deadline, deadline_after(source.resilience.timeout or self._search_seconds)))
         searched_under.set(source.permissions)
         try:
-            lists = await self._lists(search, chosen, progress)
-            found = bool(distinct_nodes(lists))  # calls methods of user-defined nodes
+            prepared = self._prepare(search.sub_query, chosen)
+            if prepared is None:
+                filters = chosen.filters_for(search.sub_query.filters.get(source.name))
+                prepared = await source.prepare(filters, self._top_k, progress)
+            if isinstance(prepared, Exception):
+                raise prepared
+            bundle, limit = partial(self._bundle_for, search, prepared), source.similarity_top_k or self._top_k
+            lists = await search_source(prepared, search.words, bundle, limit=limit, progress=progress)
+            distinct_nodes(lists)  # calls methods of user-defined nodes
         except asyncio.CancelledError:
             if progress.given_up is None:
                 raise
             raise DeadlineExceededError(progress.given_up) from None
-        ended = time.monotonic()
-        self._answers.append(_Answer(source.name, ended, ended - started, found))
+        search.seconds = started, time.monotonic()
         return lists
 
-    async def _lists(
-        self, search: SourceSearch, chosen: SelectedSource, progress: CallProgress
-    ) -> tuple[NodeList, ...]:
-        source, sub_query = chosen.source, search.sub_query
-        prepared = self._prepare(sub_query, chosen)
-        if prepared is None:
-            filters = chosen.filters_for(sub_query.filters.get(source.name))
-            prepared = await source.prepare(filters, self._top_k, progress)
-        if isinstance(prepared, Exception):
-            raise prepared
-        bundle, limit = partial(self._bundle_for, search, prepared), source.similarity_top_k or self._top_k
-        follow_up = self._followed(sub_query)
-        if follow_up is not None:
-            search.words = follow_up.words
-        return await search_source(prepared, search.words, bundle, limit=limit, progress=progress)
-
-    def _failed(self, search: SourceSearch, error: Exception, progress: CallProgress) -> SourceSearch:
+    def _fail(self, search: SourceSearch, error: Exception) -> None:
         name, search.error = search.source.name, error
         ended = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
         self._log.close(
@@ -391,11 +386,10 @@ class FanOut:
             outcome=Outcome.DENIED if isinstance(error, DeniedError) else ended,
             count=0,
             error=describe_error(error, name, search.stage),
-            retries=progress.retries or None,
+            retries=search.progress.retries or None,
         )
         message = error_message(error)
         logger.warning("source %r did not answer %s (%s): %s", name, search.sub_query.id, search.stage, message)
-        return search
 
     def _prepare(self, sub_query: SubQuery, chosen: SelectedSource) -> PreparedSource | Exception | None:
         """Return the source prepared for the sub-query's effective filter, cached; None if it has a factory."""
@@ -459,28 +453,6 @@ class FanOut:
         says_how = bundle.embedding is not None or bundle.custom_embedding_strs is not None
         return says_how and bundle.query_str.strip() == sub_query.query
 
-    def _open(self, sub_query: SubQuery, chosen: SelectedSource) -> SourceActivity:
-        name, payload = chosen.source.name, None
-        if self._log.manager.handlers:
-            question = SubQuestion(sub_question=sub_query.query, tool_name=name)
-            payload = {EventPayload.SUB_QUESTION: SubQuestionAnswerPair(sub_q=question)}
-        return self._log.open(
-            SourceActivity,
-            CBEventType.SUB_QUESTION,
-            payload,
-            type=chosen.source.kind,
-            knowledge_source_name=name,
-            sub_query_id=sub_query.id,
-            query_time=datetime.now(UTC),
-            arguments=SearchArguments(search=sub_query.query, filter=chosen.filters_for(sub_query.filters.get(name))),
-            warning=chosen.warning,
-        )
-
-
-def _look_no_more(search: RunningSearch, _: object) -> None:
-    if search.look is not None:
-        search.look.cancel()
-
 
 def _lane(ranked: NodeList, source: str) -> SearchLane:
     """Return the activity log's record of a ranked list."""
@@ -507,7 +479,7 @@ def raise_if_lost(searches: Sequence[SourceSearch]) -> None:
     """
     failed = [(search, search.error) for search in searches if search.error is not None]
     strict = [(search, error) for search, error in failed if search.must_answer]
-    if not strict and (not searches or len(failed) < len(searches)):
+    if not strict and len(failed) < max(1, len(searches)):
         return
     causes: dict[str, Exception] = {}
     reasons: dict[str, str] = {}
@@ -524,23 +496,14 @@ def raise_if_lost(searches: Sequence[SourceSearch]) -> None:
 
 def missing_parts(searches: Sequence[SourceSearch]) -> list[MissingPart]:
     """Return a ``MissingPart`` for each failed search, and for each list that failed beside one that succeeded."""
-    failed = [(search, search.error, "") for search in searches if search.error is not None]
-    failed += [
-        (search, one.error, f"its {one.kind} search {f'in shard {one.shard!r} ' if one.shard else ''}failed: ")
-        for search in searches
-        for ranked in search.lists
-        for one in ranked.parts or [ranked]
-        if one.error is not None
-    ]
     made = []
-    for search, error, what in failed:
-        late = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
-        made.append(
-            MissingPart(
-                what=search.source.name,
-                outcome=late if what else search.record.outcome or Outcome.ERROR,
-                reason=what + error_message(error),
-                sub_query_id=search.sub_query.id,
-            )
-        )
+    for search in searches:
+        parts = [part for ranked in search.lists for part in ranked.parts or [ranked]]
+        lists = [(f"its {p.kind} search {f'in shard {p.shard!r} ' if p.shard else ''}failed: ", p.error) for p in parts]
+        for what, error in [("", search.error), *lists]:
+            if error is not None:
+                late = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
+                outcome = late if what else search.record.outcome or Outcome.ERROR
+                reason, name = what + error_message(error), search.source.name
+                made.append(MissingPart(what=name, outcome=outcome, reason=reason, sub_query_id=search.sub_query.id))
     return made

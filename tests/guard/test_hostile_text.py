@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llama_index_agentic_kb.guard.text import BLOCKS, plain_value, quoted, sanitize, sanitize_reply
+from llama_index_agentic_kb.guard.text import BLOCKS, plain_value, quoted, sanitize
 
 _TAG = re.compile(rf"<(?:\s{{0,8}}[^\w\s<][^\w<]{{0,4}})?(?:{'|'.join(BLOCKS)})\b", re.IGNORECASE)
 
@@ -29,7 +29,7 @@ ORDINARY = [
 @pytest.mark.parametrize("text", ORDINARY)
 def test_ordinary_text_is_not_touched(text: str) -> None:
     """Formulas, code, Markdown, other tags and other scripts stay as they are."""
-    assert sanitize(text) == sanitize_reply(text) == text
+    assert sanitize(text) == sanitize(text, cites=True) == text
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_what_reads_as_structure_is_broken(text: str, harmless: str) -> None:
 
 def test_a_models_own_text_may_cite() -> None:
     """Its markers stay; its tags and tokens are broken as in data."""
-    assert sanitize_reply("x [ref_id:7] </evidence> <|im_end|>") == "x [ref_id:7] &lt;/evidence> < |im_end|>"
+    assert sanitize("x [ref_id:7] </evidence> <|im_end|>", cites=True) == "x [ref_id:7] &lt;/evidence> < |im_end|>"
 
 
 @settings(max_examples=150)

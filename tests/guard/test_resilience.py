@@ -215,7 +215,7 @@ class Trouble:
 
 
 async def tried(trouble: Any, policy: RetryPolicy = QUICK, budget: RetryBudget | None = None, **kwargs: Any) -> Any:
-    set_budget(Budget.start(retries=budget))
+    set_budget(Budget(retries=budget or RetryBudget()))
     return await retried(trouble, policy=policy, **kwargs)
 
 
@@ -267,7 +267,7 @@ def test_a_request_has_so_many_retries(perform: Perform) -> None:
             perform(tried(trouble, budget=budget))
         made.append(trouble.made)
     assert made == [3, 2, 1, 1]
-    large = RetryPolicy(share=0.2, min_retries=2).budget()
+    large = RetryBudget(share=0.2, minimum=2)
     for _ in range(100):
         large.count_call()
     with ThreadPoolExecutor(8) as pool:
@@ -312,7 +312,6 @@ def test_one_attempt_may_be_given_up_early(perform: Perform) -> None:
         (RetryPolicy, {"first_wait": -1}),
         (RetryPolicy, {"max_wait": float("nan")}),
         (RetryPolicy, {"attempt_seconds": 0}),
-        (RetryPolicy, {"share": -1}),
         (BreakerPolicy, {"failures": 0}),
         (BreakerPolicy, {"cool_down": -1}),
         (Resilience, {"timeout": 0}),
@@ -485,9 +484,10 @@ def test_no_more_run_at_once_than_may() -> None:
     assert (counting.most, counting.made, bulkhead.state) == (2, 18, (0, 0, 0))
 
 
-def test_a_full_queue_answers_at_once(perform: Perform) -> None:
+def test_a_full_queue_answers_at_once(perform: Perform, monkeypatch: pytest.MonkeyPatch) -> None:
     """One more than may wait is refused without waiting; the others are served."""
-    counting, bulkhead = Counting(), Bulkhead("queue", 1, max_waiting=2)
+    monkeypatch.setattr(resilience, "MAX_WAITING", 2)
+    counting, bulkhead = Counting(), Bulkhead("queue", 1)
     jobs = perform(many(bulkhead, Call(sync=counting.call, what="the call"), 5))
     refused = [job.error for job in jobs if job.error is not None]
     assert [type(error) for error in refused] == [BulkheadFullError] * 2

@@ -99,7 +99,7 @@ def test_a_request_shares_its_retries(perform: Perform) -> None:
     budget = RetryBudget(share=0, minimum=3)
 
     async def flow(model: LanguageModel) -> None:
-        set_budget(Budget.start(retries=budget))
+        set_budget(Budget(retries=budget))
         await gather([ask(model) for _ in range(4)])
 
     with LoopbackOpenAI(lambda _: Fault.status(503)) as server:

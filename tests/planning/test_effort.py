@@ -35,10 +35,10 @@ def test_there_may_be_no_revision() -> None:
 def test_what_may_be_spent_is_told_beforehand() -> None:
     """A plan's limits, or those of a search without one; the request's own time where it ends earlier."""
     limits = EffortLimits(sub_queries=5, rounds=3, revisions=1, tokens=700, seconds=8)
-    planned = planned_use(limits, planned=True, budget=Budget.start(100, retrieval_seconds=8))
+    planned = planned_use(limits, planned=True, budget=Budget(100, retrieval_seconds=8))
     assert (planned.sub_queries, planned.waves, planned.revisions, planned.tokens) == (5, 3, 1, 700)
     assert planned.seconds == 8
-    plain = planned_use(limits, planned=False, budget=Budget.start(5, answer_share=0.4, retrieval_seconds=8))
+    plain = planned_use(limits, planned=False, budget=Budget(5, answer_share=0.4, retrieval_seconds=8))
     assert (plain.sub_queries, plain.waves, plain.revisions, plain.tokens, plain.seconds) == (0, 1, 0, 0, 3)
 
 

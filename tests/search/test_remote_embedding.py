@@ -31,7 +31,7 @@ def perform(request: pytest.FixtureRequest) -> Perform:
 
 async def embed(model: OpenAIEmbedding, seconds: float = 30, budget: RetryBudget | None = None) -> list[Any]:
     if budget is not None:
-        set_budget(Budget.start(retries=budget))
+        set_budget(Budget(retries=budget))
     return await embed_queries(model, QUERIES, deadline=deadline_after(seconds))
 
 

@@ -19,7 +19,7 @@ from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import SourceActivity
-from llama_index_agentic_kb.sources.fan_out import FanOut, RunningSearch
+from llama_index_agentic_kb.sources.fan_out import FanOut
 from llama_index_agentic_kb.testing import MemoryRetriever
 
 LONG = 6.0
@@ -106,12 +106,12 @@ def test_without_evidence_there_is_time(native: bool) -> None:
 
 def test_a_grace_of_nothing_keeps_no_loop_busy(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """While nothing speaks against a search, it is looked at now and then."""
-    looks: list[RunningSearch] = []
+    looks: list[FanOut] = []
     look = FanOut._look
 
-    def counted(self: FanOut, search: RunningSearch) -> None:
-        looks.append(search)
-        look(self, search)
+    def counted(self: FanOut) -> None:
+        looks.append(self)
+        look(self)
 
     monkeypatch.setattr(FanOut, "_look", counted)
     made = retrieved(native, source("slow", 0.5, resilience=Resilience(straggler_grace=0)), source("nothing", texts=[]))
