@@ -28,7 +28,7 @@ from llama_index.core.base.llms.types import (
     MessageRole,
 )
 from llama_index.core.llms import CustomLLM
-from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.llms.callbacks import llm_chat_callback
 from pydantic import BaseModel, Field
 
 from llama_index_agentic_kb.errors import LLMError
@@ -139,7 +139,7 @@ class ScriptedReply:
 class ReplyingLLM(CustomLLM):
     """A base class for chat models without tools whose replies come from code; sync, async and streaming are native.
 
-    Callbacks and instrumentation events are sent as for any other model. ``raw`` contains
+    Callbacks and instrumentation events are sent as for any other chat model. ``raw`` contains
     ``{"usage": {"prompt_tokens", "completion_tokens", "total_tokens"}}``; in a stream, only the last piece has it.
     Subclasses implement ``metadata``, and ``reply_to`` or ``respond``.
     """
@@ -160,64 +160,23 @@ class ReplyingLLM(CustomLLM):
         """Return the number of tokens that are billed for a text."""
         return count_tokens(text)
 
-    # Chats and completions call private methods without callbacks, so that each event is sent once.
-
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
         """Reply to a conversation."""
-        return self._chat(messages)
-
-    @llm_chat_callback()
-    async def achat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
-        """Reply to a conversation, without blocking the loop."""
-        return await self._achat(messages)
-
-    @llm_chat_callback()
-    def stream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseGen:
-        """Reply to a conversation piece by piece."""
-        return self._stream_chat(messages)
-
-    @llm_chat_callback()
-    async def astream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseAsyncGen:
-        """Reply to a conversation piece by piece, without blocking the loop."""
-        return await self._astream_chat(messages)
-
-    @llm_completion_callback()
-    def complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponse:  # noqa: ARG002
-        """Reply to a prompt as one user message."""
-        return chat_to_completion_decorator(self._chat)(prompt)
-
-    @llm_completion_callback()
-    async def acomplete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponse:  # noqa: ARG002
-        """Reply to a prompt as one user message, without blocking the loop."""
-        return await achat_to_completion_decorator(self._achat)(prompt)
-
-    @llm_completion_callback()
-    def stream_complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponseGen:  # noqa: ARG002
-        """Reply to a prompt piece by piece."""
-        return stream_chat_to_completion_decorator(self._stream_chat)(prompt)
-
-    @llm_completion_callback()
-    async def astream_complete(
-        self,
-        prompt: str,
-        formatted: bool = False,  # noqa: ARG002
-        **_: Any,
-    ) -> CompletionResponseAsyncGen:
-        """Reply to a prompt piece by piece, without blocking the loop."""
-        return await astream_chat_to_completion_decorator(self._astream_chat)(prompt)
-
-    def _chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
         reply = self.respond(messages)
         time.sleep(reply.latency)
         return self._whole(messages, reply)
 
-    async def _achat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
+    @llm_chat_callback()
+    async def achat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
+        """Reply to a conversation, without blocking the loop."""
         reply = self.respond(messages)
         await asyncio.sleep(reply.latency)
         return self._whole(messages, reply)
 
-    def _stream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseGen:
+    @llm_chat_callback()
+    def stream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseGen:
+        """Reply to a conversation piece by piece."""
         reply = self.respond(messages)
 
         def pieces() -> ChatResponseGen:
@@ -228,7 +187,9 @@ class ReplyingLLM(CustomLLM):
 
         return pieces()
 
-    async def _astream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseAsyncGen:
+    @llm_chat_callback()
+    async def astream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseAsyncGen:
+        """Reply to a conversation piece by piece, without blocking the loop."""
         reply = self.respond(messages)
 
         async def pieces() -> ChatResponseAsyncGen:
@@ -238,6 +199,24 @@ class ReplyingLLM(CustomLLM):
                     yield piece
 
         return pieces()
+
+    def complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponse:  # noqa: ARG002
+        """Reply to a prompt as one user message; likewise the other completions."""
+        return chat_to_completion_decorator(self.chat)(prompt)
+
+    async def acomplete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponse:  # noqa: ARG002, D102
+        return await achat_to_completion_decorator(self.achat)(prompt)
+
+    def stream_complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponseGen:  # noqa: ARG002, D102
+        return stream_chat_to_completion_decorator(self.stream_chat)(prompt)
+
+    async def astream_complete(  # noqa: D102
+        self,
+        prompt: str,
+        formatted: bool = False,  # noqa: ARG002
+        **_: Any,
+    ) -> CompletionResponseAsyncGen:
+        return await astream_chat_to_completion_decorator(self.astream_chat)(prompt)
 
     def _whole(self, messages: Sequence[ChatMessage], reply: ScriptedReply) -> ChatResponse:
         if reply.error is not None:

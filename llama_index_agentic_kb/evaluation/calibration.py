@@ -99,19 +99,9 @@ def calibrate_store(store: KnowledgeStore) -> Iterator[tuple[str, Calibration]]:
         yield info.name, made
 
 
-def calibrate(
-    source: str, index: ScopeIndex, texts: Mapping[str, Sequence[str]], model: BaseEmbedding, *, seed: int = 0
-) -> Calibration:
-    """Return an index with settings that suit its documents.
-
-    Args:
-        source: The source's name.
-        index: The source's scope index.
-        texts: The texts of the chunks of some documents, by document, in order.
-        model: The embedding model.
-        seed: The seed of the random draw of sentences.
-    """
-    drawn = random.Random(seed)  # noqa: S311 (a sample, no secret)
+def calibrate(source: str, index: ScopeIndex, texts: Mapping[str, Sequence[str]], model: BaseEmbedding) -> Calibration:
+    """Return an index with settings that suit its documents; ``texts`` has the chunks of some of them, in order."""
+    drawn = random.Random(0)  # noqa: S311 (a sample, no secret)
     known = {*index.documents}
     turns = [
         (document, before, after)

@@ -24,8 +24,6 @@ from llama_index_agentic_kb.replay import RecordedLLM, Recording
 if TYPE_CHECKING:
     from llama_index.core.llms import LLM
 
-__all__ = ["bench", "diff"]
-
 RECORDED: Final = "recorded:"
 
 WIDTH: Final = 200
@@ -144,7 +142,12 @@ def _replayed(folder: Path, dataset: Dataset, planning: Sequence[str]) -> Planni
     models: dict[str, LLM] = {}
     known = {query.id for query in dataset.queries}
     for effort in planning:
-        recordings = {unquote(file.stem): _recording(file) for file in sorted((folder / effort).glob("*.json"))}
+        recordings: dict[str, Recording] = {}
+        for file in sorted((folder / effort).glob("*.json")):
+            try:
+                recordings[unquote(file.stem)] = Recording.load(file)
+            except (OSError, ValueError) as error:
+                raise InvalidRequestError(f"{file} holds no recording ({error!r}); record it again") from error
         if not recordings:
             raise InvalidRequestError(
                 f"{folder}: no question of effort {effort!r} was recorded here; run with --record"
@@ -155,13 +158,6 @@ def _replayed(folder: Path, dataset: Dataset, planning: Sequence[str]) -> Planni
         known &= recordings.keys()
     name = f"replies of {models[planning[0]].metadata.model_name}, {folder.name}"
     return models, name, dataset.only(known, f"{folder.name} holds no recording of them")
-
-
-def _recording(file: Path) -> Recording:
-    try:
-        return Recording.load(file)
-    except (OSError, ValueError) as error:
-        raise InvalidRequestError(f"{file} holds no recording ({error!r}); record it again") from error
 
 
 @contextmanager

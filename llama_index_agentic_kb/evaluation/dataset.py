@@ -20,8 +20,6 @@ from llama_index.core.schema import TextNode
 
 from llama_index_agentic_kb.errors import InvalidRequestError
 
-__all__ = ["Dataset", "EvaluationQuery", "json_lines", "read_dataset"]
-
 Row: TypeAlias = dict[str, Any]
 
 

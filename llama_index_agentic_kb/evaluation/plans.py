@@ -22,8 +22,6 @@ from llama_index_agentic_kb.evaluation.dataset import EvaluationQuery, json_line
 from llama_index_agentic_kb.prompts import as_data
 from llama_index_agentic_kb.replay import PASSAGE, ReplyingLLM
 
-__all__ = ["PlannedLLM", "PlannedStep", "gold_steps", "recorded_plans"]
-
 _QUESTION: Final = re.compile(r"^Question: ", re.MULTILINE)
 _ENDS: Final = ("\nPlan:", "\nVerdict:", "\n\n<steps>", "\nAnswer:")
 _TITLE: Final = re.compile(r' title="([^"\n]*)"')
@@ -91,8 +89,8 @@ def _step(step: Mapping[str, Any], answer: object) -> PlannedStep:
 class PlannedLLM(ReplyingLLM):
     """A language model that answers prompts of planning, findings and revision from given plans.
 
-    It always judges the evidence sufficient. For each answer, it cites the passage of the prompt that contains it; if
-    there is no such passage, it answers without a citation.
+    It always judges the evidence sufficient. For each answer, it cites the passage of the prompt that contains it, if
+    there is one.
 
     Args:
         name: Name of the plans in reports; it contains ORACLE if the plans know the answers.
@@ -122,12 +120,24 @@ class PlannedLLM(ReplyingLLM):
         Raises:
             LLMError: The prompt is not one of planning, findings or revision, or contains no question of the set.
         """
-        if _FUSION in prompt:
-            return "\n".join(" ".join(_REFERENCE.sub("", step.text).split()) for step in self._steps_within(prompt))
+        if _FUSION in prompt:  # the longest question of the set anywhere in it
+            asked = normalize(prompt)
+            found = [same[0] for text, same in self._queries.items() if text in asked]
+            steps = self._steps(max(found, key=lambda query: len(query.text))) if found else []
+            return "\n".join(" ".join(_REFERENCE.sub("", step.text).split()) for step in steps)
         steps = self._steps_for(prompt)
         match prompt.rstrip().rpartition("\n")[2]:
             case "Plan:":
-                return _plan(steps)
+                planned = [
+                    {
+                        "id": f"q{step.id}",
+                        "query": _REFERENCE.sub(r"#q\1", step.text),
+                        "sources": [],
+                        "depends_on": [f"q{parent}" for parent in step.depends_on],
+                    }
+                    for step in steps
+                ]
+                return json.dumps({"sub_queries": planned})
             case "Findings:":
                 return _findings(steps, prompt)
             case "Verdict:":
@@ -148,25 +158,6 @@ class PlannedLLM(ReplyingLLM):
             if same:
                 return self._steps(max(same, key=turns_shown))
         raise LLMError("the prompt holds no question of the evaluation set")
-
-    def _steps_within(self, prompt: str) -> list[PlannedStep]:
-        """Return the steps of the longest question anywhere in a prompt; empty if there is no question."""
-        asked = normalize(prompt)
-        found = [same[0] for text, same in self._queries.items() if text in asked]
-        return self._steps(max(found, key=lambda query: len(query.text))) if found else []
-
-
-def _plan(steps: Sequence[PlannedStep]) -> str:
-    planned = [
-        {
-            "id": f"q{step.id}",
-            "query": _REFERENCE.sub(r"#q\1", step.text),
-            "sources": [],
-            "depends_on": [f"q{parent}" for parent in step.depends_on],
-        }
-        for step in steps
-    ]
-    return json.dumps({"sub_queries": planned})
 
 
 def _findings(steps: Sequence[PlannedStep], prompt: str) -> str:

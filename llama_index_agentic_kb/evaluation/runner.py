@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import islice
+from itertools import count, islice
 from statistics import fmean, median
 from typing import Any, Final, Self, TypeAlias, TypedDict
 
@@ -24,8 +24,6 @@ from llama_index_agentic_kb._text import one_line, printable
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.evaluation.dataset import Dataset, EvaluationQuery
 from llama_index_agentic_kb.evaluation.systems import Ask, Cost, QueryResult, failed
-
-__all__ = ["METRICS", "EvaluationRun", "evaluate", "mean", "render_difference", "render_run"]
 
 BASELINE: Final = "hybrid"
 """The system that others are compared with: a single query with fused dense and BM25 results."""
@@ -105,7 +103,10 @@ class KindSummary(TypedDict):
 
 
 class Summary(TypedDict):
-    """Summary of one system's run; costs and times are for each question."""
+    """Summary of one system's run; costs and times are for each question.
+
+    ``plan_value`` has the shares of relevant documents gained and lost compared with ``PLAIN``.
+    """
 
     system: str
     kinds: dict[str, KindSummary]
@@ -120,14 +121,8 @@ class Summary(TypedDict):
 class EvaluationRun:
     """The results of an evaluation, which can be reported, saved as JSON, and compared with another run.
 
-    Args:
-        dataset: Name of the dataset.
-        plans: Source of the plans.
-        cutoffs: Values of k for each metric.
-        systems: Results by system, in the dataset's order of questions.
-        relevant: By query id, the grades by document id.
-        notes: Warnings about the run.
-        settings: Settings of the run, such as embedding model, concurrency and versions.
+    ``systems`` has the results by system, in the dataset's order of questions; ``relevant`` the grades by document id,
+    by query id.
     """
 
     dataset: str
@@ -164,27 +159,21 @@ class EvaluationRun:
                 differences = {name: mean(np.subtract(values[name], plain[name])) for name in names}
             estimates = {name: mean(values[name]) for name in names}
             kinds[kind] = {"questions": len(values[names[0]]), "metrics": estimates, "differences": differences}
-        times = [result.milliseconds for result in results]
+        times, value = [result.milliseconds for result in results], None
+        if system != PLAIN and PLAIN in self.systems:
+            pairs = zip(self.systems[PLAIN], results, strict=True)
+            changes = [_evidence(old, new, self.relevant[new.query_id], max(self.cutoffs)) for old, new in pairs]
+            total = sum(len(self.relevant[result.query_id]) for result in results)
+            value = {n: sum(len(change[at]) for change in changes) / total for at, n in enumerate(("gained", "lost"))}
         return {
             "system": system,
             "kinds": kinds,
             "cost": {name: fmean(getattr(result.cost, name) for result in results) for name in COSTS},
             "milliseconds": {f"p{q}": float(np.percentile(times, q)) for q in (50, 99)},
-            "plan_value": self._plan_value(system, results),
+            "plan_value": value,
             "failed": sum(result.error is not None for result in results),
             "warned": sum(bool(result.warnings) for result in results),
         }
-
-    def _plan_value(self, system: str, results: Sequence[QueryResult]) -> dict[str, float] | None:
-        """Return the shares of relevant documents gained and lost compared with ``PLAIN``. None if not comparable."""
-        if system == PLAIN or PLAIN not in self.systems:
-            return None
-        pairs = zip(self.systems[PLAIN], results, strict=True)
-        k = max(self.cutoffs)
-        changes = [_evidence(before, after, self.relevant[after.query_id], k) for before, after in pairs]
-        total = sum(len(self.relevant[result.query_id]) for result in results)
-        gained, lost = (sum(len(change[side]) for change in changes) / total for side in (0, 1))
-        return {"gained": gained, "lost": lost}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the run as JSON data."""
@@ -234,39 +223,29 @@ def evaluate(
     run = EvaluationRun(dataset.name, plans, list(cutoffs), relevant=relevant, notes=list(dataset.warnings))
     run.settings = {"concurrency": concurrency}
 
-    async def run_system(name: str, system: Ask) -> list[QueryResult]:
-        gate, done = asyncio.Semaphore(concurrency), 0
-
-        async def ask(query: EvaluationQuery) -> QueryResult:
-            nonlocal done
-            async with gate:
-                result = await _ask(system, query, relevant[query.id], cutoffs)
-            done += 1
-            progress(name, done, len(dataset.queries))
-            return result
-
-        return list(await asyncio.gather(*map(ask, dataset.queries)))
+    async def ask(name: str, query: EvaluationQuery, gate: asyncio.Semaphore, finished: Iterator[int]) -> QueryResult:
+        async with gate:
+            start = time.perf_counter()
+            try:
+                result = await systems[name](query)
+            except Exception as failure:  # noqa: BLE001 (one question's failure is a result too)
+                result = failed(failure, Cost())
+            result.milliseconds = (time.perf_counter() - start) * 1000
+        result.query_id, result.kinds = query.id, list(query.kinds)
+        for measured, measure in METRICS.items():
+            for k in cutoffs:
+                result.metrics[f"{measured}@{k}"] = measure(result.documents, relevant[query.id], k)
+        progress(name, next(finished), len(dataset.queries))
+        return result
 
     async def run_all() -> None:
-        for name, system in systems.items():
-            run.systems[name] = await run_system(name, system)
+        for name in systems:
+            gate, finished = asyncio.Semaphore(concurrency), count(1)
+            jobs = [ask(name, query, gate, finished) for query in dataset.queries]
+            run.systems[name] = list(await asyncio.gather(*jobs))
 
     asyncio.run(run_all())
     return run
-
-
-async def _ask(system: Ask, query: EvaluationQuery, relevant: Relevant, cutoffs: Sequence[int]) -> QueryResult:
-    start = time.perf_counter()
-    try:
-        result = await system(query)
-    except Exception as failure:  # noqa: BLE001 (one question's failure is a result too)
-        result = failed(failure, Cost())
-    result.milliseconds = (time.perf_counter() - start) * 1000
-    result.query_id, result.kinds = query.id, list(query.kinds)
-    result.metrics = {
-        f"{n}@{k}": measure(result.documents, relevant, k) for n, measure in METRICS.items() for k in cutoffs
-    }
-    return result
 
 
 # -- a run as tables ---------------------------------------------------------------------------------------------------
@@ -346,8 +325,7 @@ def render_difference(first: EvaluationRun, second: EvaluationRun) -> Group:
     systems = [system for system in first.systems if system in second.systems]
     if not systems:
         raise InvalidRequestError("the runs have no system in common: they can't be compared")
-    headings = ["questions", "evidence gained", "evidence lost", "plans changed"]
-    headings += ["LLM calls", "tokens", "searches", "p50 ms"]
+    headings = ["questions", "evidence gained", "evidence lost", "plans changed", "LLM calls", "searches", "p50 ms"]
     table = _table(f"From the first run to the second ({first.dataset})", "system", headings)
     lines: list[Text] = []
     k = min(max(first.cutoffs), max(second.cutoffs))
@@ -357,22 +335,14 @@ def render_difference(first: EvaluationRun, second: EvaluationRun) -> Group:
         changes = [(old, new, _evidence(old, new, second.relevant[new.query_id], k)) for old, new in both]
         gained, lost = (sum(len(evidence[side]) for _, _, evidence in changes) for side in (0, 1))
         planned = sum(old.plan != new.plan for old, new in both)
-        table.add_row(system, *map(str, (len(both), gained, lost, planned)), *_costs_changed(both))
+        calls = fmean([new.cost.llm_calls - old.cost.llm_calls for old, new in both] or [0.0])
+        searches = fmean([new.cost.searches - old.cost.searches for old, new in both] or [0.0])
+        before, after = (median([pair[at].milliseconds for pair in both] or [0.0]) for at in (0, 1))
+        costs = f"{calls:+.1f}", f"{searches:+.1f}", f"{after - before:+.0f}"
+        table.add_row(system, *map(str, (len(both), gained, lost, planned)), *costs)
         lines += _changes(system, [change for change in changes if any(change[2])])
     notes = [Text(printable(note), "yellow") for note in _unlike(first, second)]
     return Group(*notes, table, *lines)
-
-
-def _costs_changed(both: Sequence[tuple[QueryResult, QueryResult]]) -> list[str]:
-    """Return the changes in cost of a question from the first to the second run: means, and the median time."""
-
-    def spent(result: QueryResult) -> tuple[int, int, int]:
-        return result.cost.llm_calls, result.cost.input_tokens + result.cost.output_tokens, result.cost.searches
-
-    pairs = [(spent(old), spent(new)) for old, new in both]
-    means = [fmean([new[at] - old[at] for old, new in pairs] or [0.0]) for at in range(3)]
-    before, after = (median([pair[at].milliseconds for pair in both] or [0.0]) for at in (0, 1))
-    return [*(f"{value:+.1f}" for value in means), f"{after - before:+.0f}"]
 
 
 def _changes(system: str, changed: Sequence[tuple[QueryResult, QueryResult, Evidence]]) -> Iterator[Text]:

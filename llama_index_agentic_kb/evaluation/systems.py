@@ -43,8 +43,6 @@ from llama_index_agentic_kb.search.fusion import Ranked, interleave, reciprocal_
 from llama_index_agentic_kb.search.lexical import LexicalIndex, lexical_document
 from llama_index_agentic_kb.sources import KnowledgeSource
 
-__all__ = ["PLANNING", "SYSTEMS", "Ask", "CorpusIndex", "Cost", "Meter", "QueryResult", "check_systems", "make_systems"]
-
 BATCH: Final = 256
 COMPLETE: Final = "complete"
 """Name of the file that marks a cache as complete."""
@@ -61,16 +59,7 @@ SYSTEMS: Final = ("dense", "bm25", "hybrid", "query_fusion", "minimal", *PLANNIN
 
 @dataclass(slots=True)
 class Cost:
-    """The cost of one question.
-
-    Args:
-        llm_calls: Calls of language models.
-        input_tokens: Input tokens as reported by the model, or else as counted by LlamaIndex's tokenizer.
-        output_tokens: Output tokens, counted in the same way.
-        embedding_calls: Calls of embedding models.
-        embedded_texts: Embedded texts, without those found in a cache.
-        searches: Searches of sources.
-    """
+    """The cost of one question; tokens as reported by the model, or else as counted by LlamaIndex's tokenizer."""
 
     llm_calls: int = 0
     input_tokens: int = 0

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +17,6 @@ from llama_index_agentic_kb.evaluation import (
     recorded_plans,
 )
 from llama_index_agentic_kb.prompts import Passage, format_passages
-
-if TYPE_CHECKING:
-    from tests.conftest import Serve
 
 
 def question(dataset: Dataset) -> str:
@@ -59,18 +55,6 @@ def test_given_plans_go_the_way_of_every_plan(dataset: Dataset, corpus: CorpusIn
     queries = [sub_query.query for sub_query in retrieval.plan.sub_queries]
     last = "When did Marta Lindqvist die?" if effort == "medium" else "When did Who directed Silent Harbour die?"
     assert queries == [question(dataset), "Who directed Silent Harbour?", last]
-
-
-def test_the_same_plans_behind_a_server(dataset: Dataset, corpus: CorpusIndex, serve: Serve) -> None:
-    """Through the real OpenAI client over HTTP the plan is the same."""
-    planned = PlannedLLM("gold", gold_steps, dataset.queries)
-    server = serve(lambda request: planned.reply_to(request.text))
-    found = []
-    for llm in (planned, server.llm()):
-        retriever = AgenticRetriever(corpus.sources(), llm=llm, effort="medium")
-        retrieval = run(retriever.retrieval(retriever.request_for(question(dataset))))
-        found.append(([s.query for s in retrieval.plan.sub_queries], [node.node_id for node in retrieval.nodes]))
-    assert found[0] == found[1]
 
 
 def findings_prompt(query: EvaluationQuery, steps: str, *passages: Passage) -> str:

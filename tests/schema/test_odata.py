@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-import threading
 from typing import Any
 
 import pytest
@@ -248,33 +245,3 @@ def _values(tree: FilterNode) -> list[Any]:
     if isinstance(tree, Condition):
         return [*tree.values, tree.values]
     return [value for child in tree.filters for value in _values(child)]
-
-
-def test_many_threads_may_read() -> None:
-    """The one parser keeps nothing between texts."""
-    trees: dict[int, FilterNode] = {}
-
-    def read(number: int) -> None:
-        for _ in range(20):
-            trees[number] = parse_odata(f"(a eq {number} or b eq 'x{number}') and t/any(x: x eq {number})")
-
-    threads = [threading.Thread(target=read, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [to_odata(trees[n]) for n in range(8)] == [
-        f"((a eq {n} or b eq 'x{n}') and t/any(x: x eq {n}))" for n in range(8)
-    ]
-
-
-def test_the_parser_is_loaded_by_those_who_need_it() -> None:
-    """Neither the schema nor writing loads lark; reading does."""
-    code = (
-        "import sys\n"
-        "from llama_index_agentic_kb.schema import Condition, parse_odata, to_odata\n"
-        "text = to_odata(Condition(key='a', value=1)); before = 'lark' in sys.modules\n"
-        "parse_odata(text); print(before, 'lark' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "True"]

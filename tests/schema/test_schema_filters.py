@@ -14,13 +14,11 @@ from llama_index_agentic_kb.schema import (
     FilterGroup,
     FilterLogic,
     FilterNode,
-    FilterOperator,
     all_of,
     any_of,
     matcher,
     matches,
     parse_odata,
-    to_odata,
 )
 from tests.filter_trees import conditions, trees
 
@@ -119,27 +117,6 @@ def test_comparisons(operator: str, value: Any, actual: Any, holds: bool) -> Non
     assert matches(Condition.parse({"key": "a", "operator": operator, "value": value}), {"a": actual}) is holds
 
 
-def test_a_filters_values_are_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not for each document; an item of a document's list may be of any type."""
-    reads: list[str] = []
-    values: Any = vars(Condition)["values"]
-
-    def read(condition: Condition) -> Any:
-        reads.append(condition.key)
-        return values.fget(condition)
-
-    monkeypatch.setattr(Condition, "values", property(read))
-    wanted = Condition(key="a", operator=FilterOperator.ANY, value=[1, "x"])
-    holds, reads[:] = matcher(any_of(*[wanted] * 9)), []
-    assert [holds({"a": [item]}) for item in ({"b": 1}, ["x"], None, 1, 1.0, True, "x")] == [False] * 3 + [
-        True,
-        True,
-        False,
-        True,
-    ]
-    assert reads == []
-
-
 @pytest.mark.parametrize(
     ("operator", "value", "actual", "holds"),
     [
@@ -190,23 +167,6 @@ def test_an_empty_group_is_refused() -> None:
     """A group of nothing would let everything through."""
     with pytest.raises(InvalidRequestError, match="filters: "):
         FilterGroup.parse({"logic": "and", "filters": []})
-
-
-def test_as_odata() -> None:
-    """A tree reads as OData: quotes doubled, groups in brackets."""
-    tree = group(
-        "and",
-        Condition(key="a", value="it's"),
-        Condition(key="b", operator="in", value=[1, True]),
-        group("not", Condition(key="c", operator="nin", value=[2.5]), Condition(key="d", value=False)),
-        group("or", Condition(key="e", operator="lt", value=3)),
-        Condition(key="f", operator="any", value=["x", 2]),
-        Condition(key="g h", operator="exists", value=True),
-    )
-    assert to_odata(tree) == (
-        "(a eq 'it''s' and (b eq 1 or b eq true) and not (not (c eq 2.5) or d eq false) and e lt 3"
-        " and f/any(x: x eq 'x' or x eq 2) and [g h] ne null)"
-    )
 
 
 @given(st.lists(CONDITIONS, min_size=8, max_size=12), st.sampled_from(["and", "or"]), METADATA)

@@ -210,28 +210,6 @@ def test_64_threads_share_batches() -> None:
     assert not model._overlapped
 
 
-async def test_200_async_requests_share_batches() -> None:
-    """200 requests on one loop need eight calls, and no thread each."""
-    model = Local(embed_batch_size=32)
-    model.hold_until_waiting(199)
-    most = 0
-
-    async def ask(user: int) -> list[Any]:
-        nonlocal most
-        answer = await arun(request(model, [f"user {user}"]))
-        most = max(most, threading.active_count())
-        return answer
-
-    first = asyncio.create_task(ask(0))
-    await asyncio.to_thread(_until, lambda: bool(model.calls))
-    before, most = threading.active_count(), 0
-    answers = [*(await asyncio.gather(*map(ask, range(1, 200)))), await first]
-    assert answers == [[vector(model, f"user {user}")] for user in (*range(1, 200), 0)]
-    assert Counter(model.texts) == Counter(f"user {user}" for user in range(200))
-    assert [len(texts) for _, texts in model.calls] == [1, *[32] * 6, 7]
-    assert most <= before
-
-
 async def test_each_request_hears_of_its_own_texts_only() -> None:
     """Handlers see one EMBEDDING event with their request's texts and vectors, whatever shared the call."""
     model = Local(latency=0.05)
@@ -294,17 +272,6 @@ def test_a_forked_child_embeds() -> None:
             os._exit(0 if answer == [vector(model, "a")] else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert parents.result(SECONDS) == [vector(model, "a")]
-
-
-@pytest.mark.parametrize("users", [12])
-def test_the_real_model_in_concert(embed_model: BaseEmbedding, users: int) -> None:
-    """Concurrent users of the real model get the vectors that single queries give."""
-    texts = [f"How high does rocket number {number} fly?" for number in range(users)]
-    expected = [embed_model.get_query_embedding(text) for text in texts]
-    with ThreadPoolExecutor(users) as threads:
-        answers = list(threads.map(lambda text: run(request(embed_model, [text]))[0], texts))
-    for answer, single in zip(answers, expected, strict=True):
-        assert answer == pytest.approx(single, abs=1e-5)
 
 
 @pytest.mark.parametrize("instruction", ["Represent this: ", None])
