@@ -29,8 +29,7 @@ from llama_index_agentic_kb.answering.results import (
 from llama_index_agentic_kb.answering.sessions import (
     end_user_part,
     keep_turn,
-    read_states,
-    read_turns,
+    read_session,
     session_owner,
     states_of,
 )
@@ -128,8 +127,7 @@ class AnswerEngine:
         retriever = self.engine.retriever
         owner = session_owner(retriever.resolve_principal(query.request.principal))
         deadline = deadline_after(query.request.max_runtime_in_seconds or retriever.max_runtime_in_seconds)
-        history = await read_turns(self.sessions, query, owner, deadline)
-        states = await read_states(self.sessions, query, owner, deadline)
+        history, states = await read_session(self.sessions, query, owner, deadline)
         query = query.model_copy(update={"request": query.request.model_copy(update=states)})
         answering = _Answering(self.engine, self.policy, query, deadline, streaming=streaming)
         with asked(self.engine.callback_manager, query.question, announced=True) as tell:
@@ -424,12 +422,7 @@ def _unclassified(spec: ClassificationSpec | None, plan: QueryPlan) -> list[str]
 def _instructed(query: AnswerQuery, instructions: str) -> RetrievalRequest:
     """Return the query's request; its instructions for the answer end with the preamble and the answer's language.
 
-    Args:
-        query: The query.
-        instructions: The knowledge base's instructions, used if the request has none.
-
-    Raises:
-        InvalidRequestError: The language is not a valid language tag, or the end user's chunks are too long.
+    ``instructions`` are the knowledge base's, used if the request has none.
     """
     size = sum(len(chunk.content) for chunk in query.end_user_chunks)
     if size > MAX_SUPPLIED:  # it would leave no room for evidence

@@ -19,7 +19,7 @@ from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.evidence.provenance import provenance
 from llama_index_agentic_kb.retriever import Retrieval
-from llama_index_agentic_kb.schema import QueryPlan, SkippedReason
+from llama_index_agentic_kb.schema import SkippedReason
 from llama_index_agentic_kb.schema.activity import QueryClass
 from llama_index_agentic_kb.schema.answer import HarmLevel, SafetyRating
 from llama_index_agentic_kb.schema.answer_query import AnswerQuery, HarmBlockThreshold
@@ -142,17 +142,12 @@ BARELY_RELATED: Final = 2.0
 
 UNJUDGED: Final = "ignoreLowRelevantContent: relevance was not judged: no calibrated reranker is set"
 
+_NO_ANSWER: Final = "ignore_non_answer_seeking_query"
 _IGNORED: Final = {
     QueryClass.ADVERSARIAL_QUERY: ("ignore_adversarial_query", SkippedReason.ADVERSARIAL_QUERY_IGNORED),
     QueryClass.JAIL_BREAKING_QUERY: ("ignore_jail_breaking_query", SkippedReason.JAIL_BREAKING_QUERY_IGNORED),
-    QueryClass.NON_ANSWER_SEEKING_QUERY: (
-        "ignore_non_answer_seeking_query",
-        SkippedReason.NON_ANSWER_SEEKING_QUERY_IGNORED,
-    ),
-    QueryClass.NON_ANSWER_SEEKING_QUERY_V2: (
-        "ignore_non_answer_seeking_query",
-        SkippedReason.NON_ANSWER_SEEKING_QUERY_IGNORED_V2,
-    ),
+    QueryClass.NON_ANSWER_SEEKING_QUERY: (_NO_ANSWER, SkippedReason.NON_ANSWER_SEEKING_QUERY_IGNORED),
+    QueryClass.NON_ANSWER_SEEKING_QUERY_V2: (_NO_ANSWER, SkippedReason.NON_ANSWER_SEEKING_QUERY_IGNORED_V2),
 }
 """The query's switch that withholds answers to a class of questions, and the skip reason, by class."""
 
@@ -160,17 +155,15 @@ _IGNORED: Final = {
 def skip_reasons(
     query: AnswerQuery, policy: AnswerPolicy, retrieval: Retrieval
 ) -> tuple[list[SkippedReason], list[str]]:
-    """Return the reasons not to answer the question (may be empty), and warnings of criteria that were not judged.
-
-    Args:
-        query: The query, whose switches select the classes not to answer and the relevance gate.
-        policy: The application's labels and its default relevance gate.
-        retrieval: The plan and the evidence.
-    """
-    positive = {judged.type for judged in retrieval.plan.classifications or () if judged.positive}
+    """Return the reasons not to answer the question (may be empty), and warnings of criteria that were not judged."""
+    plan = retrieval.plan
+    positive = {judged.type for judged in plan.classifications or () if judged.positive}
     reasons = [reason for kind, (switch, reason) in _IGNORED.items() if kind in positive and getattr(query, switch)]
-    if policy.labels and _may_have_label(retrieval.plan):
-        reasons.append(SkippedReason.USER_DEFINED_CLASSIFICATION_QUERY_IGNORED)
+    if policy.labels:
+        own = QueryClass.USER_DEFINED_CLASSIFICATION_QUERY
+        verdicts = [judged.positive for judged in plan.classifications or () if judged.type is own]
+        if plan.labels or not verdicts or any(verdicts):  # one of them fits, or it could not be classified
+            reasons.append(SkippedReason.USER_DEFINED_CLASSIFICATION_QUERY_IGNORED)
     gate = query.ignore_low_relevant_content
     gate = policy.low_relevance if gate is None else gate
     irrelevant, judged = judge_relevance(retrieval.nodes, gate=gate)
@@ -181,10 +174,8 @@ def skip_reasons(
 def judge_relevance(nodes: Sequence[NodeWithScore], *, gate: bool | None) -> tuple[SkippedReason | None, bool]:
     """Return the reason why the evidence can't support an answer, or None, and whether relevance could be judged.
 
-    Args:
-        nodes: The evidence.
-        gate: True withholds the answer if the evidence is barely relevant, None if it is unrelated, False only if
-            there is no evidence.
+    ``gate`` True withholds the answer if the evidence is barely relevant, None if it is unrelated, False only if there
+    is no evidence.
     """
     if not any(node.node.get_content(MetadataMode.NONE).strip() for node in nodes):
         return SkippedReason.NO_RELEVANT_CONTENT, True
@@ -195,10 +186,3 @@ def judge_relevance(nodes: Sequence[NodeWithScore], *, gate: bool | None) -> tup
     if max(scores) < UNRELATED:
         return SkippedReason.OUT_OF_DOMAIN_QUERY_IGNORED, True
     return SkippedReason.NO_RELEVANT_CONTENT if gate and max(scores) < BARELY_RELATED else None, True
-
-
-def _may_have_label(plan: QueryPlan) -> bool:
-    """Return whether a question has one of the application's labels, or could not be classified."""
-    kind = QueryClass.USER_DEFINED_CLASSIFICATION_QUERY
-    verdicts = [judged.positive for judged in plan.classifications or () if judged.type is kind]
-    return bool(plan.labels) or not verdicts or any(verdicts)

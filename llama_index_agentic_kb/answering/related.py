@@ -23,8 +23,6 @@ from llama_index_agentic_kb.prompts import RELATED_TEMPLATE, Passage, as_data, f
 from llama_index_agentic_kb.search.tokenizing import split_words
 from llama_index_agentic_kb.synthesizers.passages import fit, passages
 
-__all__ = ["related_questions"]
-
 COUNT: Final = 3
 SPARE: Final = 2
 """Additional questions to request, as replacements for rejected ones."""
@@ -57,15 +55,8 @@ async def related_questions(
     """Return related questions, best first, and warnings. Failures are returned as warnings, never raised.
 
     A question is rejected if its quote does not occur in the named passage or has fewer than three words, if it is
-    longer than 200 characters, or if it nearly repeats the original question or an earlier one.
-
-    Args:
-        model: The language model that proposes the questions.
-        question: The original question.
-        nodes: The evidence, best first. If empty, the model is not called.
-        answer: The answer, so that its content is not asked for again.
-        spotlighting: How the prompt marks the passages as data.
-        deadline: The ``time.monotonic()`` value at which to give up. None means no deadline.
+    longer than 200 characters, or if it nearly repeats the original question or an earlier one. What ``answer`` says is
+    not asked for again. Without nodes the model is not called.
     """
     if not nodes:
         return [], []
@@ -92,10 +83,10 @@ async def related_questions(
 def _chosen(text: str, shown: Sequence[Passage], question: str) -> tuple[list[str], list[str]]:
     """Return the accepted questions of a reply, and a warning that counts the rejected ones."""
     by_ref = {passage.ref_id: passage for passage in shown}
-    asked, chosen = [_words(question)], []
+    asked, chosen = [frozenset(split_words(question))], []
     proposals = list(_proposals(text, shown[0].spotlight if shown else PLAIN))
     for proposal, ref_id, quote in proposals:
-        words, passage = _words(proposal), by_ref.get(ref_id)
+        words, passage = frozenset(split_words(proposal)), by_ref.get(ref_id)
         if passage is None or not 0 < len(proposal) <= MAX_QUESTION or not _holds(passage, quote):
             continue
         if any(len(words & other) >= SAME * len(words | other) for other in asked):
@@ -145,7 +136,3 @@ def _holds(passage: Passage, quote: str) -> bool:
 def _folded(text: str) -> str:
     """Normalize case, whitespace and punctuation, so that a quote matches its source."""
     return _UNSPACED.sub("", normalize(" ".join(text.translate(_SIGNS).split())))
-
-
-def _words(question: str) -> frozenset[str]:
-    return frozenset(split_words(question))

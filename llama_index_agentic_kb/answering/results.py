@@ -96,7 +96,6 @@ def answer_references(retrieval: Retrieval) -> dict[str, AnswerReference]:
     * chunk: any other node, as a part of a document.
 
     The relevance score is a calibrated reranker's score divided by 4; without such a reranker it is None.
-
     """
     nodes, selected = retrieval.nodes, retrieval.selected
     return {shown.id: _reference(nodes[int(shown.id)], shown, selected) for shown in retrieval.references}
@@ -124,7 +123,6 @@ def _reference(node: NodeWithScore, shown: Reference, selected: Mapping[str, Sel
 
 
 def _unit_relevance(shown: Reference) -> float | None:
-    """Return a calibrated reranker's score scaled to 0 to 1; None without such a reranker."""
     return None if shown.reranker_score is None else min(1.0, max(0.0, shown.reranker_score / CALIBRATED))
 
 
@@ -172,13 +170,10 @@ def _small_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 def answer_steps(retrieval: Retrieval, mode: ResultMode | None = None) -> list[AnswerStep]:
     """Return a step for each round of searches, including revisions, with an action for each query.
 
-    The results of an action are the evidence found by its search: empty if none was kept, None if the search failed or
-    was skipped. A step has failed if all its searches failed. Its thought contains the earlier findings it builds on;
-    the first step adds the reason for planning or not, the last step the reason for stopping.
-
-    Args:
-        retrieval: The plan, the evidence and the activity log. Evidence of sources that hide references is omitted.
-        mode: ``chunks`` returns results as passages; otherwise they are documents with snippets.
+    The results of an action are the evidence found by its search (as passages in mode ``chunks``, else as documents
+    with snippets): empty if none was kept, None if the search failed or was skipped. A step has failed if all its
+    searches failed. Its thought contains the earlier findings it builds on; the first step adds the reason for planning
+    or not, the last step the reason for stopping.
     """
     outcomes = _outcomes(retrieval.log.records)
     for part in retrieval.missing:
@@ -354,25 +349,8 @@ def make_answer(
     """Return the ``Answer`` to a query, with the parts that the query requests.
 
     The grounding score is included if the query requests supports or sets a filtering level. A withheld answer has no
-    citations or supports, since its text was replaced, but keeps its steps and references.
-
-    Args:
-        query: The query, which also sets the language of the answer.
-        text: The answer, or the text that replaces a withheld answer.
-        references: All references shown to the model, by the N of ``[ref_id:N]``; see ``answer_references``.
-        steps: See ``answer_steps``.
-        ledger: The grounding ledger of the text, or of the original text if the answer is withheld. None if the answer
-            was not checked.
-        related_questions: Questions that the evidence can answer.
-        classifications: The classification results of the question (``QueryPlan.classifications``).
-        skipped_reasons: The reasons why the answer was withheld; empty if it was not.
-        safety_ratings: The ratings of the application's safety hook.
-        created_at: The start time, with time zone.
-        completed_at: The completion time, with time zone.
-        state: The state of the answer; SUCCEEDED also if it was withheld on purpose.
-
-    Raises:
-        InvalidRequestError: The ledger does not match the text.
+    citations or supports, since its text was replaced, but keeps its steps and references. ``InvalidRequestError`` if
+    the ledger does not match the text.
     """
     references = references or {}
     checked = GroundingLedger() if ledger is None or skipped_reasons else ledger
@@ -427,12 +405,9 @@ class Pieces:
         self._cite = cite
         self._raw = ""
         self._shown = ""
-        self._base = 0
-        """Start position of the current paragraph."""
-        self._split = 0
-        """Length of the answer when it was last parsed."""
-        self._cited = 0
-        """Number of claims of the current paragraph that are already cited."""
+        self._base = 0  # start position of the current paragraph
+        self._split = 0  # length of the answer when it was last parsed
+        self._cited = 0  # number of claims of the current paragraph that are already cited
 
     def feed(self, delta: str) -> list[TextPiece | CitationPiece]:
         """Add a delta of the answer, including markers, and return the completed pieces."""

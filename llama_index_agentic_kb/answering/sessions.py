@@ -12,7 +12,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote
@@ -22,7 +21,7 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.llms import LLM
 from llama_index.core.memory import BaseMemory
 
-from llama_index_agentic_kb._aio import Call, arun, run
+from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from llama_index_agentic_kb.grounding.citations import strip_markers
 from llama_index_agentic_kb.guard.permissions import ConversationOwner, current_principal
@@ -58,14 +57,10 @@ END_USER_RULE: Final = (
 
 
 def end_user_part(chunks: Sequence[EndUserChunk], spotlight: Spotlight = PLAIN) -> str:
-    """Return the prompt part with the end user's own text chunks, or an empty string if there are none.
+    """Return the prompt part with the end user's own text chunks (Google's ``endUserSpec``); empty without text.
 
     It is separate from the evidence and marked as data, in blocks without a reference id, so that the model can use but
-    not cite it. Google's name is ``endUserSpec.endUserMetadata``.
-
-    Args:
-        chunks: The text chunks; those without text are omitted.
-        spotlight: The request's marking of data.
+    not cite it.
     """
     blocks = []
     for chunk in chunks:
@@ -92,33 +87,6 @@ def session_owner(principal: Principal | None) -> str:
     return f"groups:{tenant}/{groups}"
 
 
-async def read_turns(
-    store: SessionStore | None, query: AnswerQuery, owner: str, deadline: float | None = None
-) -> list[Message]:
-    """Return the earlier messages of the query's session; empty for a new session ("-").
-
-    Args:
-        store: The session store, or None.
-        query: The query.
-        owner: The owner key of the session.
-        deadline: The ``time.monotonic()`` value at which to give up. Defaults to the store's own timeout.
-
-    Raises:
-        InvalidRequestError: The query names a session, and there is no store.
-        NotFoundError: The owner has no session of this name.
-    """
-    session = query.session
-    if store is None:
-        if session is not None:
-            raise InvalidRequestError("session: sessions are not kept here; pass sessions=SessionStore(...)")
-        return []
-    if session is None or query.makes_session:
-        return []
-    read = partial(store.session_messages, owner, session, last=MAX_TURNS, deadline=deadline)
-    native = partial(store.asession_messages, owner, session, last=MAX_TURNS, deadline=deadline)
-    return await Call(sync=read, native=native, deadline=deadline, what="session")
-
-
 def parsed_states(stored: Mapping[str, Any]) -> dict[str, Model]:
     """Return the state of a conversation from its stored form, by field of ``RetrievalRequest``.
 
@@ -136,18 +104,25 @@ def states_of(retrieval: object) -> dict[str, Model]:
     return {name: state for name in STATES if (state := getattr(retrieval, name, None)) is not None}
 
 
-async def read_states(
-    store: SessionStore | None, query: AnswerQuery, owner: str, deadline: float | None = None
-) -> dict[str, Model]:
-    """Return the state of the query's session; that of the request, if it has one, takes its place."""
-    if store is None or query.session is None:
-        return {}
-    stored: Mapping[str, Any] = {}
-    if not query.makes_session:
-        read = partial(store.get_states, owner, query.session, deadline=deadline)
-        native = partial(store.aget_states, owner, query.session, deadline=deadline)
-        stored = await Call(sync=read, native=native, deadline=deadline, what="session")
-    return {**parsed_states(stored), **states_of(query.request)}
+async def read_session(
+    store: SessionStore | None, query: AnswerQuery, owner: str, deadline: float | None
+) -> tuple[list[Message], dict[str, Model]]:
+    """Return the earlier messages and the state of the query's session; a state of the request takes precedence.
+
+    Raises:
+        InvalidRequestError: The query names a session, and there is no store.
+        NotFoundError: The owner has no session of this name.
+    """
+    session = query.session
+    if session is None:
+        return [], {}
+    if store is None:
+        raise InvalidRequestError("session: sessions are not kept here; pass sessions=SessionStore(...)")
+    if query.makes_session:
+        return [], {**parsed_states({}), **states_of(query.request)}
+    messages = await store.asession_messages(owner, session, last=MAX_TURNS, deadline=deadline)
+    stored = await store.aget_states(owner, session, deadline=deadline)
+    return messages, {**parsed_states(stored), **states_of(query.request)}
 
 
 async def keep_turn(
@@ -157,25 +132,21 @@ async def keep_turn(
 
     Only the store's own timeout applies, so that turns are stored even if the request's time is used up. The state of
     the conversation is stored too, unless the turn is left out of it.
-
-    Raises:
-        SessionStoreError: The turn could not be stored.
     """
     if store is None or query.session is None:
         return answer, None
-    fields = (owner, query.session, query.question, answer)
-    about: dict[str, Any] = {
-        "query_id": query.query_id,
-        "user_pseudo_id": query.user_pseudo_id,
-        "query_config": query.user_labels,
-    }
-    add, aadd = partial(store.add_turn, *fields, **about), partial(store.aadd_turn, *fields, **about)
-    turn = await Call(sync=add, native=aadd, what="turn")
+    turn = await store.aadd_turn(
+        owner,
+        query.session,
+        query.question,
+        answer,
+        query_id=query.query_id,
+        user_pseudo_id=query.user_pseudo_id,
+        query_config=query.user_labels,
+    )
     if states and not answer.is_kept_from_prompts:
-        kept = (owner, turn.session_id, {name: state.to_dict() for name, state in states.items()})
-        await Call(sync=partial(store.set_states, *kept), native=partial(store.aset_states, *kept), what="session")
-    get, aget = partial(store.get, owner, turn.session_id), partial(store.aget, owner, turn.session_id)
-    session = await Call(sync=get, native=aget, what="session")
+        await store.aset_states(owner, turn.session_id, {name: state.to_dict() for name, state in states.items()})
+    session = await store.aget(owner, turn.session_id)
     return answer.model_copy(update={"id": turn.answer_id}), session.model_copy(update={"turns": []})
 
 
@@ -244,18 +215,9 @@ class SessionMemory(BaseMemory):
         session_id: str = NEW_SESSION,
         token_limit: int | None = None,
     ) -> Self:
-        """Create a memory with the arguments of LlamaIndex's memories.
+        """Create a memory with the arguments of LlamaIndex's memories; ``store`` and ``owner`` are required.
 
-        Args:
-            chat_history: The initial conversation; see ``set``.
-            llm: The model whose context window sets the default token limit (three quarters of it).
-            store: See the class; required.
-            owner: See the class; required.
-            session_id: See the class.
-            token_limit: See the class.
-
-        Raises:
-            ConfigurationError: The store or the owner is missing.
+        The default token limit is three quarters of the model's context window.
         """
         if store is None or not owner:
             raise ConfigurationError("SessionMemory: store and owner are needed")
@@ -273,13 +235,8 @@ class SessionMemory(BaseMemory):
     def get(self, input: str | None = None, initial_token_count: int = 0, **kwargs: Any) -> list[ChatMessage]:  # noqa: A002, ARG002 (LlamaIndex's signature)
         """Return the newest turns within the token limit, oldest first, and the unanswered question, if any.
 
-        Args:
-            input: Ignored.
-            initial_token_count: Tokens to subtract from the limit.
-            kwargs: Ignored.
-
         Raises:
-            InvalidRequestError: ``initial_token_count`` is above the limit.
+            InvalidRequestError: ``initial_token_count``, which is subtracted from the limit, is above it.
             NotFoundError: The owner has no session of this id.
             DeniedError: The memory belongs to another principal.
         """
@@ -291,11 +248,11 @@ class SessionMemory(BaseMemory):
 
     def get_all(self) -> list[ChatMessage]:
         """Return the whole session, oldest first, and the unanswered question, if any."""
-        return run(self._get_all())
+        return run(self.aget_all())
 
     async def aget_all(self) -> list[ChatMessage]:
         """Return the whole session; see ``get_all``."""
-        return await arun(self._get_all())
+        return [*(await arun(self._read(None))), *self._waiting()]
 
     def put(self, message: ChatMessage) -> None:
         """Add a message: a question is buffered; an answer completes the turn, which is stored.
@@ -348,16 +305,12 @@ class SessionMemory(BaseMemory):
     async def aget_states(self) -> dict[str, Any]:
         """Return the state of the session's conversation, by part; empty if there is none."""
         self._speaker.check(current_principal())
-        read = partial(self._store.get_states, self.owner, self._session_id)
-        native = partial(self._store.aget_states, self.owner, self._session_id)
-        return await Call(sync=read, native=native, what="session")
+        return await self._store.aget_states(self.owner, self._session_id)
 
     async def aset_states(self, states: Mapping[str, Any]) -> None:
         """Store the state of the session's conversation; see ``SessionStore.aset_states``."""
         self._speaker.check(current_principal())
-        arguments = (self.owner, self._session_id, states)
-        write, native = partial(self._store.set_states, *arguments), partial(self._store.aset_states, *arguments)
-        await Call(sync=write, native=native, what="session")
+        await self._store.aset_states(self.owner, self._session_id, states)
 
     async def _get(self, used: int) -> list[ChatMessage]:
         if used > self.token_limit:
@@ -368,16 +321,11 @@ class SessionMemory(BaseMemory):
             fitting = _fitting(await self._read(None), self.token_limit - used)
         return [*fitting, *self._waiting()]
 
-    async def _get_all(self) -> list[ChatMessage]:
-        return [*(await self._read(None)), *self._waiting()]
-
     async def _read(self, last: int | None) -> list[ChatMessage]:
         """Return the messages of the newest stored turns (None for all); empty if the session is new."""
         self._speaker.check(current_principal())
-        read = partial(self._store.session_messages, self.owner, self._session_id, last=last)
-        native = partial(self._store.asession_messages, self.owner, self._session_id, last=last)
         try:
-            stored = await Call(sync=read, native=native, what="session")
+            stored = await self._store.asession_messages(self.owner, self._session_id, last=last)
         except NotFoundError:
             if not self._is_new:
                 raise
@@ -414,12 +362,7 @@ class SessionMemory(BaseMemory):
         for question, text in turns:
             # The id is set here, so that a retried call stores the turn only once.
             answer = Answer(id=uuid.uuid4().hex, text=text)
-            turn = (self.owner, session_id, question, answer)
-            await Call(
-                sync=partial(self._store.add_turn, *turn, may_make=is_new),
-                native=partial(self._store.aadd_turn, *turn, may_make=is_new),
-                what="session",
-            )
+            await self._store.aadd_turn(self.owner, session_id, question, answer, may_make=is_new)
 
     def _go_on_in(self, session_id: str, *, is_new: bool, question: str | None) -> None:
         with self._lock:

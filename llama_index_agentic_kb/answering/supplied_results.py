@@ -27,8 +27,6 @@ from llama_index_agentic_kb.schema import ReasoningEffort, ResultsProcessing, Re
 from llama_index_agentic_kb.schema.answer import AnswerReference, ChunkReference, DocumentReference
 from llama_index_agentic_kb.sources import KnowledgeSource
 
-__all__ = ["SUPPLIED_SOURCE", "SuppliedResults", "supplied_request", "supplied_retriever"]
-
 SUPPLIED_SOURCE: Final = "given_results"
 """The name of the source of supplied results."""
 
@@ -39,9 +37,8 @@ MAX_NAME: Final = 1_000
 class SuppliedResults(KnowledgeSource):
     """A source that returns all supplied results, in the given order, for every query.
 
-    Args:
-        results: The supplied results. Each becomes one node: a document with its passages as paragraphs, a record as
-            JSON text. The node id is the name of the passage or document, with a suffix for duplicates.
+    Each becomes one node: a document with its passages as paragraphs, a record as JSON text. The node id is the name of
+    the passage or document, with a suffix for duplicates.
     """
 
     def __init__(self, results: Sequence[AnswerReference]) -> None:
@@ -103,14 +100,10 @@ class _SameNodes(BaseRetriever):
 
 
 def supplied_retriever(results: Sequence[AnswerReference], like: AgenticRetriever) -> AgenticRetriever:
-    """Return a retriever over supplied results only.
+    """Return a retriever over supplied results only, with the model, options, limits and callbacks of another.
 
     The results are not ranked, joined or dropped: the other retriever's sources, filters, postprocessors and reranker
     are not used. Its memory is not used either, since the conversation is part of the request.
-
-    Args:
-        results: The supplied results; may be empty.
-        like: The retriever to copy the language model, options, time limit, principal and callbacks from.
     """
     shared: dict[str, Any] = {
         name: getattr(like, name)

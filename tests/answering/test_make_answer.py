@@ -172,7 +172,7 @@ def test_generated_answers_are_read_strictly(retrieval: Retrieval, data: st.Data
         state=data.draw(st.sampled_from([AnswerState.SUCCEEDED, AnswerState.FAILED])),
     )
     assert strictly_read(answer) == encode_answer(answer, name="n")
-    for element in json.loads(b"".join(stream_answer(answer, token="t"))):
+    for element in json.loads(b"".join(stream_answer(answer))):
         response = google_v1.AnswerQueryResponse.pb(google_v1.AnswerQueryResponse())
         json_format.Parse(json.dumps(element), response, ignore_unknown_fields=False)
     assert Answer.parse(answer.to_dict()) == answer
