@@ -41,7 +41,7 @@ DEMO_SOURCES: Final = {
     "destinations": "Moons, planets, asteroids, comets, craters: discovery, size, surface.",
 }
 DEMO_QUESTION: Final = "Which rocket launched Cassini-Huygens, how tall was it, and how wide is Titan?"
-DEFAULT_STORE: Final = Path(".agentic-kb")
+DEFAULT_STORE: Final = ".agentic-kb"
 CONFIG: Final = Path("agentic-kb.toml")
 DEFAULT_MODEL: Final = "gpt-4o-mini"
 _SKIPPED: Final = 3
@@ -60,7 +60,9 @@ app = typer.Typer(
 console = Console()
 errors = Console(stderr=True)
 
-StoreOption = Annotated[Path, typer.Option("--store", help="The store's directory.")]
+StoreOption = Annotated[
+    str, typer.Option("--store", help="The store: a directory, or postgresql://user@host/database.")
+]
 ModelOption = Annotated[str | None, typer.Option("--model", help=f"A chat model. Default {DEFAULT_MODEL}.")]
 EmbedModelOption = Annotated[
     str | None,
@@ -159,7 +161,9 @@ def ingest_command(  # noqa: PLR0917 (typer makes options of them)
     from llama_index_agentic_kb.store.files import NO_SUCH_PATH  # noqa: PLC0415 (with the store)
 
     missing = [path for path in paths if not path.exists()]
-    if missing and not store.exists():  # otherwise, deleted files are removed from the store
+    if (
+        missing and "://" not in store and not Path(store).exists()
+    ):  # otherwise, deleted files are removed from the store
         raise ConfigurationError(f"{', '.join(map(str, missing))}: {NO_SUCH_PATH}")
     said = {"tenant": tenant, "groups": group, "public": public}
     stamp = {name: value for name, value in said.items() if value}
@@ -294,8 +298,7 @@ def remove(
 def info(store: StoreOption = DEFAULT_STORE) -> None:
     """Show the contents of a store, its embedding model, and its size on disk."""
     with _stored(store) as opened:
-        size = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
-        console.print(Text(f"{printable(str(store.resolve()))}: {size / 1e6:.1f} MB"))
+        console.print(Text(f"{printable(opened.location)}: {opened.size() / 1e6:.1f} MB"))
         console.print(Text(f"embedding model: {printable(str(opened.fingerprint))}"))
         for source in opened.sources():
             console.print(Text(_counted(source)))
@@ -338,7 +341,7 @@ def doctor(
 @app.command()
 def demo(
     question: Annotated[str, typer.Argument(help="A question about space missions.")] = DEMO_QUESTION,
-    store: Annotated[Path | None, typer.Option("--store", help="Where the demo's store is kept.")] = None,
+    store: Annotated[str | None, typer.Option("--store", help="Where the demo's store is kept.")] = None,
     model: ModelOption = None,
     context_window: WindowOption = 8_192,
 ) -> None:
@@ -470,7 +473,7 @@ def _extra(name: str) -> Iterator[None]:
         ) from error
 
 
-def _stored(path: Path, embed_model: str | None = None) -> KnowledgeStore:
+def _stored(path: str, embed_model: str | None = None) -> KnowledgeStore:
     from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads SQLite and more)
 
     return KnowledgeStore.open(path, embed_model=embed_model)
@@ -508,7 +511,7 @@ def _watched(base: KnowledgeBase, request: RetrievalRequest) -> RetrievalRespons
         return response.account
 
 
-def _replay(store: Path) -> None:
+def _replay(store: str) -> None:
     """Answer a hard question with a model's recorded replies, which ship with the corpus."""
     from llama_index_agentic_kb.replay import RecordedLLM, Recording  # noqa: PLC0415 (only the demo replays)
 
@@ -524,7 +527,7 @@ def _replay(store: Path) -> None:
     _ask_aloud(base, recording.question)
 
 
-def _open(store: Path, llm: LLM | None, **kwargs: Any) -> KnowledgeBase:
+def _open(store: str, llm: LLM | None, **kwargs: Any) -> KnowledgeBase:
     from llama_index_agentic_kb.knowledge_base import KnowledgeBase  # noqa: PLC0415 (loads LlamaIndex)
 
     with console.status("Loading the store and its embedding model"):
@@ -545,8 +548,8 @@ def _language_model(name: str | None, context_window: int) -> LLM | None:
     return openai_from_environment(name or DEFAULT_MODEL, context_window=context_window)
 
 
-def _demo_store() -> Path:
-    return _cache() / "demo-3"  # a store of this format
+def _demo_store() -> str:
+    return str(_cache() / "demo-3")  # a store of this format
 
 
 def _cache() -> Path:

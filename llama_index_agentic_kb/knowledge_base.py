@@ -183,7 +183,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         Scope indexes made by ``agentic-kb calibrate`` are used for conversations (``RetrieverOptions.scope``).
 
         Args:
-            path: The store's directory.
+            path: The store's directory, or the URL of a PostgreSQL database (``postgresql://user@host/database``).
             embed_model: The embedding model; it must be the one that the store was created with. Defaults to the
                 library's default model.
             hybrid: Whether to combine keyword search (BM25) in the store's own index with vector search. Defaults to

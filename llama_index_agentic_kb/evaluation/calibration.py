@@ -19,13 +19,12 @@ from typing import Final
 import numpy as np
 from llama_index.core.base.embeddings.base import BaseEmbedding
 
-from llama_index_agentic_kb.errors import IngestionError
 from llama_index_agentic_kb.planning.contraction import contract
 from llama_index_agentic_kb.search.follow_up import DECAY
 from llama_index_agentic_kb.search.prototypes import Floats, ScopeIndex, ScopeSettings, unit_rows
 from llama_index_agentic_kb.store import KnowledgeStore
 from llama_index_agentic_kb.store.embedding_model import embed_model_name
-from llama_index_agentic_kb.store.scope import scope_file, stored_scopes
+from llama_index_agentic_kb.store.scope import stored_scopes
 
 TARGET: Final = 0.98
 """The share of the evidence that a scope must keep."""
@@ -92,10 +91,7 @@ def calibrate_store(store: KnowledgeStore) -> Iterator[tuple[str, Calibration]]:
         for chunk in sorted(store.documents.chunks_of("id", rows), key=lambda chunk: chunk.id):
             texts.setdefault(str(chunk.metadata.get("document_id")), []).append(chunk.text)
         made = calibrate(info.name, index, texts, store.embed_model)
-        try:
-            made.index.save(scope_file(store, info.name))
-        except OSError as error:
-            raise IngestionError(f"the scope index can't be written: {error}") from error
+        store.save_scope(info.name, made.index)
         yield info.name, made
 
 

@@ -26,7 +26,8 @@ from llama_index_agentic_kb.errors import NotFoundError
 from llama_index_agentic_kb.server.definitions import Definition, KnowledgeBaseDefinition, SourceDefinition
 from llama_index_agentic_kb.server.errors import ConflictError, PreconditionError
 from llama_index_agentic_kb.store.server_tables import api_keys, definitions
-from llama_index_agentic_kb.store.session_database import SessionDatabase, microseconds
+from llama_index_agentic_kb.store.session_database import SESSIONS, microseconds
+from llama_index_agentic_kb.store.sql import SqlDatabase
 
 T = TypeVar("T")
 Kind: TypeAlias = Literal["knowledgeBase", "knowledgeSource"]
@@ -117,7 +118,7 @@ class Catalog:
 
     def __init__(self, url: str | Path, *, timeout: float = 10.0) -> None:
         self._timeout = timeout
-        self._database = SessionDatabase(url, connections=4, timeout=timeout)
+        self._database = SqlDatabase(url, SESSIONS, connections=4, timeout=timeout)
         self._pool = WorkerPool("catalog", 4)
         self._snapshot: Snapshot | None = None
         self._reading = asyncio.Lock()

@@ -54,7 +54,8 @@ Secret: TypeAlias = Annotated[str, BeforeValidator(_secret)]
 class StoreSettings(Model):
     """A store of ``agentic-kb ingest``; its path alone is enough."""
 
-    path: Path
+    path: Setting
+    """A directory, relative to the folder of the file, or the URL of a PostgreSQL database."""
     permissions: dict[str, dict[str, str]] = Field(default_factory=dict)
     """By source: the fields of ``Permissions``. A source that is not named is open to every caller."""
 
@@ -125,7 +126,7 @@ class Configuration(Model):
         except InvalidRequestError as error:
             raise ConfigurationError(f"{path}: {error}") from error
         for store in loaded.stores:
-            store.path = path.absolute().parent / store.path
+            store.path = located(path, store.path)
         loaded.database = located(path, loaded.database)
         return loaded
 

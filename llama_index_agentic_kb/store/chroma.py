@@ -27,7 +27,8 @@ import numpy as np
 
 from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, IngestionError, StoreMismatchError
-from llama_index_agentic_kb.store.database import DocumentDatabase, Floats, Ids, SourceState
+from llama_index_agentic_kb.store.database import Floats, Ids, SourceState
+from llama_index_agentic_kb.store.sqlite import SqliteDatabase
 
 if TYPE_CHECKING:
     from chromadb.api import ClientAPI
@@ -153,7 +154,7 @@ class Graphs:
         dimension: The number of dimensions of the store's vectors.
     """
 
-    def __init__(self, path: Path, documents: DocumentDatabase, dimension: int) -> None:
+    def __init__(self, path: Path, documents: SqliteDatabase, dimension: int) -> None:
         self._path = path
         self._dimension = dimension
         self._documents = documents

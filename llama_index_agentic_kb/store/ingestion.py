@@ -222,8 +222,7 @@ class _Ingestion:
         for path, known in self.known.items():
             if path not in group.files and _is_gone(known, group):
                 self._remove(path)
-        self.store.lexical(source).update()
-        self.store.update_graph(source)
+        self.store.update_indexes(source)
 
     def _shown(self, source: str, files: Mapping[str, FoundFile]) -> Iterable[FoundFile]:
         """Return the files of a source, with a progress bar if requested."""
@@ -292,7 +291,7 @@ class _Ingestion:
         pending, self.pending = self.pending, []
         vectors = iter(list(self._embedded(source, chain.from_iterable(chunks for *_, chunks in pending))))
         for file, document, chunks in pending:
-            self._put(file, document, islice(vectors, len(chunks)))
+            self._put(file, document, list(islice(vectors, len(chunks))))
 
     def _put(self, file: FoundFile, document: StoredDocument, pieces: Iterable[tuple[Chunk, Floats]]) -> None:
         self.store.documents.put_document(document, pieces)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from llama_index.core.schema import NodeWithScore
 
     from llama_index_agentic_kb.schema import FilterNode
-    from llama_index_agentic_kb.store.store import KnowledgeStore
+    from llama_index_agentic_kb.store.directory import DirectoryStore
 
 
 class StoredLexicalSearch:
@@ -39,7 +39,7 @@ class StoredLexicalSearch:
         directory: The parent directory of the store's lexical indexes.
     """
 
-    def __init__(self, store: KnowledgeStore, source: str, directory: Path) -> None:
+    def __init__(self, store: DirectoryStore, source: str, directory: Path) -> None:
         self._store = store
         self._source = source
         self._directory = directory / hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -200,5 +200,5 @@ class StoredLexicalSearch:
     def _version(self) -> str:
         state = self._store.documents.source_state(self._source)
         if state is None:
-            raise ConfigurationError(f"The store {str(self._store.path)!r} has no source {self._source!r} any more.")
+            raise ConfigurationError(f"The store {self._store.location!r} has no source {self._source!r} any more.")
         return str(state.version)

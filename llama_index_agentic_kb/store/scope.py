@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llama_index_agentic_kb.errors import RetrievalError
+from llama_index_agentic_kb.errors import IngestionError, RetrievalError
 from llama_index_agentic_kb.search.prototypes import ScopeIndex
 from llama_index_agentic_kb.store.database import DocumentDatabase, Floats
 
@@ -46,24 +44,18 @@ class SourceReader:
         return {str(row): vector for row, vector in zip(rows.tolist(), vectors, strict=True)}
 
 
-def scope_file(store: KnowledgeStore, source: str) -> Path:
-    """Return the path of a source's scope index."""
-    return store.path / "scope" / f"{hashlib.sha256(source.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}.npz"
-
-
 def stored_scopes(store: KnowledgeStore) -> dict[str, ScopeIndex]:
     """Return the scope indexes of a store by source, up to date; sources without a readable one are left out."""
     made: dict[str, ScopeIndex] = {}
     for info in store.sources():
-        path = scope_file(store, info.name)
-        if not path.exists():
-            continue
         with suppress(RetrievalError):
-            index = ScopeIndex.load(path)
+            index = store.load_scope(info.name)
+            if index is None:
+                continue
             reader = store.vectors(info.name).reader()
             if index.version != reader.version():
                 index = index.updated(reader)
-                with suppress(OSError):  # a store that can't be written to
-                    index.save(path)
+                with suppress(IngestionError):  # a store that can't be written to
+                    store.save_scope(info.name, index)
             made[info.name] = index
     return made

@@ -45,7 +45,7 @@ from llama_index_agentic_kb.schema.request import Message
 from llama_index_agentic_kb.store.session_database import (
     MAX_ID,
     MAX_NAME,
-    SessionDatabase,
+    SESSIONS,
     labels,
     microseconds,
     sessions,
@@ -53,6 +53,7 @@ from llama_index_agentic_kb.store.session_database import (
     turns,
 )
 from llama_index_agentic_kb.store.session_listing import next_token, page
+from llama_index_agentic_kb.store.sql import SqlDatabase
 
 __all__ = ["SessionStore"]
 
@@ -114,7 +115,7 @@ class SessionStore:
         if timeout <= 0 or connections < 1:
             raise ConfigurationError("SessionStore: timeout must be positive, and connections at least 1")
         self._timeout = timeout
-        self._database = SessionDatabase(url, connections=connections, timeout=timeout)
+        self._database = SqlDatabase(url, SESSIONS, connections=connections, timeout=timeout)
         self._pool = WorkerPool("sessions", connections)
 
     def __enter__(self) -> Self:

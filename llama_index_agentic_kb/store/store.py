@@ -1,24 +1,19 @@
-"""The on-disk store of a knowledge base, and its repair."""
+"""The store of a knowledge base, in a directory or in PostgreSQL, and its repair."""
 
 from __future__ import annotations
 
-import os
 import struct
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, TypeAlias
 
-from filelock import FileLock, Timeout
-
-from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, StoreDamagedError, StoreMismatchError
-from llama_index_agentic_kb.store import chroma
+from llama_index_agentic_kb.errors import ConfigurationError, StoreDamagedError, StoreMismatchError
 from llama_index_agentic_kb.store.access import unprotected
-from llama_index_agentic_kb.store.chroma import Graphs
 from llama_index_agentic_kb.store.database import BusyError, DocumentDatabase, MetadataValue, SourceInfo
 from llama_index_agentic_kb.store.embedding_model import (
     DEFAULT_EMBED_MODEL,
@@ -28,57 +23,71 @@ from llama_index_agentic_kb.store.embedding_model import (
     embed_model_name,
     named_embed_model,
 )
-from llama_index_agentic_kb.store.scope import scope_file
 
 if TYPE_CHECKING:
     from llama_index.core import VectorStoreIndex
     from llama_index.core.base.embeddings.base import BaseEmbedding
-    from llama_index.core.schema import TextNode
+    from llama_index.core.schema import BaseNode, NodeWithScore, TextNode
+    from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
 
     from llama_index_agentic_kb.guard.permissions import Permissions
-    from llama_index_agentic_kb.store.lexical import StoredLexicalSearch
-    from llama_index_agentic_kb.store.vectors import SourceVectors
+    from llama_index_agentic_kb.schema import FilterNode
+    from llama_index_agentic_kb.search.prototypes import ScopeIndex
+    from llama_index_agentic_kb.store.scope import SourceReader
 
 Repair: TypeAlias = Literal["never", "auto"]
 """Whether opening a store rebuilds a missing or damaged HNSW graph of a large source ("auto") or not ("never")."""
 RepairProgress: TypeAlias = Callable[[int, int, str], None]
 """A function called with the number of processed chunks, the total number of chunks, and the source's name."""
 
-_DOCUMENTS: Final = "documents.db"
 _MODEL: Final = "embedding model"
 
 
-class KnowledgeStore:
-    """A store of sources on disk: their documents, and vectors that all come from one embedding model.
+class DenseSearch(Protocol):
+    """The dense search of a source."""
 
-        documents.db    all documents, chunks and vectors (SQLite); the indexes are derived from it
-        graphs/         the vector index (HNSW graph, Chroma) of each source with more than 20,000 chunks
-        lexical/        the lexical indexes (tantivy), one directory per source
-        write.lock      the lock of the process that is writing; writer.pid contains its process id
+    def search(
+        self,
+        query: VectorStoreQuery,
+        passes: Callable[[BaseNode], bool] | None = None,
+        *,
+        deadline: float | None = None,
+    ) -> tuple[VectorStoreQueryResult, str]:
+        """Find the nearest chunks; see ``vectors.SourceVectors.search``."""
+        ...
 
-    Open a store with `KnowledgeStore.open`; close it with `close` or as a context manager. Safe to use from many
-    threads, and from many processes while one of them ingests: a document is searchable once it is stored. A forked
-    child must open the store again, which fails if its parent has used an HNSW graph; start it with "spawn" instead.
-    A new store is readable only by its owner.
+    def reader(self) -> SourceReader:
+        """Return the reader of the source's vectors, from which its scope index is made."""
+        ...
+
+
+class SourceWords(Protocol):
+    """The lexical search of a source."""
+
+    def search(self, query: str, top_k: int, filters: FilterNode | None = None) -> list[NodeWithScore]:
+        """Find nodes by the words of a query; see ``lexical.StoredLexicalSearch.search``."""
+        ...
+
+
+class KnowledgeStore(ABC):
+    """A store of sources: their documents, and vectors that all come from one embedding model.
+
+    A store is a directory (``store.directory``) or a PostgreSQL database (``store.postgres``). Open it with
+    `KnowledgeStore.open`; close it with `close` or as a context manager. Safe to use from many threads and processes:
+    a document is searchable once it is stored.
     """
 
     def __init__(
-        self,
-        path: Path,
-        documents: DocumentDatabase,
-        fingerprint: EmbedModelFingerprint,
-        embed_model: BaseEmbedding | str | None,
+        self, documents: DocumentDatabase, fingerprint: EmbedModelFingerprint, embed_model: BaseEmbedding | str | None
     ) -> None:
         """Create a store object from its parts; use `open` instead, which checks that they match."""
-        self.path = path
         self.fingerprint = fingerprint
         self._documents = documents
-        self._graphs = Graphs(path / "graphs", documents, fingerprint.dimension)
         self._lock = threading.RLock()
         self._embed_model = embed_model
-        self._vectors: dict[str, SourceVectors] = {}
+        self._vectors: dict[str, DenseSearch] = {}
         self._indexes: dict[str, VectorStoreIndex] = {}
-        self._lexical: dict[str, StoredLexicalSearch] = {}
+        self._lexical: dict[str, SourceWords] = {}
         self._closed = False
 
     @classmethod
@@ -89,11 +98,11 @@ class KnowledgeStore:
         embed_model: BaseEmbedding | str | None = None,
         create: bool = False,
         repair: Repair = "never",
-    ) -> KnowledgeStore:
+    ) -> Self:
         """Open a store.
 
         Args:
-            path: The store's directory.
+            path: The store's directory, or the URL of a PostgreSQL database: ``postgresql://user@host/database``.
             embed_model: The embedding model, which must be the one the store was created with, or its name: on the
                 Hugging Face hub, of a local folder, or "multilingual". A name is loaded on first use. Defaults to the
                 store's own if this library knows it, and to all-MiniLM-L6-v2 for a new store.
@@ -113,28 +122,20 @@ class KnowledgeStore:
         """
         if repair not in ("never", "auto"):
             raise ConfigurationError(f"repair is {repair!r}; it is 'never' or 'auto'.")
-        directory = Path(path).resolve()
         new: EmbedModelFingerprint | None = None
-        if create and not (directory / _DOCUMENTS).exists():
-            _check_empty(directory)
+        if create and _is_new(path):
             embed_model = _loaded(embed_model or DEFAULT_EMBED_MODEL)
             new = embed_model_fingerprint(embed_model)  # first: a model that fails leaves no store
-            try:
-                directory.mkdir(parents=True, exist_ok=True)
-                directory.chmod(0o700)
-            except OSError as error:
-                raise ConfigurationError(f"No store can be made in {str(directory)!r}: {error.strerror}.") from error
-            documents = DocumentDatabase(directory / _DOCUMENTS)
-        else:
-            documents = _open_documents(path)
+        documents = _opened(path, create=create)
         try:
             made_with = _fingerprint(documents)
             if made_with is None:  # new, or the process that created it died right after
                 made_with = new or embed_model_fingerprint(_loaded(embed_model or DEFAULT_EMBED_MODEL))
                 documents.put_state(_MODEL, made_with.to_json())
             if embed_model is not None:
-                _check_embed_model(directory, made_with, embed_model)
-            store = cls(directory, documents, made_with, embed_model)
+                _check_embed_model(documents.location, made_with, embed_model)
+            store = _store_class(path)(documents, made_with, embed_model)
+            assert isinstance(store, cls)
             if repair == "auto":
                 with suppress(BusyError), store.writing():  # the writing process builds the graphs itself
                     for info in store.sources():
@@ -153,7 +154,7 @@ class KnowledgeStore:
         self.close()
 
     def close(self) -> None:
-        """Close all files; a second call does nothing. Indexes obtained from the store become unusable."""
+        """Close the store; a second call does nothing. Indexes obtained from it become unusable."""
         try:
             self._documents.check_process()
         except ConfigurationError:
@@ -162,7 +163,6 @@ class KnowledgeStore:
             self._closed = True
             for opened in (self._indexes, self._lexical, self._vectors):
                 opened.clear()
-            self._graphs.close()
             self._documents.close()
 
     @property
@@ -177,9 +177,9 @@ class KnowledgeStore:
             if self._embed_model is None or isinstance(self._embed_model, str):
                 known = self.fingerprint.name in KNOWN_EMBED_MODELS
                 name = self._embed_model or (self.fingerprint.name if known else DEFAULT_EMBED_MODEL)
-                _check_embed_model(self.path, self.fingerprint, name)
+                _check_embed_model(self.location, self.fingerprint, name)
                 model = _loaded(name)
-                _check_embed_model(self.path, self.fingerprint, model)
+                _check_embed_model(self.location, self.fingerprint, model)
                 self._embed_model = model
             return self._embed_model
 
@@ -188,8 +188,13 @@ class KnowledgeStore:
         """The database of all documents, chunks and vectors."""
         self._documents.check_process()
         if self._closed:
-            raise ConfigurationError(f"The store {str(self.path)!r} is closed.")
+            raise ConfigurationError(f"The store {self.location!r} is closed.")
         return self._documents
+
+    @property
+    def location(self) -> str:
+        """The store's directory, or its URL without the password."""
+        return self._documents.location
 
     def sources(self) -> list[SourceInfo]:
         """Return the sources in order of name, with descriptions and counts; loads neither the model nor Chroma."""
@@ -212,27 +217,23 @@ class KnowledgeStore:
                 self._indexes[source] = VectorStoreIndex.from_vector_store(vectors, embed_model=self.embed_model)
             return self._indexes[source]
 
-    def vectors(self, source: str) -> SourceVectors:
+    def vectors(self, source: str) -> DenseSearch:
         """Return the dense search of a source; each call returns the same object."""
-        from llama_index_agentic_kb.store.vectors import SourceVectors  # noqa: PLC0415 (loads LlamaIndex)
-
         with self._lock:
             if source not in self._vectors:
-                self._vectors[source] = SourceVectors(self, source, self._graphs)
+                self._vectors[source] = self._make_vectors(source)
             return self._vectors[source]
 
-    def lexical(self, source: str) -> StoredLexicalSearch:
-        """Return the lexical search (BM25) of a source; its index is updated when it is searched.
+    def lexical(self, source: str) -> SourceWords:
+        """Return the lexical search of a source; each call returns the same object.
 
         Raises:
             ConfigurationError: The source does not exist.
         """
-        from llama_index_agentic_kb.store.lexical import StoredLexicalSearch  # noqa: PLC0415 (loads tantivy)
-
         self._check_source(source)
         with self._lock:
             if source not in self._lexical:
-                self._lexical[source] = StoredLexicalSearch(self, source, self.path / "lexical")
+                self._lexical[source] = self._make_lexical(source)
             return self._lexical[source]
 
     def nodes(self, source: str) -> list[TextNode]:
@@ -279,64 +280,54 @@ class KnowledgeStore:
             IngestionError: Another process is writing to the store.
         """
         with self.writing(), self._lock:
-            self.lexical(source).remove()
-            self.documents.delete_source(source)
-            self._graphs.remove_unused()
-            scope_file(self, source).unlink(missing_ok=True)
+            self._check_source(source)
+            self._remove(source)
             kept: dict[str, Any]
             for kept in (self._indexes, self._lexical, self._vectors):
                 kept.pop(source, None)
 
-    @contextmanager
-    def writing(self, wait: float = 0.0) -> Iterator[None]:
-        """Acquire the store's write lock, which excludes all other processes and threads, for the ``with`` block.
+    @abstractmethod
+    def _remove(self, source: str) -> None:
+        """Delete a source."""
 
-        The operating system releases the lock if the process dies.
+    @abstractmethod
+    def _make_vectors(self, source: str) -> DenseSearch:
+        """Return a new dense search of a source."""
+
+    @abstractmethod
+    def _make_lexical(self, source: str) -> SourceWords:
+        """Return a new lexical search of a source."""
+
+    @abstractmethod
+    def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:
+        """Return a ``with`` block for writing; a directory has one writer at a time, PostgreSQL many.
 
         Args:
-            wait: The seconds to wait while another process has the lock. Defaults to 0.
-
-        Yields:
-            None, inside the lock.
+            wait: The seconds to wait while another process writes. Defaults to 0.
 
         Raises:
-            IngestionError: Another process or thread has the lock; the message contains its process id.
+            IngestionError: Another process or thread is writing; the message contains its process id.
         """
-        path, pid = self.documents.path.with_name("write.lock"), self.path / "writer.pid"
-        lock = FileLock(path, timeout=wait, mode=0o600, thread_local=False)
-        try:
-            lock.acquire(poll_interval=0.02)
-            pid.touch(0o600)
-            pid.write_text(str(os.getpid()), "ascii")
-        except Timeout:
-            holder = pid.read_text("ascii", "replace") if pid.exists() else "unknown"
-            raise BusyError(
-                f"Process {holder} is writing into the store {str(self.path)!r}. Wait for it to end (wait=SECONDS, "
-                "--wait SECONDS), or end it, then run this again."
-            ) from None
-        except OSError as error:
-            lock.release()
-            raise IngestionError(f"{str(path)!r} can't be written: {error.strerror}.") from error
-        try:
-            yield
-        finally:
-            lock.release()
 
-    def outside_graph(self, source: str) -> int:
-        """Return the number of chunks missing from a source's HNSW graph plus the deleted chunks still in it."""
-        return self._graphs.outside(source)
+    @abstractmethod
+    def update_indexes(self, source: str) -> None:
+        """Update what is derived from a source's documents, after some of them have changed; inside `writing`.
 
+        Raises:
+            IngestionError: An index can't be written.
+        """
+
+    @abstractmethod
     def update_graph(self, source: str) -> None:
-        """Update a source's HNSW graph if over 20,000 chunks are missing or deleted; requires the write lock.
+        """Update a source's HNSW graph if it has many chunks outside of it; inside `writing`.
 
         Raises:
             IngestionError: The graph can't be written.
         """
-        if self.outside_graph(source) > chroma.EXACT_ROWS:
-            self._graphs.build(source, anew=False)
 
+    @abstractmethod
     def mend(self, *, rebuild_all: bool, progress: RepairProgress | None) -> str:
-        """Update or repair the HNSW graphs and lexical indexes; the caller must have the write lock.
+        """Update or repair the indexes; inside `writing`.
 
         Args:
             rebuild_all: Whether to rebuild all indexes; otherwise only missing or damaged ones.
@@ -345,26 +336,32 @@ class KnowledgeStore:
         Returns:
             A description of the damage found; empty if there was none.
         """
-        found = []
-        for info in self.sources():
-            tell, lexical = partial(_tell, progress, info), self.lexical(info.name)
-            state = self.documents.source_state(info.name)
-            graph = "" if state is None else self._graphs.fault(state, whole=True)
-            if graph or (rebuild_all and info.chunks > chroma.EXACT_ROWS):
-                self._graphs.build(info.name, tell, anew=True)
-            else:
-                self.update_graph(info.name)
-            words = lexical.fault()
-            lexical.update(words or ("it is to be built again" if rebuild_all else ""))
-            found += [graph, words]
-            tell(info.chunks)
-        return "; ".join(filter(None, found))
+
+    @abstractmethod
+    def size(self) -> int:
+        """Return the size in bytes."""
+
+    @abstractmethod
+    def load_scope(self, source: str) -> ScopeIndex | None:
+        """Return the scope index of a source; None if it has none.
+
+        Raises:
+            RetrievalError: The index is damaged.
+        """
+
+    @abstractmethod
+    def save_scope(self, source: str, index: ScopeIndex) -> None:
+        """Keep the scope index of a source.
+
+        Raises:
+            IngestionError: It can't be written.
+        """
 
     def _check_source(self, source: str) -> None:
         if self.documents.source_state(source) is None:
             names = [info.name for info in self.sources()]
             raise ConfigurationError(
-                f"The store {str(self.path)!r} has no source {source!r}; it has: {', '.join(names) or 'none yet'}."
+                f"The store {self.location!r} has no source {source!r}; it has: {', '.join(names) or 'none yet'}."
             )
 
 
@@ -395,7 +392,7 @@ def repair_store(
     A repair needs no embedding model, can be interrupted and run again, and never changes documents or vectors.
 
     Args:
-        path: The store's directory.
+        path: The store's directory or URL.
         rebuild_all: Whether to rebuild all indexes, even intact ones.
         wait: The seconds to wait while another process is writing to the store.
         progress: A function called after each batch of chunks; see ``RepairProgress``.
@@ -409,9 +406,9 @@ def repair_store(
         IngestionError: Another process is writing to the store, or the disk is full.
     """
     started = time.monotonic()
-    documents = _open_documents(path)
+    documents = _opened(path)
     fingerprint = _fingerprint(documents) or EmbedModelFingerprint("", 0)
-    with KnowledgeStore(documents.path.parent, documents, fingerprint, None) as store, store.writing(wait):
+    with _store_class(path)(documents, fingerprint, None) as store, store.writing(wait):
         documents.check()
         fault = store.mend(rebuild_all=rebuild_all, progress=progress)
         sources = store.sources()
@@ -424,40 +421,37 @@ def repair_store(
     )
 
 
-def _tell(progress: RepairProgress | None, info: SourceInfo, done: int) -> None:
-    if progress is not None:
-        progress(done, info.chunks, info.name)
+def is_url(path: str | Path) -> bool:
+    """Return whether a store is named by a URL."""
+    return "://" in str(path)
 
 
-def _open_documents(path: str | Path) -> DocumentDatabase:
-    """Open the document database of an existing store.
+def _is_new(path: str | Path) -> bool:
+    if is_url(path):
+        return False  # only the database knows
+    from llama_index_agentic_kb.store.directory import is_new_directory  # noqa: PLC0415 (imports this module)
 
-    Raises:
-        StoreDamagedError: The database is damaged, or missing although the store's indexes exist.
-        ConfigurationError: The directory contains no store.
-    """
-    directory = Path(path).resolve()
-    documents = directory / _DOCUMENTS
-    if documents.exists():
-        return DocumentDatabase(documents)
-    if any((directory / name).exists() for name in ("graphs", "lexical")):
-        raise StoreDamagedError(
-            f"{str(documents)!r} is gone, and with it the store's documents. Restore it, or make the "
-            "store again with `agentic-kb ingest` in a directory of its own."
-        )
-    raise ConfigurationError(
-        f"There is no store in {str(directory)!r}. Make one with `agentic-kb ingest FOLDER --store {path}`."
-    )
+    return is_new_directory(path)
 
 
-def _check_empty(directory: Path) -> None:
-    """Raise ``ConfigurationError`` if the path of a new store is a file or a non-empty directory."""
-    if directory.exists() and not directory.is_dir():
-        raise ConfigurationError(f"{str(directory)!r} is a file; a store is a directory.")
-    if directory.is_dir() and any(directory.iterdir()):
-        raise ConfigurationError(
-            f"{str(directory)!r} holds other files and no store. Choose a directory of its own for the store."
-        )
+def _opened(path: str | Path, *, create: bool = False) -> DocumentDatabase:
+    if is_url(path):
+        from llama_index_agentic_kb.store.postgres import PostgresDatabase  # noqa: PLC0415 (loads SQLAlchemy)
+
+        return PostgresDatabase(str(path))
+    from llama_index_agentic_kb.store.directory import open_directory  # noqa: PLC0415 (imports this module)
+
+    return open_directory(path, create=create)
+
+
+def _store_class(path: str | Path) -> type[KnowledgeStore]:
+    if is_url(path):
+        from llama_index_agentic_kb.store.postgres import PostgresStore  # noqa: PLC0415 (loads SQLAlchemy)
+
+        return PostgresStore
+    from llama_index_agentic_kb.store.directory import DirectoryStore  # noqa: PLC0415 (imports this module)
+
+    return DirectoryStore
 
 
 def _fingerprint(documents: DocumentDatabase) -> EmbedModelFingerprint | None:
@@ -466,7 +460,7 @@ def _fingerprint(documents: DocumentDatabase) -> EmbedModelFingerprint | None:
         return None if made_with is None else EmbedModelFingerprint.from_json(made_with)
     except (ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
         raise StoreDamagedError(
-            f"{str(documents.path)!r} does not say which model made its vectors: {type(error).__name__}. Restore it, "
+            f"{documents.location!r} does not say which model made its vectors: {type(error).__name__}. Restore it, "
             "or make the store again with `agentic-kb ingest`."
         ) from error
 
@@ -475,7 +469,7 @@ def _loaded(embed_model: BaseEmbedding | str) -> BaseEmbedding:
     return named_embed_model(embed_model) if isinstance(embed_model, str) else embed_model
 
 
-def _check_embed_model(directory: Path, made_with: EmbedModelFingerprint, embed_model: BaseEmbedding | str) -> None:
+def _check_embed_model(location: str, made_with: EmbedModelFingerprint, embed_model: BaseEmbedding | str) -> None:
     """Check that a store was created with a model; of a model that is not loaded, only the name is compared.
 
     Raises:
@@ -490,7 +484,7 @@ def _check_embed_model(directory: Path, made_with: EmbedModelFingerprint, embed_
             return
     found = f"{found} with other weights" if found == made_with else found
     raise StoreMismatchError(
-        f"The store {str(directory)!r} was made with the embedding model {made_with} and is opened with {found}: "
+        f"The store {location!r} was made with the embedding model {made_with} and is opened with {found}: "
         "their vectors can't be compared. Pass the model it was made with (embed_model=, --embed-model), or make a new "
         "store for the other one with `agentic-kb ingest`."
     )

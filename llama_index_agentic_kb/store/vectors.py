@@ -46,15 +46,18 @@ from llama_index_agentic_kb.errors import (
     RetrievalError,
     StoreDamagedError,
 )
+from llama_index_agentic_kb.schema.filters import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator
 from llama_index_agentic_kb.store import chroma
 from llama_index_agentic_kb.store.chroma import GraphError, Graphs
 from llama_index_agentic_kb.store.chunking import chunk_to_node
 from llama_index_agentic_kb.store.database import Floats, Ids, SourceState
 from llama_index_agentic_kb.store.scope import SourceReader
+from llama_index_agentic_kb.store.sql_filter import Dialect, Sql, joined
 
 if TYPE_CHECKING:
     from llama_index_agentic_kb.search.lexical import LexicalSearch
-    from llama_index_agentic_kb.store.store import KnowledgeStore
+    from llama_index_agentic_kb.store.directory import DirectoryStore
+    from llama_index_agentic_kb.store.store import DenseSearch
 
 MAX_ROWS = 200_000
 """The maximum number of rows outside the HNSW graph (300 MB); with more, a search fails until the graph is built."""
@@ -72,8 +75,6 @@ Passes: TypeAlias = Callable[[BaseNode], bool]
 """A function that returns whether a node matches a filter."""
 Ranked: TypeAlias = tuple[int, float]
 """A chunk's id and its cosine distance to the query."""
-Sql: TypeAlias = tuple[str, list[object]]
-"""A SQL condition and its parameters."""
 
 
 @dataclass(eq=False)
@@ -118,7 +119,7 @@ class SourceVectors:
         graphs: The store's vector indexes (HNSW graphs).
     """
 
-    def __init__(self, store: KnowledgeStore, source: str, graphs: Graphs) -> None:
+    def __init__(self, store: DirectoryStore, source: str, graphs: Graphs) -> None:
         self._store = store
         self._source = source
         self._graphs = graphs
@@ -146,26 +147,19 @@ class SourceVectors:
             StoreDamagedError: The HNSW graph of a large source is missing or damaged; the message names the remedy.
             ConfigurationError: The source no longer exists.
         """
-        if query.mode is not VectorStoreQueryMode.DEFAULT:
-            raise RetrievalError(f"A knowledge store searches in the mode 'default'; found {query.mode.value!r}.")
-        vector = unit(np.asarray(query.query_embedding, dtype=np.float32)) if query.query_embedding else None
-        if vector is not None and len(vector) != self._dimension:
-            raise RetrievalError(
-                f"The query's vector has {len(vector)} dimensions, those of the store have {self._dimension}: embed "
-                "queries with the model that the store was made with."
-            )
-        where = _where(query)
+        vector = query_vector(query, self._dimension)
+        condition = where(query, self._store.documents.dialect)
         taken = partial(take, fetch=self._nodes, top_k=query.similarity_top_k, passes=passes, deadline=deadline)
         if vector is None:
             self._state()  # raises an error if the source is gone
-            ids = self._store.documents.ids(self._source, *(where or ()))
+            ids = self._store.documents.ids(self._source, *(condition or ()))
             return taken((row, 0.0) for row in ids.tolist()), "listed"
         for _ in range(_ATTEMPTS):
             # A graph that fails is not used again: it was replaced, or it is damaged.
             with suppress(GraphError):
                 with self._turn(deadline):
                     loaded = self._current()
-                    matches = None if where is None else self._matches(loaded, *where)
+                    matches = None if condition is None else self._matches(loaded, *condition)
                 if matches is None:
                     nearest = partial(self._nearest, loaded, vector)
                     return taken(growing(nearest, query.similarity_top_k, loaded.total)), "searched"
@@ -215,7 +209,7 @@ class SourceVectors:
     def _state(self) -> SourceState:
         state = self._store.documents.source_state(self._source)
         if state is None:
-            raise ConfigurationError(f"The store {str(self._store.path)!r} has no source {self._source!r} any more.")
+            raise ConfigurationError(f"The store {self._store.location!r} has no source {self._source!r} any more.")
         return state
 
     def _current(self) -> _Loaded:
@@ -230,7 +224,7 @@ class SourceVectors:
         if len(ids) > MAX_ROWS:
             raise StoreDamagedError(
                 f"The vectors of the source {self._source!r} have no usable graph, and {len(ids):,} are too many to "
-                f"compare one by one. Nothing is lost: run `agentic-kb repair --store {self._store.path}`."
+                f"compare one by one. Nothing is lost: run `agentic-kb repair --store {self._store.location}`."
             )
         later = self._rows(ids) if old is None else self._grown(old.later, ids)
         self._loaded = _Loaded(state, last_id, later, self._store.documents.count(self._source))
@@ -281,6 +275,23 @@ class SourceVectors:
 
     def _nodes(self, ids: list[int]) -> dict[int, BaseNode]:
         return {chunk.id: chunk_to_node(chunk) for chunk in self._store.documents.chunks_of("id", ids)}
+
+
+def query_vector(query: VectorStoreQuery, dimension: int) -> Floats | None:
+    """Return a query's vector, of unit length; None if it has none.
+
+    Raises:
+        RetrievalError: The vector has another dimension than the store's, or the query another mode than "default".
+    """
+    if query.mode is not VectorStoreQueryMode.DEFAULT:
+        raise RetrievalError(f"A knowledge store searches in the mode 'default'; found {query.mode.value!r}.")
+    vector = unit(np.asarray(query.query_embedding, dtype=np.float32)) if query.query_embedding else None
+    if vector is not None and len(vector) != dimension:
+        raise RetrievalError(
+            f"The query's vector has {len(vector)} dimensions, those of the store have {dimension}: embed "
+            "queries with the model that the store was made with."
+        )
+    return vector
 
 
 def growing(
@@ -355,10 +366,10 @@ class StoreVectorStore(BasePydanticVectorStore):
     is_embedding_query: bool = True
     flat_metadata: bool = True
 
-    _vectors: SourceVectors = PrivateAttr()
+    _vectors: DenseSearch = PrivateAttr()
     _lexical: LexicalSearch = PrivateAttr()
 
-    def __init__(self, vectors: SourceVectors, lexical: LexicalSearch) -> None:
+    def __init__(self, vectors: DenseSearch, lexical: LexicalSearch) -> None:
         super().__init__(stores_text=True)
         self._vectors = vectors
         self._lexical = lexical
@@ -407,108 +418,48 @@ class StoreVectorStore(BasePydanticVectorStore):
         raise ConfigurationError(f"{ref_doc_id!r}: documents leave a knowledge store by ingest() alone.")
 
 
-# -- filters as SQL on a chunk's metadata, which are stored as JSON ---------------------------------------------------
+# -- filters ----------------------------------------------------------------------------------------------------------
 
-_ORDERS: Final = {Operator.GT: ">", Operator.GTE: ">=", Operator.LT: "<", Operator.LTE: "<="}
-_KINDS: Final = {bool: "'true', 'false'", float: "'integer', 'real'", str: "'text'"}
-_MANY: Final = 8  # minimum equalities in an "or" group for which a lookup by the chunk's own keys is used
-_FACTS: Final = (
-    "EXISTS (SELECT 1 FROM json_each(metadata) AS fact WHERE fact.key || char(31) || fact.type || char(31) ||"
-    " CASE fact.type WHEN 'text' THEN fact.atom ELSE '' END IN (SELECT value FROM json_each(?)))"
-)
+_OPERATORS: Final = {
+    Operator.EQ: FilterOperator.EQ,
+    Operator.NE: FilterOperator.NE,
+    Operator.GT: FilterOperator.GT,
+    Operator.GTE: FilterOperator.GE,
+    Operator.LT: FilterOperator.LT,
+    Operator.LTE: FilterOperator.LE,
+    Operator.IN: FilterOperator.IN,
+    Operator.NIN: FilterOperator.NIN,
+    Operator.ANY: FilterOperator.ANY,
+    Operator.CONTAINS: FilterOperator.ANY,
+    Operator.TEXT_MATCH: FilterOperator.TEXT_MATCH,
+    Operator.IS_EMPTY: FilterOperator.IS_EMPTY,
+}
 
 
-def _where(query: VectorStoreQuery) -> Sql | None:
-    """Return a query's filters, node ids and document ids as one SQL condition; None if it has none."""
-    parts = [] if query.filters is None else [sql_filter(query.filters)]
+def where(query: VectorStoreQuery, dialect: Dialect) -> Sql | None:
+    """Return a query's filters, node ids and document ids as one SQL condition on ``chunks``; None if it has none."""
+    parts = [] if query.filters is None else [dialect.filter(tree_of(query.filters))]
     if query.node_ids:  # an index over a vector store passes an empty list always
-        parts.append(("node_id IN (SELECT value FROM json_each(?))", [json.dumps(list(query.node_ids))]))
+        parts.append(dialect.listed("node_id", query.node_ids))
     if query.doc_ids is not None:
-        listed = json.dumps(list(query.doc_ids))
-        parts.append(("json_extract(metadata, '$.document_id') IN (SELECT value FROM json_each(?))", [listed]))
-    return _joined("AND", parts) if parts else None
+        parts.append(dialect.listed(dialect.document_id, query.doc_ids))
+    return joined("AND", parts) if parts else None
 
 
-def sql_filter(filters: MetadataFilters) -> Sql:
-    """Return a filter as a SQL condition that is equivalent to ``schema.matches``.
-
-    A condition on a missing key is false, and so is an equality or order comparison with a value of another type.
-
-    Args:
-        filters: A non-empty filter; its groups must be "and" or "or".
+def tree_of(filters: MetadataFilters | MetadataFilter) -> FilterNode:
+    """Return LlamaIndex's filters as a tree.
 
     Raises:
-        DeniedError: The filter is empty (which must not match everything), or has an unknown group or operator.
+        DeniedError: A group is empty (which must not match everything), or an operator is unknown.
     """
-    if not filters.filters or filters.condition not in (FilterCondition.AND, FilterCondition.OR, None):
-        raise DeniedError("a filter of the store has at least one condition, and no groups under 'not'")
-    parts = list(filters.filters)
-    if filters.condition is not FilterCondition.OR:
-        return _joined("AND", [_part(part) for part in parts])
-    # A user in a thousand groups has a thousand conditions, but a chunk's metadata contain only a few of the keys.
-    facts = [fact for part in parts if (fact := _fact(part))]
-    if len(facts) < _MANY:
-        return _joined("OR", [_part(part) for part in parts])
-    return _joined("OR", [(_FACTS, [json.dumps(facts)]), *(_part(part) for part in parts if not _fact(part))])
-
-
-def _part(part: MetadataFilter | MetadataFilters) -> Sql:
-    if isinstance(part, MetadataFilters):
-        return sql_filter(part)
-    path = _path(part)
-    if part.operator in _ORDERS:
-        # Booleans and numbers are ordered as in Python, text by code points.
-        kinds = "'text'" if isinstance(part.value, str) else "'integer', 'real', 'true', 'false'"
-        compared = f"json_extract(metadata, ?) {_ORDERS[part.operator]} json_extract(?, '$')"
-        return f"json_type(metadata, ?) IN ({kinds}) AND {compared}", [path, path, json.dumps(part.value)]
-    if part.operator in (Operator.CONTAINS, Operator.ANY):
-        return "0", []  # the store contains no list values
-    if part.operator not in (Operator.EQ, Operator.IN, Operator.NE, Operator.NIN):
-        raise DeniedError(f"the store has no operator {part.operator.value!r}, which the filter on {part.key!r} needs")
-    equal: list[Sql] = []
-    for kind, types in _KINDS.items():
-        same = [value for value in _values(part) if _kind(value) is kind]
-        sql = f"json_type(metadata, ?) IN ({types}) AND json_extract(metadata, ?) IN (SELECT value FROM json_each(?))"  # noqa: S608 (constants)
-        equal += [(sql, [path, path, json.dumps(same)])] if same else []
-    condition, parameters = _joined("OR", equal or [("0", [])])
-    if part.operator in (Operator.EQ, Operator.IN):
-        return condition, parameters
-    return f"json_type(metadata, ?) IS NOT NULL AND NOT {condition}", [path, *parameters]
-
-
-def _joined(word: str, parts: Sequence[Sql]) -> Sql:
-    """Join conditions with AND or OR as a balanced tree, since SQLite rejects expressions 1,000 levels deep."""
-    if len(parts) == 1:
-        return f"({parts[0][0]})", parts[0][1]
-    half = len(parts) // 2
-    left, right = _joined(word, parts[:half]), _joined(word, parts[half:])
-    return f"({left[0]} {word} {right[0]})", [*left[1], *right[1]]
-
-
-def _fact(part: MetadataFilter | MetadataFilters) -> str:
-    """Return an equality with a text or boolean in the format that ``_FACTS`` compares; empty for other filters."""
-    if not isinstance(part, MetadataFilter) or part.operator is not Operator.EQ:
-        return ""
-    if not isinstance(part.value, bool | str):
-        return ""
-    _path(part)
-    text = isinstance(part.value, str)
-    return f"{part.key}\x1f{'text' if text else str(part.value).lower()}\x1f{part.value if text else ''}"
-
-
-def _path(part: MetadataFilter) -> str:
-    """Return the JSON path of a filter's key; raise ``DeniedError`` for characters that the store can't contain."""
-    if any(letter in part.key for letter in '"\\\x1f'):  # they have no escape
-        raise DeniedError(f"no metadata key of the store is called {part.key[:60]!r}")
-    for value in (part.key, *_values(part)):
-        if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
-            raise DeniedError("a filter holds a lone surrogate, which no text of the store does")
-    return f'$."{part.key}"'
-
-
-def _values(part: MetadataFilter) -> Sequence[object]:
-    return part.value if isinstance(part.value, list) else [part.value]
-
-
-def _kind(value: object) -> type:
-    return bool if isinstance(value, bool) else str if isinstance(value, str) else float
+    if isinstance(filters, MetadataFilter):
+        if filters.operator not in _OPERATORS:
+            name = filters.operator.value
+            raise DeniedError(f"the store has no operator {name!r}, which the filter on {filters.key!r} needs")
+        value: Any = True if filters.value is None else filters.value
+        # Not validated: a user in a thousand groups has a thousand conditions.
+        return Condition.model_construct(key=filters.key, operator=_OPERATORS[filters.operator], value=value)
+    if not filters.filters:
+        raise DeniedError("a filter of the store has at least one condition")
+    logic = FilterLogic((filters.condition or FilterCondition.AND).value)
+    return FilterGroup.model_construct(logic=logic, filters=[tree_of(part) for part in filters.filters])

@@ -17,9 +17,9 @@ import numpy as np
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, RetrieverOptions
 from llama_index_agentic_kb.schema import ActivityRecord, Condition, SourceActivity
-from llama_index_agentic_kb.store import KnowledgeStore
 from llama_index_agentic_kb.store.chroma import ChromaDirectory
 from llama_index_agentic_kb.store.database import Chunk, MetadataValue, StoredDocument
+from llama_index_agentic_kb.store.directory import DirectoryStore
 from tests.benchmarks.scale_corpus import DIMENSION, Block, Floats, Ints, ScaleCorpus, ScaleEmbedding
 
 __all__ = [
@@ -111,9 +111,9 @@ class ScaleStore:
             store.lexical(SOURCE).update()
             return time.perf_counter() - started
 
-    def open(self, *, create: bool = False) -> KnowledgeStore:
+    def open(self, *, create: bool = False) -> DirectoryStore:
         """Open the store; the caller closes it."""
-        return KnowledgeStore.open(self.folder / "store", embed_model=self.embedding, create=create)
+        return DirectoryStore.open(self.folder / "store", embed_model=self.embedding, create=create)
 
     def vectors(self) -> Floats:
         """Return all vectors, on disk, shape (size, 384)."""
@@ -131,7 +131,7 @@ def node_id(number: int) -> str:
     return f"chunk-{number}"
 
 
-def store_block(store: KnowledgeStore, block: Block, shard: int = 0, shards: int = 1) -> None:
+def store_block(store: DirectoryStore, block: Block, shard: int = 0, shards: int = 1) -> None:
     """Store each document of a shard in a transaction, as ingestion does."""
     chunks = [_chunk(block, at) for at in range(len(block.texts))]
     pieces = list(zip(chunks, block.vectors, strict=True))
@@ -190,7 +190,7 @@ class Times:
         return {"p50": percentile(self.searches, 50), "p99": percentile(self.searches, 99)}
 
 
-def measure_plain(store: KnowledgeStore, at: ScaleStore, users: int, searches: int, *, hybrid: bool) -> Numbers:
+def measure_plain(store: DirectoryStore, at: ScaleStore, users: int, searches: int, *, hybrid: bool) -> Numbers:
     """Measure retrieval at minimal effort by so many users at once, each asking again as soon as it has its answer.
 
     Returns:
@@ -219,7 +219,7 @@ def measure_plain(store: KnowledgeStore, at: ScaleStore, users: int, searches: i
     return numbers | (ways if hybrid else {})
 
 
-def measure_filtered(store: KnowledgeStore, at: ScaleStore, key: str, modulus: int, searches: int) -> dict[str, Any]:
+def measure_filtered(store: DirectoryStore, at: ScaleStore, key: str, modulus: int, searches: int) -> dict[str, Any]:
     """Measure search under ten filters that have nothing to do with the queries, ours beside Chroma's own.
 
     Args:

@@ -18,7 +18,8 @@ from llama_index_agentic_kb.schema import AgenticReasoningActivity, ScopeReason,
 from llama_index_agentic_kb.search.prototypes import ScopeIndex, ScopeSettings, unit_rows
 from llama_index_agentic_kb.store import KnowledgeStore
 from llama_index_agentic_kb.store.database import Chunk, StoredDocument
-from llama_index_agentic_kb.store.scope import scope_file, stored_scopes
+from llama_index_agentic_kb.store.directory import DirectoryStore
+from llama_index_agentic_kb.store.scope import stored_scopes
 from llama_index_agentic_kb.testing import HashEmbedding
 
 MODEL = HashEmbedding()
@@ -33,7 +34,7 @@ def texts_of(number: int) -> list[str]:
     return [" ".join([*own, *(f"common{drawn.randrange(40)}" for _ in range(4)), f"part{at}."]) for at in range(2)]
 
 
-def put(store: KnowledgeStore, numbers: Iterable[int]) -> None:
+def put(store: DirectoryStore, numbers: Iterable[int]) -> None:
     for number in numbers:
         path = f"{number}.txt"
         meta = {"document_id": f"{SOURCE}/{path}", "title": path}
@@ -48,7 +49,7 @@ def put(store: KnowledgeStore, numbers: Iterable[int]) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    with KnowledgeStore.open(tmp_path / "store", embed_model=MODEL, create=True) as store:
+    with DirectoryStore.open(tmp_path / "store", embed_model=MODEL, create=True) as store:
         store.documents.put_source(SOURCE)
         put(store, range(DOCUMENTS))
     return tmp_path / "store"
@@ -68,7 +69,7 @@ def reason(kb: KnowledgeBase) -> ScopeReason | None:
 
 def test_a_calibrated_store_narrows_conversations(path: Path) -> None:
     """Its index lies in the store, and is brought up to date when the store is opened; a new source has none."""
-    with KnowledgeStore.open(path, embed_model=MODEL) as store:
+    with DirectoryStore.open(path, embed_model=MODEL) as store:
         [(source, made)] = calibrate_store(store)
         assert (source, made.turns) == (SOURCE, calibration.SAMPLE)
         assert min(made.evidence) >= TARGET
@@ -78,21 +79,21 @@ def test_a_calibrated_store_narrows_conversations(path: Path) -> None:
         put(store, [DOCUMENTS])
         updated = stored_scopes(store)[SOURCE]
         assert f"{SOURCE}/{DOCUMENTS}.txt" in updated.documents
-        assert ScopeIndex.load(scope_file(store, SOURCE)).version == updated.version
+        assert ScopeIndex.load(store._scope_file(SOURCE)).version == updated.version
     kb = KnowledgeBase.from_store(path, embed_model=MODEL, effort="minimal", output_mode="extractiveData")
     assert reason(kb) in (None, ScopeReason.TOO_SMALL)
-    with KnowledgeStore.open(path, embed_model=MODEL) as store:
+    with DirectoryStore.open(path, embed_model=MODEL) as store:
         put(store, [DOCUMENTS + 1])
         assert reason(kb) is ScopeReason.INDEX_STALE
-        scope_file(store, SOURCE).write_bytes(b"damaged")
+        store._scope_file(SOURCE).write_bytes(b"damaged")
         assert stored_scopes(store) == {}
         store.remove_source(SOURCE)
-        assert not scope_file(store, SOURCE).exists()
+        assert not store._scope_file(SOURCE).exists()
 
 
 def test_the_command_says_what_the_scope_keeps(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line for each source."""
-    opened = KnowledgeStore.open
+    opened = DirectoryStore.open
     monkeypatch.setattr(KnowledgeStore, "open", lambda store, **_: opened(store, embed_model=MODEL))
     done = CliRunner().invoke(app, ["calibrate", "--store", str(path)])
     assert done.exit_code == 0, done.output

@@ -20,9 +20,10 @@ import pytest
 
 from llama_index_agentic_kb import KnowledgeBase
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, StoreDamagedError, StoreMismatchError
-from llama_index_agentic_kb.store import KnowledgeStore, chroma, ingest, repair_store, vectors
-from llama_index_agentic_kb.store.database import DocumentDatabase
+from llama_index_agentic_kb.store import chroma, ingest, repair_store, vectors
+from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.store.reading import FileReader
+from llama_index_agentic_kb.store.sqlite import SqliteDatabase
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.deep_folders import deep_folders
 from tests.faults.registry import fault
@@ -56,8 +57,8 @@ def kept() -> Iterator[Path]:
         yield made / "store"
 
 
-def opened(path: Path, **arguments: Any) -> KnowledgeStore:
-    return KnowledgeStore.open(path, embed_model=HashEmbedding(), **arguments)
+def opened(path: Path, **arguments: Any) -> DirectoryStore:
+    return DirectoryStore.open(path, embed_model=HashEmbedding(), **arguments)
 
 
 def asked(path: Path, question: str = "Where does snow fall?", **arguments: Any) -> list[str]:
@@ -140,7 +141,7 @@ def repaired_unasked() -> None:
     with with_graphs(), kept() as path:
         shutil.rmtree(path / "graphs")
         model = HashEmbedding()
-        with KnowledgeStore.open(path, embed_model=model, repair="auto"):
+        with DirectoryStore.open(path, embed_model=model, repair="auto"):
             assert [texts for _, texts in model.calls] == [["dimension"]]  # tells models apart
         assert len(list((path / "graphs").iterdir())) == 1
         assert "Oslo" in asked(path, repair="auto")
@@ -207,7 +208,7 @@ class OtherWeights(HashEmbedding):
 def other_model() -> None:
     with kept() as path:
         for model, words in ((OtherWeights(), "with other weights"), (HashEmbedding(dimensions=9), "9 dimensions")):
-            refused(StoreMismatchError, words, partial(KnowledgeStore.open, path, embed_model=model))
+            refused(StoreMismatchError, words, partial(DirectoryStore.open, path, embed_model=model))
 
 
 @fault("store", "the directory holds other files", "no store is made among them")
@@ -274,7 +275,7 @@ def forked() -> float:
 
 @fault("store", "another program holds documents.db locked", "an error says so; afterwards all goes on", deadline=5.0)
 def locked() -> float:
-    with kept() as path, closing(DocumentDatabase(path / "documents.db")) as other, opened(path) as store:
+    with kept() as path, closing(SqliteDatabase(path / "documents.db")) as other, opened(path) as store:
         store.documents.timeout = 0.1
         (path.parent / "docs" / "bergen.md").write_text("# Bergen\n\nHail.")
         began = time.monotonic()

@@ -16,7 +16,8 @@ from typing import Any
 from llama_index.core.schema import MetadataMode
 from llama_index.core.vector_stores.types import VectorStoreQuery
 
-from llama_index_agentic_kb.store import KnowledgeStore, chroma, ingest, ingestion, repair_store
+from llama_index_agentic_kb.store import chroma, ingest, ingestion, repair_store
+from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.kills.forks import Child, Tell
 
@@ -157,7 +158,7 @@ def _judge(
 def _ingest(docs: Path, where: Path, told: Tell) -> None:
     ingestion._BATCH_CHUNKS = BATCH
     chroma.EXACT_ROWS = GRAPH
-    with KnowledgeStore.open(where, embed_model=_model(), create=True) as store:
+    with DirectoryStore.open(where, embed_model=_model(), create=True) as store:
         ingest(docs, store, progress=lambda _done, _total, path: told(Path(path).name))
 
 
@@ -169,7 +170,7 @@ def _repair(where: Path) -> dict[str, Any]:
 def _look(where: Path) -> dict[str, Any]:
     """Open a store as a program does that answers questions, and look at all that it holds."""
     began = time.monotonic()
-    with KnowledgeStore.open(where, embed_model=_model(), create=True) as store:
+    with DirectoryStore.open(where, embed_model=_model(), create=True) as store:
         seconds = time.monotonic() - began
         store.documents.put_source(SOURCE)  # an ingestion may have been killed before it made it
         nodes = {node.node_id: node for node in store.nodes(SOURCE)}
@@ -186,7 +187,7 @@ def _look(where: Path) -> dict[str, Any]:
         }
 
 
-def _is_found(store: KnowledgeStore, node: Any) -> bool:
+def _is_found(store: DirectoryStore, node: Any) -> bool:
     vector = _model().get_text_embedding(node.get_content(MetadataMode.EMBED))
     found, _ = store.vectors(SOURCE).search(VectorStoreQuery(query_embedding=vector, similarity_top_k=10))
     by_vector = node.node_id in (found.ids or []) or max(found.similarities or [0.0]) > 1 - 1e-5

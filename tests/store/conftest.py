@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from llama_index_agentic_kb.store import KnowledgeStore
+from llama_index_agentic_kb.store.directory import DirectoryStore
 
 if TYPE_CHECKING:
     from llama_index.core.base.embeddings.base import BaseEmbedding
 
 
 @pytest.fixture
-def store(tmp_path: Path, embed_model: BaseEmbedding) -> Iterator[KnowledgeStore]:
+def store(tmp_path: Path, embed_model: BaseEmbedding) -> Iterator[DirectoryStore]:
     """An empty store."""
-    with KnowledgeStore.open(tmp_path / "store", embed_model=embed_model, create=True) as opened:
+    with DirectoryStore.open(tmp_path / "store", embed_model=embed_model, create=True) as opened:
         yield opened
 
 

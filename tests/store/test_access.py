@@ -11,7 +11,8 @@ import pytest
 from llama_index_agentic_kb import KnowledgeBase, Permissions, Principal
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.schema import Reference
-from llama_index_agentic_kb.store import KnowledgeStore, ingest
+from llama_index_agentic_kb.store import ingest
+from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.testing import HashEmbedding
 
 FORGED = """---
@@ -41,8 +42,8 @@ def docs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[KnowledgeStore]:
-    with KnowledgeStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True) as opened:
+def store(tmp_path: Path) -> Iterator[DirectoryStore]:
+    with DirectoryStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True) as opened:
         yield opened
 
 
@@ -50,7 +51,7 @@ Seen = Callable[..., list[Reference]]
 
 
 @pytest.fixture
-def seen(store: KnowledgeStore) -> Seen:
+def seen(store: DirectoryStore) -> Seen:
     """A function that returns what a principal finds."""
 
     def ask(permissions: Permissions | None, principal: Principal | None) -> list[Reference]:
@@ -63,7 +64,7 @@ def seen(store: KnowledgeStore) -> Seen:
 
 
 @pytest.mark.parametrize("permissions", [WHOLE, Permissions(tenant="tenant"), Permissions(public="acl_public")])
-def test_a_file_can_not_grant_itself(docs: Path, store: KnowledgeStore, seen: Seen, permissions: Permissions) -> None:
+def test_a_file_can_not_grant_itself(docs: Path, store: DirectoryStore, seen: Seen, permissions: Permissions) -> None:
     """Its front matter names tenant, owner, group and user, and says that it is public: nobody sees it."""
     ingest(docs, store)
     assert seen(permissions, ANN) == []
@@ -71,7 +72,7 @@ def test_a_file_can_not_grant_itself(docs: Path, store: KnowledgeStore, seen: Se
     assert store.nodes("docs")[0].metadata["year"] == 1969
 
 
-def test_what_is_stamped_holds(docs: Path, store: KnowledgeStore, seen: Seen) -> None:
+def test_what_is_stamped_holds(docs: Path, store: DirectoryStore, seen: Seen) -> None:
     """By a mapping or by path; another stamp takes the place of the first, and nothing is embedded again."""
     ingest(docs, store, stamp={"tenant": "acme", "groups": ["hr"]})
     assert len(seen(WHOLE, ANN)) == 1
@@ -84,7 +85,7 @@ def test_what_is_stamped_holds(docs: Path, store: KnowledgeStore, seen: Seen) ->
     assert ingest(docs, store, stamp={"tenant": "forged", "public": True}).unchanged == ("docs/forged.md",)
 
 
-def test_fields_of_other_names_must_be_protected(docs: Path, store: KnowledgeStore, seen: Seen) -> None:
+def test_fields_of_other_names_must_be_protected(docs: Path, store: DirectoryStore, seen: Seen) -> None:
     """Permissions over a field that files could set are refused, until they are ingested with it."""
     named = Permissions(tenant="org")
     ingest(docs, store)
@@ -97,14 +98,14 @@ def test_fields_of_other_names_must_be_protected(docs: Path, store: KnowledgeSto
 
 
 @pytest.mark.parametrize("stamp", [{"tenant": ""}, {"owner": "a\x00"}, {"groups": [""]}])
-def test_stamps_that_can_not_be_are_refused(docs: Path, store: KnowledgeStore, stamp: Any) -> None:
+def test_stamps_that_can_not_be_are_refused(docs: Path, store: DirectoryStore, stamp: Any) -> None:
     """Nothing is stored that nobody, or somebody else, would see."""
     with pytest.raises(ValueError, match=r"tenant|user|group"):
         ingest(docs, store, stamp=stamp)
     assert store.documents.documents("docs") == {}
 
 
-def test_links_are_no_files_own(docs: Path, store: KnowledgeStore, seen: Seen) -> None:
+def test_links_are_no_files_own(docs: Path, store: DirectoryStore, seen: Seen) -> None:
     """A reference has neither a file's own link nor its path on the server, unless the files are trusted."""
     ingest(docs, store)
     (reference,) = seen(None, None)

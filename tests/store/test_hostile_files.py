@@ -18,7 +18,8 @@ from pptx import Presentation
 
 import llama_index_agentic_kb
 from llama_index_agentic_kb.errors import IngestionError
-from llama_index_agentic_kb.store import KnowledgeStore, ingest
+from llama_index_agentic_kb.store import ingest
+from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.store.reading import FileReader
 from llama_index_agentic_kb.testing import HashEmbedding
 
@@ -27,8 +28,8 @@ LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 12))
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[KnowledgeStore]:
-    with KnowledgeStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True) as opened:
+def store(tmp_path: Path) -> Iterator[DirectoryStore]:
+    with DirectoryStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True) as opened:
         yield opened
 
 
@@ -54,7 +55,7 @@ def paragraph(text: str) -> str:
     return f'<w:document xmlns:w="{WORD}"><w:body><w:p><w:r><w:t>{text}</w:t></w:r></w:p></w:body></w:document>'
 
 
-def test_what_is_no_regular_file_is_told_and_never_waited_for(docs: Path, store: KnowledgeStore) -> None:
+def test_what_is_no_regular_file_is_told_and_never_waited_for(docs: Path, store: DirectoryStore) -> None:
     """Pipes, sockets and devices, found or named, or behind a link."""
     os.mkfifo(docs / "pipe.txt")
     os.mkfifo(docs / "pipe.pdf")
@@ -72,7 +73,7 @@ def test_what_is_no_regular_file_is_told_and_never_waited_for(docs: Path, store:
     assert {reason for _, reason in report.failed} == {"is no regular file: a pipe, a socket or a device"}
 
 
-def test_a_file_that_becomes_a_pipe_is_not_waited_for(docs: Path, store: KnowledgeStore) -> None:
+def test_a_file_that_becomes_a_pipe_is_not_waited_for(docs: Path, store: DirectoryStore) -> None:
     """Between its listing and its reading."""
     (docs / "later.md").write_text("later")
 
@@ -85,7 +86,7 @@ def test_a_file_that_becomes_a_pipe_is_not_waited_for(docs: Path, store: Knowled
     assert "no regular file" in reasons(ingest(docs, store, progress=swap))["later.md"]
 
 
-def test_large_files_are_left_out(docs: Path, store: KnowledgeStore) -> None:
+def test_large_files_are_left_out(docs: Path, store: DirectoryStore) -> None:
     """As large as the setting says, on disk or unpacked; a packed size that lies is of no use."""
     (docs / "large.txt").write_text("a" * 20_001)
     write_docx(docs / "bomb.docx", paragraph("0" * 2_000_000))
@@ -101,7 +102,7 @@ def test_large_files_are_left_out(docs: Path, store: KnowledgeStore) -> None:
     assert [node.text for node in store.nodes("docs")] == ["Snow falls."]
 
 
-def test_entities_are_not_followed(docs: Path, store: KnowledgeStore, tmp_path: Path) -> None:
+def test_entities_are_not_followed(docs: Path, store: DirectoryStore, tmp_path: Path) -> None:
     """Neither to files (XXE) nor to more text than there is room for (a billion laughs)."""
     (tmp_path / "secret").write_text("SECRET")
     entity = f'<!DOCTYPE d [<!ENTITY l0 "ha"><!ENTITY x SYSTEM "{(tmp_path / "secret").as_uri()}">{LAUGHS}]>'
@@ -114,7 +115,7 @@ def test_entities_are_not_followed(docs: Path, store: KnowledgeStore, tmp_path: 
     assert not any("SECRET" in text or "haha" in text for text in texts)
 
 
-def test_entities_in_books_and_sheets_are_not_followed(docs: Path, store: KnowledgeStore, tmp_path: Path) -> None:
+def test_entities_in_books_and_sheets_are_not_followed(docs: Path, store: DirectoryStore, tmp_path: Path) -> None:
     """Neither in the archive's own files nor in chapters, slides and cells."""
     (tmp_path / "secret").write_text("SECRET")
     entity = f'<!DOCTYPE d [<!ENTITY l0 "ha"><!ENTITY x SYSTEM "{(tmp_path / "secret").as_uri()}">{LAUGHS}]>'
@@ -161,7 +162,7 @@ def test_a_parser_that_hangs_or_dies_is_replaced(tmp_path: Path) -> None:
 
 
 def test_modules_beside_the_documents_are_not_loaded(
-    docs: Path, store: KnowledgeStore, monkeypatch: pytest.MonkeyPatch
+    docs: Path, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder's own ``bs4.py`` is a file that is not read, also where the folder is the working directory."""
     for name in ("bs4", "llama_index_agentic_kb", "json"):
@@ -172,7 +173,7 @@ def test_modules_beside_the_documents_are_not_loaded(
     assert not (docs / "loaded").exists()
 
 
-def test_names_lead_nowhere(docs: Path, store: KnowledgeStore, tmp_path: Path) -> None:
+def test_names_lead_nowhere(docs: Path, store: DirectoryStore, tmp_path: Path) -> None:
     """Neither files nor sources whose names look like paths write outside the store."""
     (docs / "..%2f..%2fetc.md").write_text("a")
     (docs / "~root.md").write_text("b")
@@ -188,7 +189,7 @@ def test_names_lead_nowhere(docs: Path, store: KnowledgeStore, tmp_path: Path) -
 
 def test_no_temporary_files_are_made(
     docs: Path,
-    store: KnowledgeStore,
+    store: DirectoryStore,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     write_pdf: Callable[[Path, list[str]], Path],

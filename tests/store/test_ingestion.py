@@ -12,7 +12,8 @@ from llama_index.core.schema import Document, MetadataMode, TextNode
 from llama_index.core.vector_stores.types import VectorStoreQuery
 
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError
-from llama_index_agentic_kb.store import KnowledgeStore, ingest, ingestion, reading, repair_store
+from llama_index_agentic_kb.store import ingest, ingestion, reading, repair_store
+from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.store.embedding_model import model_tokenizer
 from llama_index_agentic_kb.testing import HashEmbedding
 
@@ -44,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-def _in_step(store: KnowledgeStore, source: str) -> list[TextNode]:
+def _in_step(store: DirectoryStore, source: str) -> list[TextNode]:
     """The recorded nodes, once the vector index is seen to hold exactly these."""
     nodes = store.nodes(source)
     assert set(store.vectors(source).search(VectorStoreQuery(similarity_top_k=10_000))[0].ids or []) == {
@@ -53,7 +54,7 @@ def _in_step(store: KnowledgeStore, source: str) -> list[TextNode]:
     return nodes
 
 
-def test_folder_becomes_a_source(folder: Path, store: KnowledgeStore) -> None:
+def test_folder_becomes_a_source(folder: Path, store: DirectoryStore) -> None:
     """A folder's files become documents of a source named after it, with uniform metadata."""
     report = ingest(folder, store, description="Space probes")
     assert report.added == ("probes/deep/er/short.txt", "probes/long.md")
@@ -73,7 +74,7 @@ def test_folder_becomes_a_source(folder: Path, store: KnowledgeStore) -> None:
     assert store.sources()[0].description == "Space probes"
 
 
-def test_models_see_title_and_text_alone(folder: Path, store: KnowledgeStore) -> None:
+def test_models_see_title_and_text_alone(folder: Path, store: DirectoryStore) -> None:
     """Of the metadata, only the title stands in what is embedded and in what a language model reads."""
     ingest(folder, store)
     node = store.nodes("probes")[0]
@@ -82,7 +83,7 @@ def test_models_see_title_and_text_alone(folder: Path, store: KnowledgeStore) ->
     assert node.get_content(metadata_mode=MetadataMode.LLM) == expected
 
 
-def test_chunks_fit_the_models_window(tmp_path: Path, store: KnowledgeStore) -> None:
+def test_chunks_fit_the_models_window(tmp_path: Path, store: DirectoryStore) -> None:
     """Title and text with the model's two marks are at most 256 tokens, with long titles and words without spaces."""
     root = tmp_path / "long"
     root.mkdir()
@@ -102,12 +103,12 @@ def test_chunks_fit_the_models_window(tmp_path: Path, store: KnowledgeStore) -> 
 def test_texts_without_words_are_cut_as_fast_as_others(tmp_path: Path) -> None:
     """16,000 exclamation marks took a thousand levels of recursion; each chunk fits."""
     (tmp_path / "marks.txt").write_text("!" * 16_000)
-    with KnowledgeStore.open(tmp_path / "store", embed_model=MockEmbedding(embed_dim=2), create=True) as store:
+    with DirectoryStore.open(tmp_path / "store", embed_model=MockEmbedding(embed_dim=2), create=True) as store:
         report = ingest(tmp_path / "marks.txt", store)
         assert (report.failed, sum(len(node.text) for node in store.nodes("documents")) >= 16_000) == ((), True)
 
 
-def test_neighbours_overlap_and_know_their_place(folder: Path, store: KnowledgeStore) -> None:
+def test_neighbours_overlap_and_know_their_place(folder: Path, store: DirectoryStore) -> None:
     """Chunks share text with the next one, and their offsets cut the same text out of the document."""
     ingest(folder, store, chunk_size=100, chunk_overlap=40)
     nodes = store.nodes("probes")[1:]
@@ -120,7 +121,7 @@ def test_neighbours_overlap_and_know_their_place(folder: Path, store: KnowledgeS
         assert node.start_char_idx < following.start_char_idx < node.end_char_idx
 
 
-def test_unchanged_files_are_not_embedded_again(folder: Path, store: KnowledgeStore) -> None:
+def test_unchanged_files_are_not_embedded_again(folder: Path, store: DirectoryStore) -> None:
     """A second run, with touched files and a new description, embeds nothing and keeps all ids."""
     ingest(folder, store)
     before = store.nodes("probes")
@@ -132,7 +133,7 @@ def test_unchanged_files_are_not_embedded_again(folder: Path, store: KnowledgeSt
     assert store.sources()[0].description == "New words"
 
 
-def test_only_changed_chunks_are_embedded_again(folder: Path, store: KnowledgeStore) -> None:
+def test_only_changed_chunks_are_embedded_again(folder: Path, store: DirectoryStore) -> None:
     """A changed end costs one embedding; old chunks of the end are gone; a changed field costs none."""
     ingest(folder, store)
     total = len(store.nodes("probes"))
@@ -151,7 +152,7 @@ def test_only_changed_chunks_are_embedded_again(folder: Path, store: KnowledgeSt
     assert found[0].node.metadata["year"] == 2021
 
 
-def test_renamed_files_keep_their_vectors(folder: Path, store: KnowledgeStore) -> None:
+def test_renamed_files_keep_their_vectors(folder: Path, store: DirectoryStore) -> None:
     """A renamed file with the same title is a new document with old vectors."""
     ingest(folder, store)
     (folder / "long.md").rename(folder / "deep" / "list.md")
@@ -161,7 +162,7 @@ def test_renamed_files_keep_their_vectors(folder: Path, store: KnowledgeStore) -
     _in_step(store, "probes")
 
 
-def test_other_settings_cut_again(folder: Path, store: KnowledgeStore) -> None:
+def test_other_settings_cut_again(folder: Path, store: DirectoryStore) -> None:
     """Another chunk size updates the documents it cuts otherwise."""
     ingest(folder, store)
     coarse = len(store.nodes("probes"))
@@ -170,7 +171,7 @@ def test_other_settings_cut_again(folder: Path, store: KnowledgeStore) -> None:
     assert len(_in_step(store, "probes")) > coarse
 
 
-def test_gone_files_are_removed(folder: Path, store: KnowledgeStore, tmp_path: Path) -> None:
+def test_gone_files_are_removed(folder: Path, store: DirectoryStore, tmp_path: Path) -> None:
     """Deleted, emptied and hidden files leave the store; so does a whole folder that is gone."""
     for name in ("b.txt", "c.txt", "d.txt"):
         (folder / name).write_text(f"Text of {name}.")
@@ -189,7 +190,7 @@ def test_gone_files_are_removed(folder: Path, store: KnowledgeStore, tmp_path: P
     assert ingest(tmp_path / "never", store).failed == ((str(tmp_path / "never"), "no such file or folder"),)
 
 
-def test_single_files_and_named_sources(folder: Path, store: KnowledgeStore) -> None:
+def test_single_files_and_named_sources(folder: Path, store: DirectoryStore) -> None:
     """Single files go to `documents`; a given name takes everything; several paths make several sources."""
     ingest([folder, folder / "long.md"], store)
     assert [info.name for info in store.sources()] == ["documents", "probes"]
@@ -201,7 +202,7 @@ def test_single_files_and_named_sources(folder: Path, store: KnowledgeStore) -> 
     }
 
 
-def test_two_folders_in_one_source(tmp_path: Path, store: KnowledgeStore) -> None:
+def test_two_folders_in_one_source(tmp_path: Path, store: DirectoryStore) -> None:
     """Folders of one source don't remove or replace each other's documents; a moved folder takes its own over."""
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -224,7 +225,7 @@ def test_two_folders_in_one_source(tmp_path: Path, store: KnowledgeStore) -> Non
 
 def test_all_kinds_of_files(
     tmp_path: Path,
-    store: KnowledgeStore,
+    store: DirectoryStore,
     write_pdf: Callable[[Path, Sequence[str]], Path],
     write_docx: Callable[[Path, str], Path],
 ) -> None:
@@ -245,7 +246,7 @@ def test_all_kinds_of_files(
 
 
 def test_documents_of_llama_index_are_stored(
-    folder: Path, store: KnowledgeStore, capsys: pytest.CaptureFixture[str]
+    folder: Path, store: DirectoryStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By their ids, or as one by the file that a reader took them from; no folder's ingestion takes them away."""
     pages = [
@@ -279,10 +280,10 @@ def test_documents_of_llama_index_are_stored(
 
 def test_no_model_is_loaded_when_nothing_changed(folder: Path, tmp_path: Path) -> None:
     """A model that is only named is loaded for the first new text."""
-    with KnowledgeStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True) as store:
+    with DirectoryStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True) as store:
         ingest(folder, store)
     (tmp_path / "hash").mkdir()
-    with KnowledgeStore.open(tmp_path / "store", embed_model=str(tmp_path / "hash")) as store:
+    with DirectoryStore.open(tmp_path / "store", embed_model=str(tmp_path / "hash")) as store:
         (folder / "empty.txt").write_text(" ")
         assert ingest(folder, store).added == ()
         (folder / "new.txt").write_text("new")
@@ -290,7 +291,7 @@ def test_no_model_is_loaded_when_nothing_changed(folder: Path, tmp_path: Path) -
             ingest(folder, store)
 
 
-def test_bad_files_never_stop_the_others(folder: Path, store: KnowledgeStore, tmp_path: Path) -> None:
+def test_bad_files_never_stop_the_others(folder: Path, store: DirectoryStore, tmp_path: Path) -> None:
     """Binary, empty, broken, badly named and unknown files are reported with their reasons; the rest is stored."""
     (folder / "binary.txt").write_bytes(b"\x00\x01\x02")
     (folder / "empty.md").write_text("---\ntitle: Nothing else\n---\n")
@@ -316,7 +317,7 @@ def test_a_large_file_that_breaks_midway_leaves_its_earlier_version(
     monkeypatch.setattr(reading, "BLOCK", 500)
     file = tmp_path / "large.txt"
     file.write_text(" ".join(FACTS))
-    with KnowledgeStore.open(tmp_path / "store", embed_model=MockEmbedding(embed_dim=2), create=True) as store:
+    with DirectoryStore.open(tmp_path / "store", embed_model=MockEmbedding(embed_dim=2), create=True) as store:
         assert ingest(file, store, chunk_size=80, chunk_overlap=0).chunks_embedded > 8
         before = store.nodes("documents")
         file.write_bytes(b"New. " + file.read_bytes())
@@ -327,7 +328,7 @@ def test_a_large_file_that_breaks_midway_leaves_its_earlier_version(
         assert store.nodes("documents")[0].text.startswith("New.")
 
 
-def test_a_file_of_many_fields_leaves_the_store_whole(folder: Path, store: KnowledgeStore) -> None:
+def test_a_file_of_many_fields_leaves_the_store_whole(folder: Path, store: DirectoryStore) -> None:
     """6,000 keys of front matter, or very long ones, would be a burden of each chunk: what is beyond is left out."""
     fields = "\n".join(f"key{at}: {at}" for at in range(6_000))
     (folder / "many.md").write_text(f"---\nlong: {'x' * 5_000}\n{fields}\n---\nMany fields.")
@@ -337,7 +338,7 @@ def test_a_file_of_many_fields_leaves_the_store_whole(folder: Path, store: Knowl
 
 
 def test_a_folder_that_can_not_be_listed_keeps_its_documents(
-    folder: Path, store: KnowledgeStore, monkeypatch: pytest.MonkeyPatch
+    folder: Path, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Documents below a folder without permission are not taken for deleted."""
     ingest(folder, store)
@@ -354,7 +355,7 @@ def test_a_folder_that_can_not_be_listed_keeps_its_documents(
     assert report.failed == ((str(folder / "deep"), "can't be listed: Permission denied"),)
 
 
-def test_hidden_files_and_leaving_symlinks_stay_out(folder: Path, store: KnowledgeStore, tmp_path: Path) -> None:
+def test_hidden_files_and_leaving_symlinks_stay_out(folder: Path, store: DirectoryStore, tmp_path: Path) -> None:
     """Hidden files, hidden folders and links that leave the folder are not read; a link inside it is."""
     (tmp_path / "secret.txt").write_text("secret")
     (tmp_path / "outside").mkdir()
@@ -376,7 +377,7 @@ def test_hidden_files_and_leaving_symlinks_stay_out(folder: Path, store: Knowled
     assert report.failed == ()
 
 
-def test_documents_can_not_claim_anothers_identity(tmp_path: Path, store: KnowledgeStore) -> None:
+def test_documents_can_not_claim_anothers_identity(tmp_path: Path, store: DirectoryStore) -> None:
     """Reserved keys in front matter, and LlamaIndex's own, don't reach the metadata."""
     forged = "---\nsource: other\ndocument_id: x\nDoc_Id: y\nref_doc_id: z\nchunk_index: 7\nfile_path: /etc\n"
     (tmp_path / "forged.md").write_text(f"{forged}_node_type: IndexNode\nok: 1\n---\nText.")
@@ -403,7 +404,7 @@ def test_what_was_stored_before_a_failure_stays(tmp_path: Path) -> None:
     def fail_later(done: int, total: int, path: str) -> None:
         model.error = "quota used up" if done == 256 else ""
 
-    with KnowledgeStore.open(tmp_path / "store", embed_model=model, create=True) as store:
+    with DirectoryStore.open(tmp_path / "store", embed_model=model, create=True) as store:
         with pytest.raises(
             IngestionError, match=r"embedding model failed: RuntimeError: quota.*run the ingestion again"
         ):
@@ -420,14 +421,14 @@ def test_unusable_vectors_are_refused(tmp_path: Path, vector: tuple[float, ...])
     """Vectors of another length, or with values that are no numbers, are not stored."""
     (tmp_path / "a.txt").write_text("text")
     model = BrokenEmbedding(embed_dim=2)
-    with KnowledgeStore.open(tmp_path / "store", embed_model=model, create=True) as store:
+    with DirectoryStore.open(tmp_path / "store", embed_model=model, create=True) as store:
         model.vector = vector
         with pytest.raises(IngestionError, match="not 2 finite numbers"):
             ingest(tmp_path / "a.txt", store)
         assert _in_step(store, "documents") == []
 
 
-def test_settings_that_can_not_work_are_refused(folder: Path, store: KnowledgeStore) -> None:
+def test_settings_that_can_not_work_are_refused(folder: Path, store: DirectoryStore) -> None:
     """No paths, and sizes that don't fit each other or the model's window, are refused with the remedy."""
     with pytest.raises(ConfigurationError, match=r"reads only 254 tokens.*chunk_size=254"):
         ingest(folder, store, chunk_size=300)

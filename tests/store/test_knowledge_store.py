@@ -16,9 +16,11 @@ from llama_index_agentic_kb.errors import (
     StoreDamagedError,
     StoreMismatchError,
 )
-from llama_index_agentic_kb.store import KnowledgeStore, SourceInfo, chroma, ingest, repair_store
+from llama_index_agentic_kb.store import SourceInfo, chroma, ingest, repair_store
 from llama_index_agentic_kb.store.database import Chunk, DocumentDatabase, StoredDocument
+from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.store.embedding_model import DEFAULT_EMBED_MODEL, MULTILINGUAL
+from llama_index_agentic_kb.store.sqlite import SqliteDatabase
 from llama_index_agentic_kb.testing import HashEmbedding
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def _small_source(folder: Path) -> Path:
 def test_missing_store_names_the_command(tmp_path: Path) -> None:
     """Opening what is not there tells how to make it."""
     with pytest.raises(ConfigurationError, match=r"There is no store in .*agentic-kb ingest"):
-        KnowledgeStore.open(tmp_path / "none")
+        DirectoryStore.open(tmp_path / "none")
 
 
 def test_a_store_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +49,7 @@ def test_a_store_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     before = os.umask(0)
     try:
         for _ in range(2):
-            with KnowledgeStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True) as store:
+            with DirectoryStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True) as store:
                 ingest(folder, store)
     finally:
         os.umask(before)
@@ -61,16 +63,16 @@ def test_a_store_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("state", ["[" * 100_000, "{}", "no JSON", '{"name": 1, "dimension": 4, "probe": "x"}'])
 def test_a_damaged_record_of_the_model_is_an_error(tmp_path: Path, state: str) -> None:
     """However deep it is nested: the error names the remedy."""
-    KnowledgeStore.open(tmp_path / "store", embed_model=MOCK, create=True).close()
+    DirectoryStore.open(tmp_path / "store", embed_model=MOCK, create=True).close()
     with closing(sqlite3.connect(tmp_path / "store" / "documents.db", isolation_level=None)) as connection:
         connection.execute("UPDATE state SET value = ? WHERE key = 'embedding model'", (state,))
     with pytest.raises(StoreDamagedError, match=r"does not say which model made its vectors.*agentic-kb ingest"):
-        KnowledgeStore.open(tmp_path / "store", embed_model=MOCK)
+        DirectoryStore.open(tmp_path / "store", embed_model=MOCK)
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
     """Another name, another dimension, and the default model are each refused, both models and the remedy named."""
-    KnowledgeStore.open(tmp_path / "store", embed_model=MOCK, create=True).close()
+    DirectoryStore.open(tmp_path / "store", embed_model=MOCK, create=True).close()
     others: list[tuple[BaseEmbedding | str | None, str]] = [
         (MockEmbedding(embed_dim=4, model_name="other"), "other"),
         (MockEmbedding(embed_dim=5), r"MockEmbedding \(5 dimensions\)"),
@@ -79,32 +81,32 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     ]
     for other, shown in others:
         with pytest.raises(StoreMismatchError, match=rf"MockEmbedding \(4 dimensions\) .* {shown}: .*--embed-model"):
-            _ = KnowledgeStore.open(tmp_path / "store", embed_model=other).embed_model
+            _ = DirectoryStore.open(tmp_path / "store", embed_model=other).embed_model
 
 
 def test_a_directory_that_can_not_be_written_is_told(tmp_path: Path) -> None:
     """Whether a store is to be made there, or is there already."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="is a file"):
-        KnowledgeStore.open(tmp_path / "file", embed_model=MOCK, create=True)
+        DirectoryStore.open(tmp_path / "file", embed_model=MOCK, create=True)
     with pytest.raises(ConfigurationError, match="No store can be made in"):
-        KnowledgeStore.open(tmp_path / "file" / "store", embed_model=MOCK, create=True)
-    KnowledgeStore.open(tmp_path / "store", embed_model=MOCK, create=True).close()
+        DirectoryStore.open(tmp_path / "file" / "store", embed_model=MOCK, create=True)
+    DirectoryStore.open(tmp_path / "store", embed_model=MOCK, create=True).close()
     (tmp_path / "store" / "documents.db").unlink()
     (tmp_path / "store" / "documents.db").mkdir()
     with pytest.raises(ConfigurationError, match=r"documents\.db' can't be opened: unable to open.*right to write"):
-        KnowledgeStore.open(tmp_path / "store", embed_model=MOCK)
+        DirectoryStore.open(tmp_path / "store", embed_model=MOCK)
 
 
 def test_default_model_is_loaded_when_needed(tmp_path: Path, embed_model: BaseEmbedding) -> None:
     """A store of the default model opens and lists its sources without loading it; its dimension is checked then."""
-    KnowledgeStore.open(tmp_path / "store", embed_model=embed_model, create=True).close()
-    with KnowledgeStore.open(tmp_path / "store") as store:
+    DirectoryStore.open(tmp_path / "store", embed_model=embed_model, create=True).close()
+    with DirectoryStore.open(tmp_path / "store") as store:
         assert store._embed_model is None
         assert len(store.embed_model.get_text_embedding("x")) == 384
     with closing(sqlite3.connect(tmp_path / "store" / "documents.db", isolation_level=None)) as connection:
         connection.execute("UPDATE state SET value = replace(value, '384', '385') WHERE key = 'embedding model'")
-    with KnowledgeStore.open(tmp_path / "store") as store, pytest.raises(StoreMismatchError, match="385 dimensions"):
+    with DirectoryStore.open(tmp_path / "store") as store, pytest.raises(StoreMismatchError, match="385 dimensions"):
         _ = store.embed_model
 
 
@@ -112,7 +114,7 @@ def test_foreign_and_damaged_databases_are_refused(tmp_path: Path) -> None:
     """No SQLite file, another's, one of another release, one that is overwritten or gone: each a clear error."""
     (tmp_path / "garbage.db").write_bytes(b"x" * 5000)
     with pytest.raises(StoreDamagedError, match="can't be read as a document database"):
-        DocumentDatabase(tmp_path / "garbage.db")
+        SqliteDatabase(tmp_path / "garbage.db")
     for name, statement, message in (
         ("newer.db", "PRAGMA user_version = 9", "schema version 9"),
         ("other.db", "CREATE TABLE x (y)", "holds other tables"),
@@ -120,11 +122,11 @@ def test_foreign_and_damaged_databases_are_refused(tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / name)) as connection:
             connection.execute(statement)
         with pytest.raises(ConfigurationError, match=message):
-            DocumentDatabase(tmp_path / name)
+            SqliteDatabase(tmp_path / name)
     folder = _small_source(tmp_path / "space")
     for number in range(60):
         (folder / f"{number}.txt").write_text(f"Moon {number} " * 200)
-    with KnowledgeStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True) as store:
+    with DirectoryStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True) as store:
         ingest(folder, store)
     file = tmp_path / "store" / "documents.db"
     with file.open("r+b") as opened:
@@ -134,11 +136,11 @@ def test_foreign_and_damaged_databases_are_refused(tmp_path: Path) -> None:
         repair_store(tmp_path / "store")
     file.unlink()
     with pytest.raises(StoreDamagedError, match=r"documents\.db' is gone"):
-        KnowledgeStore.open(tmp_path / "store", embed_model=HashEmbedding())
+        DirectoryStore.open(tmp_path / "store", embed_model=HashEmbedding())
     with pytest.raises(ConfigurationError, match="There is no store"):
         repair_store(tmp_path / "none")
     with pytest.raises(ConfigurationError, match="it is 'never' or 'auto'"):
-        KnowledgeStore.open(tmp_path, repair="perhaps")  # type: ignore[arg-type]
+        DirectoryStore.open(tmp_path, repair="perhaps")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ def test_foreign_and_damaged_databases_are_refused(tmp_path: Path) -> None:
         ("UPDATE chunks SET metadata = '[1]'", "TypeError"),
     ],
 )
-def test_damage_inside_of_a_page_is_told(tmp_path: Path, store: KnowledgeStore, statement: str, fault: str) -> None:
+def test_damage_inside_of_a_page_is_told(tmp_path: Path, store: DirectoryStore, statement: str, fault: str) -> None:
     """SQLite has no checksums: rows that can't be read are damage, with the remedy and without their text."""
     ingest(_small_source(tmp_path / "space"), store)
     with closing(sqlite3.connect(tmp_path / "store" / "documents.db", isolation_level=None)) as connection:
@@ -169,7 +171,7 @@ def _chunk(name: str) -> Chunk:
 
 def test_the_database_keeps_vectors_with_their_chunks(tmp_path: Path) -> None:
     """Chunks that stay keep their rows and vectors; versions grow with each change and are never used twice."""
-    with closing(DocumentDatabase(tmp_path / "documents.db")) as database:
+    with closing(SqliteDatabase(tmp_path / "documents.db")) as database:
         assert database.source_state("docs") is None
         database.put_source("docs")
         database.put_document(_document("a"), [(_chunk(name), [0.5, -2.0]) for name in "xy"])
@@ -196,7 +198,7 @@ def test_the_database_keeps_vectors_with_their_chunks(tmp_path: Path) -> None:
 
 def test_closed_store_says_so(tmp_path: Path) -> None:
     """After closing, twice if need be, use is a clear error."""
-    store = KnowledgeStore.open(tmp_path / "store", embed_model=MOCK, create=True)
+    store = DirectoryStore.open(tmp_path / "store", embed_model=MOCK, create=True)
     store.documents.put_source("a")
     assert store.vectors("a") is store._vectors["a"]
     store.close()
@@ -207,7 +209,7 @@ def test_closed_store_says_so(tmp_path: Path) -> None:
             use()
 
 
-def test_index_is_one_object_for_all_threads(tmp_path: Path, store: KnowledgeStore) -> None:
+def test_index_is_one_object_for_all_threads(tmp_path: Path, store: DirectoryStore) -> None:
     """Threads asking at once get one index, which searches with the store's model and keeps up with ingestion."""
     folder = _small_source(tmp_path / "space")
     ingest(folder, store)
@@ -226,7 +228,7 @@ def test_index_is_one_object_for_all_threads(tmp_path: Path, store: KnowledgeSto
     assert retriever.retrieve("lakes of methane")[0].node.metadata["title"] == "titan"
 
 
-def test_nodes_equal_those_in_the_index(tmp_path: Path, store: KnowledgeStore) -> None:
+def test_nodes_equal_those_in_the_index(tmp_path: Path, store: DirectoryStore) -> None:
     """The document record gives the same nodes as the index: ids, text, metadata, hidden keys, source document."""
     ingest(_small_source(tmp_path / "space"), store)
     recorded = {node.node_id: node for node in store.nodes("space")}
@@ -238,7 +240,7 @@ def test_nodes_equal_those_in_the_index(tmp_path: Path, store: KnowledgeStore) -
         assert other.ref_doc_id == node.metadata["document_id"]
 
 
-def test_sources_are_listed_and_removed(tmp_path: Path, store: KnowledgeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_are_listed_and_removed(tmp_path: Path, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sources come with description and counts; a removed one is gone from both databases."""
     ingest(_small_source(tmp_path / "space"), store, description="Space facts")
     assert store.sources() == [SourceInfo("space", "Space facts", documents=2, chunks=2, version=2)]

@@ -18,7 +18,8 @@ import pytest
 
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, SessionStoreError
 from llama_index_agentic_kb.schema.answer import Answer
-from llama_index_agentic_kb.store import session_database
+from llama_index_agentic_kb.store import sql
+from llama_index_agentic_kb.store.session_database import SESSIONS
 from llama_index_agentic_kb.store.sessions import SessionStore
 from tests.kills_sessions.postgres import PostgresServer, why_not
 
@@ -116,7 +117,7 @@ def test_a_database_of_a_newer_release_is_refused(path: Path) -> None:
     """It is left as it is, and the remedy is told."""
     SessionStore(path).close()
     with sqlite3.connect(path) as connection:
-        connection.execute(f"UPDATE {session_database.VERSION_TABLE} SET version_num = '9999'")
+        connection.execute(f"UPDATE {SESSIONS.table} SET version_num = '9999'")
     connection.close()
     with pytest.raises(ConfigurationError, match=r"has revision 9999; this release knows .* Upgrade"):
         SessionStore(path)
@@ -202,7 +203,7 @@ def test_a_forked_child_goes_on_with_the_store(path: Path) -> None:
 def test_a_forked_child_goes_on_with_postgresql(postgres: PostgresServer) -> None:
     """The child doesn't touch the parent's connections."""
     _fork(postgres.url)
-    assert session_database._inherited == []  # only a child has inherited any
+    assert sql._inherited == []  # only a child has inherited any
 
 
 @pytest.mark.slow

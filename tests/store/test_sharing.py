@@ -16,12 +16,14 @@ import pytest
 from llama_index.core.vector_stores.types import VectorStoreQuery
 
 from llama_index_agentic_kb.errors import ConfigurationError
-from llama_index_agentic_kb.store import KnowledgeStore, chroma, ingest
+from llama_index_agentic_kb.store import chroma, ingest
+from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.testing import HashEmbedding
 
 _OTHER = """
 import json, sys, time
-from llama_index_agentic_kb.store import KnowledgeStore, chroma, ingest
+from llama_index_agentic_kb.store import chroma, ingest
+from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.testing import HashEmbedding
 
 chroma.EXACT_ROWS = 0
@@ -30,7 +32,7 @@ for line in sys.stdin:
     order = json.loads(line)
     path = order["store"]
     if path not in stores:
-        stores[path] = KnowledgeStore.open(path, embed_model=HashEmbedding())
+        stores[path] = DirectoryStore.open(path, embed_model=HashEmbedding())
     if order["do"] == "ingest":
         print(json.dumps(len(ingest(order["folder"], stores[path]).added)), flush=True)
     else:
@@ -75,20 +77,20 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def kept(tmp_path: Path, folder: Path) -> Iterator[KnowledgeStore]:
-    with KnowledgeStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True) as store:
+def kept(tmp_path: Path, folder: Path) -> Iterator[DirectoryStore]:
+    with DirectoryStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True) as store:
         ingest(folder, store)
         yield store
 
 
-def titles(store: KnowledgeStore, asked: str) -> list[str]:
+def titles(store: DirectoryStore, asked: str) -> list[str]:
     found = store.index("docs").as_retriever(similarity_top_k=1).retrieve(asked)
     return [one.metadata["title"] for one in found]
 
 
 @pytest.mark.slow
 def test_processes_see_and_build_upon_what_others_have_written(
-    kept: KnowledgeStore, folder: Path, order: Order
+    kept: DirectoryStore, folder: Path, order: Order
 ) -> None:
     """An index that was open before finds what another process added; both may write in turn, and all stays whole."""
     assert titles(kept, "snow") == ["Oslo"]
@@ -103,13 +105,13 @@ def test_processes_see_and_build_upon_what_others_have_written(
         assert kept.outside_graph("docs") == 0
 
 
-def test_readers_do_not_wait_for_a_writer(kept: KnowledgeStore, folder: Path) -> None:
+def test_readers_do_not_wait_for_a_writer(kept: DirectoryStore, folder: Path) -> None:
     """What it has stored so far is found, by vectors, before it has ended."""
     (folder / "hail.md").write_text("# Hail\n\nIt hails.")
     seen: list[list[str]] = []
 
     def look(*_: object) -> None:
-        with KnowledgeStore.open(kept.path, embed_model=HashEmbedding()) as other:
+        with DirectoryStore.open(kept.path, embed_model=HashEmbedding()) as other:
             seen.append(titles(other, "it hails"))
 
     ingest(folder, kept, progress=look)
@@ -140,14 +142,14 @@ def _heard(pipe: int, pid: int) -> dict[str, str]:
     return dict(json.loads(data or b"{}"))
 
 
-def _uses(kept: KnowledgeStore) -> dict[str, Callable[[], object]]:
+def _uses(kept: DirectoryStore) -> dict[str, Callable[[], object]]:
     index, lexical = kept.index("docs"), kept.lexical("docs")
     retriever = index.as_retriever()
     retriever.retrieve("snow")
     lexical.search("snow", 1)
 
     def open_anew() -> object:
-        with KnowledgeStore.open(kept.path, embed_model=HashEmbedding()) as store:
+        with DirectoryStore.open(kept.path, embed_model=HashEmbedding()) as store:
             return store.index("docs").as_retriever().retrieve("snow")
 
     return {
@@ -171,7 +173,7 @@ def _assert_refused(told: dict[str, str]) -> None:
         assert "'spawn'" in error, name
 
 
-def test_a_forked_child_is_told_at_once(kept: KnowledgeStore) -> None:
+def test_a_forked_child_is_told_at_once(kept: DirectoryStore) -> None:
     """Nothing hangs, as Chroma itself would; the parent goes on, and the store opens in a child started otherwise."""
     uses = _uses(kept)
     read, write = os.pipe()
@@ -190,17 +192,18 @@ def test_a_forked_child_is_told_at_once(kept: KnowledgeStore) -> None:
     assert titles(kept, "snow") == ["Oslo"]
 
 
-def test_a_child_may_open_what_its_parent_has_not(kept: KnowledgeStore) -> None:
+def test_a_child_may_open_what_its_parent_has_not(kept: DirectoryStore) -> None:
     """Only a store whose vectors were used is lost to forks: workers that open their own are the way."""
     code = f"""
 import os, sys
 import llama_index_agentic_kb.store.chroma
-from llama_index_agentic_kb.store import KnowledgeStore, chroma
+from llama_index_agentic_kb.store import chroma
+from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.testing import HashEmbedding
 chroma.EXACT_ROWS = 0
 pid = os.fork()
 if pid == 0:
-    with KnowledgeStore.open({str(kept.path)!r}, embed_model=HashEmbedding()) as store:
+    with DirectoryStore.open({str(kept.path)!r}, embed_model=HashEmbedding()) as store:
         found = store.index("docs").as_retriever().retrieve("snow")
         os._exit(len(found))
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))

@@ -15,7 +15,8 @@ from llama_index.core.schema import NodeWithScore
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, RetrievalError
 from llama_index_agentic_kb.schema import Condition
 from llama_index_agentic_kb.sources.lexical import lexical_for
-from llama_index_agentic_kb.store import KnowledgeStore, ingest, repair_store
+from llama_index_agentic_kb.store import ingest, repair_store
+from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.testing import HashEmbedding
 
 TEXTS = {
@@ -23,7 +24,7 @@ TEXTS = {
     "ariane.md": "# Ariane 5\n\nThe rocket was 50 m tall.",
     "oslo.md": "# Oslo\n\nSnow falls in winter.",
 }
-Open = Callable[[], KnowledgeStore]
+Open = Callable[[], DirectoryStore]
 END = 100
 """Bytes at the end of an index's file by which it is opened; what is damaged before them is met when it is read."""
 
@@ -42,8 +43,8 @@ def open_store(tmp_path: Path) -> Iterator[Open]:
     """A function that opens the store, as another process would."""
     opened = []
 
-    def start() -> KnowledgeStore:
-        opened.append(KnowledgeStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True))
+    def start() -> DirectoryStore:
+        opened.append(DirectoryStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True))
         return opened[-1]
 
     yield start
@@ -52,7 +53,7 @@ def open_store(tmp_path: Path) -> Iterator[Open]:
 
 
 @pytest.fixture
-def kept(folder: Path, open_store: Open) -> KnowledgeStore:
+def kept(folder: Path, open_store: Open) -> DirectoryStore:
     """A store that holds the folder."""
     store = open_store()
     ingest(folder, store)
@@ -63,7 +64,7 @@ def titles(found: list[NodeWithScore]) -> list[str]:
     return [node.metadata["title"] for node in found]
 
 
-def directory_of(store: KnowledgeStore) -> Path:
+def directory_of(store: DirectoryStore) -> Path:
     (directory,) = (store.path / "lexical").iterdir()
     return directory
 
@@ -71,7 +72,7 @@ def directory_of(store: KnowledgeStore) -> Path:
 # -- what is found --------------------------------------------------------------------------------------------------
 
 
-def test_ingestion_makes_it(kept: KnowledgeStore) -> None:
+def test_ingestion_makes_it(kept: DirectoryStore) -> None:
     """Titles and texts are found by their words, without vectors; scores fall."""
     search = kept.lexical("docs")
     found = search.search("How tall is the Saturn V rocket?", 2)
@@ -82,13 +83,13 @@ def test_ingestion_makes_it(kept: KnowledgeStore) -> None:
     assert kept.lexical("docs") is search
 
 
-def test_a_source_over_the_stores_index_uses_it(kept: KnowledgeStore) -> None:
+def test_a_source_over_the_stores_index_uses_it(kept: DirectoryStore) -> None:
     """Without being asked for."""
     assert lexical_for("docs", kept.index("docs"), hybrid=None, retriever_kwargs={}) is kept.lexical("docs")
     assert lexical_for("docs", kept.index("docs"), hybrid=False, retriever_kwargs={}) is None
 
 
-def test_it_follows_each_ingestion(kept: KnowledgeStore, folder: Path) -> None:
+def test_it_follows_each_ingestion(kept: DirectoryStore, folder: Path) -> None:
     """New words are found, those of changed and deleted files no more; unchanged ones are left alone."""
     (folder / "oslo.md").write_text("# Oslo\n\nRain falls in summer.")
     (folder / "ariane.md").unlink()
@@ -102,7 +103,7 @@ def test_it_follows_each_ingestion(kept: KnowledgeStore, folder: Path) -> None:
     assert (directory_of(kept) / "meta.json").read_bytes() == before
 
 
-def test_removal_goes_with_the_source(kept: KnowledgeStore, folder: Path, open_store: Open) -> None:
+def test_removal_goes_with_the_source(kept: DirectoryStore, folder: Path, open_store: Open) -> None:
     """Nothing is left on disk; a source of the same name and version starts anew, for other processes too."""
     reader = open_store().lexical("docs")
     assert titles(reader.search("Oslo", 5)) == ["Oslo"]
@@ -121,7 +122,7 @@ def test_removal_goes_with_the_source(kept: KnowledgeStore, folder: Path, open_s
 # -- missing, stale and damaged -------------------------------------------------------------------------------------
 
 
-def test_a_missing_one_is_made_by_the_first_search(kept: KnowledgeStore, open_store: Open) -> None:
+def test_a_missing_one_is_made_by_the_first_search(kept: DirectoryStore, open_store: Open) -> None:
     """As for a store of an earlier release; many threads at once get the same."""
     shutil.rmtree(kept.path / "lexical")
     search = open_store().lexical("docs")
@@ -136,7 +137,7 @@ def test_a_missing_one_is_made_by_the_first_search(kept: KnowledgeStore, open_st
 
 
 @pytest.mark.parametrize("damage", ["cut", "other", "body", "format"])
-def test_a_damaged_one_is_made_again(kept: KnowledgeStore, open_store: Open, damage: str) -> None:
+def test_a_damaged_one_is_made_again(kept: DirectoryStore, open_store: Open, damage: str) -> None:
     """Whether it can't be opened, or only fails while it is searched."""
     files = list(directory_of(kept).iterdir())
     if damage == "cut":
@@ -154,7 +155,7 @@ def test_a_damaged_one_is_made_again(kept: KnowledgeStore, open_store: Open, dam
 
 
 @pytest.mark.parametrize("kind", ["idx", "store", "term", "pos", "fieldnorm", "fast", "json", "footer", "gone"])
-def test_repair_finds_any_damage(kept: KnowledgeStore, kind: str) -> None:
+def test_repair_finds_any_damage(kept: DirectoryStore, kind: str) -> None:
     """One byte of any file, or all of them: the store is not called whole, and is afterwards."""
     kept.close()
     if kind == "gone":
@@ -171,7 +172,7 @@ def test_repair_finds_any_damage(kept: KnowledgeStore, kind: str) -> None:
 
 
 def test_one_that_is_damaged_while_it_is_open_is_made_again(
-    kept: KnowledgeStore, folder: Path, open_store: Open, capfd: pytest.CaptureFixture[str]
+    kept: DirectoryStore, folder: Path, open_store: Open, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The search that meets the damage answers."""
     for n in range(200):  # more than is read at once
@@ -202,7 +203,8 @@ def directory_of_other_release(directory: Path) -> None:
 
 _INGEST_AND_DIE = """
 import os, signal, sys
-from llama_index_agentic_kb.store import KnowledgeStore, ingest
+from llama_index_agentic_kb.store import ingest
+from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.store.lexical import StoredLexicalSearch
 from llama_index_agentic_kb.testing import HashEmbedding
 
@@ -213,12 +215,12 @@ def die(self, node_ids):
             os.kill(os.getpid(), signal.SIGKILL)
         yield document
 StoredLexicalSearch._documents = die
-ingest(sys.argv[1], KnowledgeStore.open(sys.argv[2], embed_model=HashEmbedding()))
+ingest(sys.argv[1], DirectoryStore.open(sys.argv[2], embed_model=HashEmbedding()))
 """
 
 
 @pytest.mark.slow
-def test_a_half_written_one_is_completed(kept: KnowledgeStore, folder: Path, open_store: Open) -> None:
+def test_a_half_written_one_is_completed(kept: DirectoryStore, folder: Path, open_store: Open) -> None:
     """A process killed while it writes the index leaves the last commit; the next search has everything."""
     for n in range(20):
         (folder / f"bergen{n}.md").write_text(f"# Bergen {n}\n\nRain.")
@@ -231,7 +233,7 @@ def test_a_half_written_one_is_completed(kept: KnowledgeStore, folder: Path, ope
 # -- beside other processes -----------------------------------------------------------------------------------------
 
 
-def test_other_processes_see_new_commits(kept: KnowledgeStore, folder: Path, open_store: Open) -> None:
+def test_other_processes_see_new_commits(kept: DirectoryStore, folder: Path, open_store: Open) -> None:
     """A reader that was open before finds what was ingested since."""
     reader = open_store().lexical("docs")
     assert titles(reader.search("hail", 5)) == []
@@ -240,7 +242,7 @@ def test_other_processes_see_new_commits(kept: KnowledgeStore, folder: Path, ope
     assert titles(reader.search("hail", 5)) == ["Hail"]
 
 
-def test_while_another_process_writes_the_last_commit_is_searched(kept: KnowledgeStore, open_store: Open) -> None:
+def test_while_another_process_writes_the_last_commit_is_searched(kept: DirectoryStore, open_store: Open) -> None:
     """Without what is gone since; where there is no commit at all, the error says who is writing."""
     reader = open_store()
     documents = kept.documents.documents("docs")
@@ -255,7 +257,7 @@ def test_while_another_process_writes_the_last_commit_is_searched(kept: Knowledg
     assert set(kept.documents.documents("docs")) == documents.keys() - {"oslo.md"}
 
 
-def test_a_store_that_can_not_be_written_is_indexed_in_memory(kept: KnowledgeStore, open_store: Open) -> None:
+def test_a_store_that_can_not_be_written_is_indexed_in_memory(kept: DirectoryStore, open_store: Open) -> None:
     """A file in place of the directory stands for a medium that is read-only: nothing is left behind on it."""
     shutil.rmtree(kept.path / "lexical")
     (kept.path / "lexical").write_text("")
@@ -266,7 +268,7 @@ def test_a_store_that_can_not_be_written_is_indexed_in_memory(kept: KnowledgeSto
     assert (kept.path / "lexical").is_file()
 
 
-def test_an_ingestion_tells_that_it_can_not_be_written(kept: KnowledgeStore, folder: Path) -> None:
+def test_an_ingestion_tells_that_it_can_not_be_written(kept: DirectoryStore, folder: Path) -> None:
     """The documents are stored; the error says what to do."""
     shutil.rmtree(kept.path / "lexical")
     (kept.path / "lexical").write_text("")

@@ -1,16 +1,13 @@
-"""Alembic environment: runs all migrations in the transaction that ``store.session_database`` has begun.
+"""Alembic environment: runs all migrations in the transaction that ``store.sql`` has begun.
 
-Add a new revision to ``versions/`` under the next number, and set ``session_database.REVISION`` to it.
+Add a new revision to ``versions/`` under the next number, and set it in the ``Revisions`` of the tables.
 """
 
 from __future__ import annotations
 
 from alembic import context
 
-from llama_index_agentic_kb.store.session_database import METADATA, VERSION_TABLE
-
-context.configure(
-    connection=context.config.attributes["connection"], target_metadata=METADATA, version_table=VERSION_TABLE
-)
+attributes = context.config.attributes
+context.configure(connection=attributes["connection"], version_table=attributes["version_table"])
 with context.begin_transaction():
     context.run_migrations()

@@ -1,0 +1,239 @@
+"""A store in a directory: a SQLite file with all data, and indexes that are derived from it.
+
+    documents.db    all documents, chunks and vectors (SQLite); the indexes are derived from it
+    graphs/         the vector index (HNSW graph, Chroma) of each source with more than 20,000 chunks
+    lexical/        the lexical indexes (tantivy), one directory per source
+    scope/          the scope indexes that ``agentic-kb calibrate`` made
+    write.lock      the lock of the process that is writing; writer.pid contains its process id
+
+One process at a time writes, while many search. A forked child must open the store again, which fails if its parent has
+used an HNSW graph; start it with "spawn" instead. A new store is readable only by its owner.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from filelock import FileLock, Timeout
+
+from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, StoreDamagedError
+from llama_index_agentic_kb.search.prototypes import ScopeIndex
+from llama_index_agentic_kb.store import chroma
+from llama_index_agentic_kb.store.chroma import Graphs
+from llama_index_agentic_kb.store.database import BusyError, DocumentDatabase, SourceInfo
+from llama_index_agentic_kb.store.embedding_model import EmbedModelFingerprint
+from llama_index_agentic_kb.store.sqlite import SqliteDatabase
+from llama_index_agentic_kb.store.store import KnowledgeStore, RepairProgress
+
+if TYPE_CHECKING:
+    from llama_index.core.base.embeddings.base import BaseEmbedding
+
+    from llama_index_agentic_kb.store.lexical import StoredLexicalSearch
+    from llama_index_agentic_kb.store.vectors import SourceVectors
+
+_DOCUMENTS: Final = "documents.db"
+
+
+class DirectoryStore(KnowledgeStore):
+    """A store in a directory; see the module, and `KnowledgeStore` for the methods."""
+
+    _documents: SqliteDatabase
+
+    def __init__(
+        self, documents: DocumentDatabase, fingerprint: EmbedModelFingerprint, embed_model: BaseEmbedding | str | None
+    ) -> None:
+        super().__init__(documents, fingerprint, embed_model)
+        self.path = self._documents.path.parent
+        self._graphs = Graphs(self.path / "graphs", self._documents, fingerprint.dimension)
+
+    def close(self) -> None:
+        """Close all files; a second call does nothing."""
+        super().close()
+        self._graphs.close()
+
+    @property
+    def location(self) -> str:
+        """The directory."""
+        return str(self.path)
+
+    @property
+    def documents(self) -> SqliteDatabase:
+        """The database of all documents, chunks and vectors."""
+        super().documents  # noqa: B018 (raises an error if the store is closed)
+        return self._documents
+
+    def lexical(self, source: str) -> StoredLexicalSearch:
+        """Return the lexical search of a source."""
+        found: StoredLexicalSearch = super().lexical(source)  # type: ignore[assignment]  # made by `_make_lexical`
+        return found
+
+    def _make_vectors(self, source: str) -> SourceVectors:
+        from llama_index_agentic_kb.store.vectors import SourceVectors  # noqa: PLC0415 (loads LlamaIndex)
+
+        return SourceVectors(self, source, self._graphs)
+
+    def _make_lexical(self, source: str) -> StoredLexicalSearch:
+        from llama_index_agentic_kb.store.lexical import StoredLexicalSearch  # noqa: PLC0415 (loads tantivy)
+
+        return StoredLexicalSearch(self, source, self.path / "lexical")
+
+    def _remove(self, source: str) -> None:
+        self._make_lexical(source).remove()
+        self._documents.delete_source(source)
+        self._graphs.remove_unused()
+        self._scope_file(source).unlink(missing_ok=True)
+
+    @contextmanager
+    def writing(self, wait: float = 0.0) -> Iterator[None]:
+        """Acquire the store's write lock, which excludes all other processes and threads, for the ``with`` block.
+
+        The operating system releases the lock if the process dies.
+
+        Args:
+            wait: The seconds to wait while another process has the lock. Defaults to 0.
+
+        Yields:
+            None, inside the lock.
+
+        Raises:
+            IngestionError: Another process or thread has the lock; the message contains its process id.
+        """
+        path, pid = self.documents.path.with_name("write.lock"), self.path / "writer.pid"
+        lock = FileLock(path, timeout=wait, mode=0o600, thread_local=False)
+        try:
+            lock.acquire(poll_interval=0.02)
+            pid.touch(0o600)
+            pid.write_text(str(os.getpid()), "ascii")
+        except Timeout:
+            holder = pid.read_text("ascii", "replace") if pid.exists() else "unknown"
+            raise BusyError(
+                f"Process {holder} is writing into the store {self.location!r}. Wait for it to end (wait=SECONDS, "
+                "--wait SECONDS), or end it, then run this again."
+            ) from None
+        except OSError as error:
+            lock.release()
+            raise IngestionError(f"{str(path)!r} can't be written: {error.strerror}.") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def outside_graph(self, source: str) -> int:
+        """Return the number of chunks missing from a source's HNSW graph plus the deleted chunks still in it."""
+        return self._graphs.outside(source)
+
+    def update_indexes(self, source: str) -> None:
+        """Update the lexical index, and the HNSW graph if it is far behind."""
+        self.lexical(source).update()
+        self.update_graph(source)
+
+    def update_graph(self, source: str) -> None:
+        """Update a source's HNSW graph if over 20,000 chunks are missing or deleted; requires the write lock.
+
+        Raises:
+            IngestionError: The graph can't be written.
+        """
+        if self.outside_graph(source) > chroma.EXACT_ROWS:
+            self._graphs.build(source, anew=False)
+
+    def mend(self, *, rebuild_all: bool, progress: RepairProgress | None) -> str:
+        """Update or repair the HNSW graphs and lexical indexes; the caller must have the write lock.
+
+        Args:
+            rebuild_all: Whether to rebuild all indexes; otherwise only missing or damaged ones.
+            progress: A function called after each batch of chunks; see ``RepairProgress``.
+
+        Returns:
+            A description of the damage found; empty if there was none.
+        """
+        found = []
+        for info in self.sources():
+            tell, lexical = partial(_tell, progress, info), self.lexical(info.name)
+            state = self.documents.source_state(info.name)
+            graph = "" if state is None else self._graphs.fault(state, whole=True)
+            if graph or (rebuild_all and info.chunks > chroma.EXACT_ROWS):
+                self._graphs.build(info.name, tell, anew=True)
+            else:
+                self.update_graph(info.name)
+            words = lexical.fault()
+            lexical.update(words or ("it is to be built again" if rebuild_all else ""))
+            found += [graph, words]
+            tell(info.chunks)
+        return "; ".join(filter(None, found))
+
+    def size(self) -> int:
+        """Return the size of all files in bytes."""
+        return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
+
+    def _scope_file(self, source: str) -> Path:
+        name = hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        return self.path / "scope" / f"{name}.npz"
+
+    def load_scope(self, source: str) -> ScopeIndex | None:
+        """Return a source's scope index; None if it has none."""
+        path = self._scope_file(source)
+        return ScopeIndex.load(path) if path.exists() else None
+
+    def save_scope(self, source: str, index: ScopeIndex) -> None:
+        """Write a source's scope index."""
+        try:
+            index.save(self._scope_file(source))
+        except OSError as error:
+            raise IngestionError(f"the scope index can't be written: {error}") from error
+
+
+def _tell(progress: RepairProgress | None, info: SourceInfo, done: int) -> None:
+    if progress is not None:
+        progress(done, info.chunks, info.name)
+
+
+def is_new_directory(path: str | Path) -> bool:
+    """Return whether there is no store in a directory yet; raise ``ConfigurationError`` if there can be none."""
+    directory = Path(path).resolve()
+    if (directory / _DOCUMENTS).exists():
+        return False
+    _check_empty(directory)
+    return True
+
+
+def open_directory(path: str | Path, *, create: bool) -> SqliteDatabase:
+    """Open the document database of a store.
+
+    Raises:
+        StoreDamagedError: The database is damaged, or missing although the store's indexes exist.
+        ConfigurationError: The directory contains no store, and none is or can be created.
+    """
+    directory = Path(path).resolve()
+    documents = directory / _DOCUMENTS
+    if create and not documents.exists():
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            directory.chmod(0o700)
+        except OSError as error:
+            raise ConfigurationError(f"No store can be made in {str(directory)!r}: {error.strerror}.") from error
+    elif not documents.exists():
+        if any((directory / name).exists() for name in ("graphs", "lexical")):
+            raise StoreDamagedError(
+                f"{str(documents)!r} is gone, and with it the store's documents. Restore it, or make the "
+                "store again with `agentic-kb ingest` in a directory of its own."
+            )
+        raise ConfigurationError(
+            f"There is no store in {str(directory)!r}. Make one with `agentic-kb ingest FOLDER --store {path}`."
+        )
+    return SqliteDatabase(documents)
+
+
+def _check_empty(directory: Path) -> None:
+    """Raise ``ConfigurationError`` if the path of a new store is a file or a non-empty directory."""
+    if directory.exists() and not directory.is_dir():
+        raise ConfigurationError(f"{str(directory)!r} is a file; a store is a directory.")
+    if directory.is_dir() and any(directory.iterdir()):
+        raise ConfigurationError(
+            f"{str(directory)!r} holds other files and no store. Choose a directory of its own for the store."
+        )

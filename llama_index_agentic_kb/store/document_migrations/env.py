@@ -1,0 +1,13 @@
+"""Alembic environment: runs all migrations in the transaction that ``store.sql`` has begun.
+
+Add a new revision to ``versions/`` under the next number, and set it in the ``Revisions`` of the tables.
+"""
+
+from __future__ import annotations
+
+from alembic import context
+
+attributes = context.config.attributes
+context.configure(connection=attributes["connection"], version_table=attributes["version_table"])
+with context.begin_transaction():
+    context.run_migrations()

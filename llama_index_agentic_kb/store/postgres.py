@@ -1,0 +1,324 @@
+"""A store in one PostgreSQL database with the extension ``vector``: documents, chunks, vectors and words.
+
+Many processes may write at the same time: each document is a transaction of its own, which begins by locking the
+document's row, and storing a document twice changes nothing. The tables are in the schema ``agentic_kb``; sessions may
+be in the same database. ``store.postgres_search`` searches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import numpy as np
+from sqlalchemy import Connection
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
+
+from llama_index_agentic_kb._text import know_secrets, redacted
+from llama_index_agentic_kb.errors import (
+    AgenticKBError,
+    ConfigurationError,
+    DeadlineExceededError,
+    IngestionError,
+    RetrievalError,
+    SessionStoreError,
+    StoreDamagedError,
+)
+from llama_index_agentic_kb.search.prototypes import ScopeIndex
+from llama_index_agentic_kb.search.tokenizing import Analyzer
+from llama_index_agentic_kb.store.database import (
+    CHUNK,
+    Chunk,
+    DocumentDatabase,
+    Floats,
+    Piece,
+    Row,
+    Statements,
+    StoredDocument,
+    chunk_of,
+)
+from llama_index_agentic_kb.store.sql import Revisions, SqlDatabase, reason
+from llama_index_agentic_kb.store.sql_filter import PostgresDialect
+from llama_index_agentic_kb.store.store import KnowledgeStore, RepairProgress
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from llama_index_agentic_kb.store.postgres_search import PostgresVectors, PostgresWords
+
+T = TypeVar("T")
+
+DOCUMENTS: Final = Revisions(
+    "documents", "document_migrations", "0001", "agentic_kb_documents_version", schema="agentic_kb"
+)
+INDEXED_ROWS = 50_000
+"""The number of chunks from which a source gets an HNSW index; fewer are compared exactly, in about 50 ms."""
+MAX_INDEXED_DIMENSIONS: Final = 2_000
+"""The maximum number of dimensions that pgvector indexes."""
+_REMEDIES: Final = {
+    "42501": "This user needs the right to create a schema (GRANT CREATE ON DATABASE ...), and the extension vector: "
+    "a superuser runs CREATE EXTENSION vector once.",
+    "0A000": "Install pgvector on the server (https://github.com/pgvector/pgvector), then run this again.",
+    "58P01": "Install pgvector on the server (https://github.com/pgvector/pgvector), then run this again.",
+    "53100": "Make room on the server's disk, then run this again: what was stored before stays.",
+}
+
+
+class PostgresDatabase(DocumentDatabase):
+    """Documents, chunks and vectors in PostgreSQL.
+
+    Args:
+        url: The database's URL; libpq's environment variables and password file hold where it says nothing.
+        timeout: The time limit of a transaction in seconds, including the wait for a server that restarts.
+        connections: The maximum number of concurrent connections.
+
+    Raises:
+        ConfigurationError: The database can't be reached or used; the message names the remedy.
+    """
+
+    dialect = PostgresDialect()
+
+    def __init__(self, url: str, *, timeout: float = 30.0, connections: int = 8) -> None:
+        parsed = make_url(url)
+        know_secrets(filter(None, [parsed.password and str(parsed.password)]))
+        self.location = redacted(parsed.set(query={}).render_as_string(hide_password=True))
+        self.timeout = timeout
+        self._analyzer = Analyzer()
+        try:
+            self._database = SqlDatabase(url, DOCUMENTS, connections=connections, timeout=timeout)
+        except (SessionStoreError, DeadlineExceededError) as error:
+            code = str(getattr(getattr(error.__cause__, "orig", None), "sqlstate", None) or "")
+            remedy = _REMEDIES.get(code, "Check the address, the database's name, the user and its password.")
+            raise ConfigurationError(f"The store {self.location!r} can't be opened: {error}. {remedy}") from error
+        weakref.finalize(self, self._database.close)  # a knowledge base never closes its store
+
+    def close(self) -> None:
+        """Close all connections; the next call opens new ones."""
+        self._database.close()
+
+    def read(self, work: Callable[[Statements], T], deadline: float | None = None) -> T:
+        """Run a function in a transaction that sees one snapshot and writes nothing.
+
+        Raises:
+            DeadlineExceededError: The deadline passed; None is ``timeout`` seconds from now.
+            RetrievalError: The database reported an error.
+        """
+        until = time.monotonic() + self.timeout
+        return self._database.transact(
+            lambda connection: work(_Statements(connection)),
+            write=False,
+            deadline=until if deadline is None else min(deadline, until),
+            what=f"reading {self.location!r}",
+            error_class=RetrievalError,
+        )
+
+    def rows(self, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
+        """Return the rows of a query."""
+        return self.read(lambda connection: [tuple(row) for row in connection.execute(statement, parameters)])
+
+    def chunks_in(self, connection: Statements, rows: Sequence[int]) -> list[Chunk]:
+        """Return chunks by their row ids, in no particular order; deleted chunks are omitted."""
+        return [chunk_of(*row) for row in connection.execute(f"{CHUNK} WHERE id = ANY(?)", (list(rows),))]
+
+    def stream(self, statement: str, parameters: Sequence[object] = ()) -> Iterator[Row]:
+        """Yield the rows of a long query as one snapshot."""
+        transaction = self._database.transaction(write=False, seconds=self.timeout)
+        with self._errors(RetrievalError, "read"), transaction as connection:
+            streamed = connection.execution_options(stream_results=True, max_row_buffer=1_000)
+            yield from map(tuple, _Statements(streamed).execute(statement, parameters))
+
+    @contextmanager
+    def transaction(self) -> Iterator[Statements]:
+        """Run the ``with`` block as one durable transaction; an exception rolls it back."""
+        transaction = self._database.transaction(write=True, seconds=self.timeout)
+        with self._errors(IngestionError, "written"), transaction as connection:
+            yield _Statements(connection)
+
+    @contextmanager
+    def _errors(self, error_class: type[AgenticKBError], done: str) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            raise error_class(f"{self.location!r} can't be {done}: {reason(error)}") from error
+
+    def put_document(self, document: StoredDocument, pieces: Iterable[Piece]) -> None:
+        """Store a document; see `DocumentDatabase.put_document`. With a list, a lost connection is tried again."""
+        if not isinstance(pieces, Sequence):
+            super().put_document(document, pieces)
+            return
+        try:
+            self._database.transact(
+                lambda connection: self._put_document(_Statements(connection), document, pieces),
+                write=True,
+                deadline=time.monotonic() + self.timeout,
+                what=f"writing into {self.location!r}",
+                error_class=IngestionError,
+            )
+        except DeadlineExceededError as error:
+            raise IngestionError(f"{error}. Documents stored before this stay: run the ingestion again.") from error
+
+    def put_contents(self, connection: Statements, source: str, pieces: Sequence[Piece]) -> None:
+        """Store the texts, words and vectors of chunks that are stored already."""
+        languages, rows = set(), []
+        for chunk, vector in pieces:
+            language, terms = self._analyzer.document(f"{chunk.metadata.get('title', '')}\n{chunk.text}")
+            languages.add(language)
+            rows.append((source, chunk.text, vector_text(vector), _positions(terms.split()), chunk.node_id))
+        connection.executemany(
+            "INSERT INTO contents SELECT id, ?, ?, CAST(? AS vector), CAST(? AS tsvector)"
+            " FROM chunks WHERE node_id = ?",
+            rows,
+        )
+        known = [(source, language) for language in sorted(languages)]
+        connection.executemany("INSERT INTO languages VALUES (?, ?) ON CONFLICT DO NOTHING", known)
+
+    def unpacked(self, vectors: Sequence[Any]) -> Floats:
+        """Return the numbers of all the given stored vectors, one vector after the other."""
+        return np.fromstring(",".join(vector[1:-1] for vector in vectors), dtype=np.float32, sep=",")
+
+    def check(self) -> None:
+        """Check that each chunk has its text; raise ``StoreDamagedError`` if not."""
+        if self.rows("SELECT id FROM chunks LEFT JOIN contents USING (id) WHERE contents.text IS NULL LIMIT 1"):
+            raise StoreDamagedError(f"{self.location!r} has chunks without text: restore it from a backup.")
+
+    def index_rows(self, source: str, dimension: int, *, anew: bool) -> None:
+        """Build a source's HNSW index if it has none, while others read and write; update the planner's statistics."""
+        name = index_name(source)
+        quoted = source.replace("'", "''").replace("%", "%%")
+        with self._errors(IngestionError, "indexed"), self._database.autocommit() as connection:
+            run = connection.exec_driver_sql
+            path = f"SET search_path = {DOCUMENTS.schema}, public"
+            run(path)
+            try:
+                valid = run("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)", (name,)).scalar()
+                if valid is False or (anew and valid):  # a process that was killed while building leaves it invalid
+                    run(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")
+                if anew or not valid:
+                    run(
+                        f"CREATE INDEX CONCURRENTLY IF NOT EXISTS {name} ON contents USING hnsw"
+                        f" ((CAST(vector AS vector({dimension}))) vector_cosine_ops) WHERE of_source = '{quoted}'"
+                    )
+            finally:
+                run("RESET search_path")
+
+    def analyze(self) -> None:
+        """Update the statistics of words and metadata, by which searches weigh words and choose indexes."""
+        with self.transaction() as connection:
+            connection.execute("ANALYZE chunks, contents")
+
+
+class _Statements:
+    """Statements with ``?`` for parameters, on a connection of SQLAlchemy."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._run = connection.exec_driver_sql
+
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
+        return self._run(statement.replace("?", "%s"), tuple(parameters))
+
+    def executemany(self, statement: str, parameters: Iterable[Sequence[Any]]) -> Any:
+        rows = [tuple(row) for row in parameters]
+        return self._run(statement.replace("?", "%s"), rows) if rows else None
+
+
+class PostgresStore(KnowledgeStore):
+    """A store in PostgreSQL; see the module, and `KnowledgeStore` for the methods."""
+
+    _documents: PostgresDatabase
+
+    def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:  # noqa: ARG002 (of the other kind of store)
+        """Return a block for writing, which excludes nobody: each document has a lock of its own."""
+        return nullcontext()
+
+    def update_indexes(self, source: str) -> None:
+        """Update the statistics, and build the HNSW index of a source with many chunks."""
+        self._documents.analyze()
+        self.update_graph(source)
+
+    def update_graph(self, source: str) -> None:
+        """Build the HNSW index of a source with many chunks, if it has none."""
+        self._index_rows(source, anew=False)
+
+    def _remove(self, source: str) -> None:
+        self._documents.delete_source(source)
+
+    def mend(self, *, rebuild_all: bool, progress: RepairProgress | None) -> str:
+        """Build missing HNSW indexes, or all; see `KnowledgeStore.mend`."""
+        for info in self.sources():
+            self._index_rows(info.name, anew=rebuild_all)
+            if progress is not None:
+                progress(info.chunks, info.chunks, info.name)
+        return ""
+
+    def _index_rows(self, source: str, *, anew: bool) -> None:
+        count = self._documents.rows("SELECT count(*) FROM contents WHERE of_source = ?", (source,))[0][0]
+        if count >= INDEXED_ROWS and self.fingerprint.dimension <= MAX_INDEXED_DIMENSIONS:
+            self._documents.index_rows(source, self.fingerprint.dimension, anew=anew)
+
+    def size(self) -> int:
+        """Return the size of all tables and indexes in bytes."""
+        statement = "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relnamespace = to_regnamespace(?)"
+        return int(self._documents.rows(f"{statement} AND relkind = 'r'", (DOCUMENTS.schema,))[0][0] or 0)
+
+    def load_scope(self, source: str) -> ScopeIndex | None:
+        """Return a source's scope index; None if there is none that can be read."""
+        rows = self._documents.rows("SELECT data FROM scopes WHERE source = ?", (source,))
+        if not rows:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "scope.npz")
+            path.write_bytes(rows[0][0])
+            return ScopeIndex.load(path)
+
+    def save_scope(self, source: str, index: ScopeIndex) -> None:
+        """Store a source's scope index."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "scope.npz")
+            index.save(path)
+            data = path.read_bytes()
+        with self._documents.transaction() as connection:
+            connection.execute(
+                "INSERT INTO scopes VALUES (?, ?) ON CONFLICT (source) DO UPDATE SET data = excluded.data",
+                (source, data),
+            )
+
+    def _make_vectors(self, source: str) -> PostgresVectors:
+        from llama_index_agentic_kb.store.postgres_search import PostgresVectors  # noqa: PLC0415 (loads LlamaIndex)
+
+        return PostgresVectors(self._documents, source, self.fingerprint.dimension)
+
+    def _make_lexical(self, source: str) -> PostgresWords:
+        from llama_index_agentic_kb.store.postgres_search import PostgresWords  # noqa: PLC0415 (loads LlamaIndex)
+
+        return PostgresWords(self._documents, source)
+
+
+def index_name(source: str) -> str:
+    """Return the name of a source's HNSW index."""
+    return f"contents_hnsw_{hashlib.sha256(source.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+
+
+def vector_text(vector: Sequence[float] | Floats) -> str:
+    """Return a vector as pgvector reads it."""
+    return f"[{','.join(map(repr, np.asarray(vector, dtype=np.float32).tolist()))}]"
+
+
+def lexeme(term: str) -> str:
+    """Return a term, quoted for a ``tsvector`` or ``tsquery``."""
+    escaped = term[:500].replace("\\", "\\\\").replace("'", "''")
+    return f"'{escaped}'"
+
+
+def _positions(terms: Sequence[str]) -> str:
+    """Return terms as a ``tsvector``; PostgreSQL counts at most 255 places of a term."""
+    places: dict[str, list[str]] = {}
+    for at, term in enumerate(terms, start=1):
+        places.setdefault(term, []).append(str(min(at, 16_383)))
+    return " ".join(f"{lexeme(term)}:{','.join(dict.fromkeys(at[:255]))}" for term, at in places.items())

@@ -1,0 +1,265 @@
+"""SQL databases (SQLite or PostgreSQL): engines, durable transactions with retries, and migrations by Alembic.
+
+A transaction whose connection breaks is retried until its deadline, so its work must be idempotent.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import Connection, Engine, NullPool, create_engine, event, inspect, make_url, text
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+
+from llama_index_agentic_kb import _text
+from llama_index_agentic_kb._aio.threads import reset_after_fork
+from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, DeadlineExceededError, SessionStoreError
+from llama_index_agentic_kb.store.sqlite import remedy
+
+T = TypeVar("T")
+
+_UPGRADE_LOCK: Final = 7_391_204_118
+"""The key of the PostgreSQL advisory lock that allows one process at a time to upgrade the database."""
+_TOO_SLOW: Final = frozenset({"57014", "55P03"})
+"""PostgreSQL's error codes for statement timeouts and lock timeouts."""
+_PASSING: Final = frozenset({"40001", "40P01", "23505", "57P01", "57P02", "57P03", "53300"})
+"""PostgreSQL's error codes that are retried: conflicts (including concurrent creation of one session), server shutdown
+or startup, and too many clients."""
+_ALEMBIC: Final = threading.Lock()  # Alembic's proxies are global
+_inherited: Final[list[Engine]] = []
+"""Engines inherited from a parent process; never used, closed or garbage-collected, since the parent owns them."""
+
+
+@dataclass(frozen=True)
+class Revisions:
+    """The versions of a set of tables, which Alembic migrates.
+
+    Args:
+        what: The name of the tables' content in error messages.
+        folder: The folder of Alembic's scripts, beside this file.
+        latest: The latest revision, of the tables and of the JSON in them; a change to either needs a new revision.
+        table: The name of the table that holds the revision of a database.
+        schema: The PostgreSQL schema of the tables. Defaults to the first one of the connection's search path.
+    """
+
+    what: str
+    folder: str
+    latest: str
+    table: str
+    schema: str = ""
+
+
+class SqlDatabase:
+    """A database engine whose connections are configured for durable transactions.
+
+    SQLite: write-ahead log, ``synchronous=FULL``, one connection per transaction (a forked child inherits no open
+    connection). PostgreSQL: ``synchronous_commit=on``, a pool of connections that are checked before use.
+
+    Args:
+        url: A path (SQLite), or a URL: ``sqlite:///...``, ``postgresql://...`` (psycopg 3).
+        revisions: The tables, which are created or migrated.
+        connections: The maximum number of concurrent PostgreSQL connections.
+        timeout: The time limit for opening the database, in seconds.
+
+    Raises:
+        ConfigurationError: The URL is invalid, its driver is not installed, or a newer release created the database.
+        SessionStoreError: The database can't be opened.
+    """
+
+    def __init__(self, url: str | Path, revisions: Revisions, *, connections: int, timeout: float) -> None:
+        self._revisions, what = revisions, revisions.what
+        self._url = _database_url(url, what)
+        self._is_sqlite = self._url.get_backend_name() == "sqlite"
+        self._connections = connections
+        self._engine = self._make_engine()
+        reset_after_fork(self)
+        if self._is_sqlite:
+            with suppress(OSError):  # readable only by the file's owner
+                os.close(os.open(str(self._url.database), os.O_CREAT, 0o600))
+        deadline = time.monotonic() + timeout
+        try:
+            found = self.transact(self._revision, write=False, deadline=deadline, what=f"opening the {what}")
+            if found != revisions.latest:
+                self.transact(self._upgrade, write=True, deadline=deadline, what=f"upgrading the {what}")
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._engine.dispose()
+
+    def reset(self) -> None:
+        """Replace the engine in a forked child, without closing the parent's connections."""
+        _inherited.append(self._engine)
+        self._engine = self._make_engine()
+
+    def transact(
+        self,
+        work: Callable[[Connection], T],
+        *,
+        write: bool,
+        deadline: float,
+        what: str,
+        error_class: type[AgenticKBError] = SessionStoreError,
+    ) -> T:
+        """Run a function in one transaction and commit it; an exception rolls it back.
+
+        Args:
+            work: A function of the connection. After a connection error it may run again, even if it was committed.
+            write: Whether the transaction writes. A read-only transaction sees one snapshot.
+            deadline: The ``time.monotonic()`` value after which the transaction is aborted.
+            what: The name of the operation in error messages.
+            error_class: The class of the error if the database reports one that can't be retried.
+
+        Raises:
+            DeadlineExceededError: The deadline passed while waiting for other writers or an unreachable server.
+        """
+        pause = 0.02
+        while True:
+            try:
+                with self.transaction(write=write, seconds=max(deadline - time.monotonic(), 0.001)) as connection:
+                    return work(connection)
+            except DBAPIError as error:
+                left = deadline - time.monotonic()
+                if left <= 0 or _code(error) in _TOO_SLOW or not _is_passing(error):
+                    raise _translated(error, what, error_class) from error
+            time.sleep(min(pause, max(left, 0.0)))
+            pause = min(pause * 2, 1.0)
+
+    @contextmanager
+    def transaction(self, *, write: bool, seconds: float) -> Iterator[Connection]:
+        """Run the ``with`` block as one transaction, without retries; statements are aborted after so many seconds."""
+        milliseconds = int(seconds * 1000) + 1
+        options: dict[str, Any] = {"write": write, "busy": milliseconds}
+        if not self._is_sqlite:
+            options = {} if write else {"isolation_level": "REPEATABLE READ"}
+        with self._engine.connect().execution_options(**options) as connection, connection.begin():
+            if not self._is_sqlite:  # the server aborts at the caller's deadline
+                first = f"SET LOCAL statement_timeout = {milliseconds}; SET LOCAL synchronous_commit = on"
+                if self._revisions.schema:
+                    path = f"'{self._revisions.schema}, ' || current_setting('search_path')"
+                    first += f"; SELECT set_config('search_path', {path}, true)"
+                connection.exec_driver_sql(first)
+            yield connection
+
+    @contextmanager
+    def autocommit(self) -> Iterator[Connection]:
+        """Yield a connection outside of transactions, for what PostgreSQL refuses in one; nothing limits its time."""
+        with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            yield connection
+
+    def _make_engine(self) -> Engine:
+        if self._is_sqlite:
+            engine = create_engine(self._url, poolclass=NullPool)
+            event.listen(engine, "connect", _set_up_sqlite)
+            event.listen(engine, "begin", _begin_sqlite)
+            return engine
+        try:
+            return create_engine(
+                self._url,
+                pool_size=self._connections,
+                max_overflow=0,
+                pool_pre_ping=True,
+                connect_args={"connect_timeout": 5, "application_name": "llama-index-agentic-kb"},
+            )
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(
+                f"{self._revisions.what}: {error.name} is needed for PostgreSQL: "
+                "pip install 'llama-index-agentic-kb[postgres]'"
+            ) from error
+
+    def _revision(self, connection: Connection) -> str | None:
+        if not inspect(connection).has_table(self._revisions.table):
+            return None
+        found: str | None = connection.exec_driver_sql(f"SELECT version_num FROM {self._revisions.table}").scalar()  # noqa: S608 (a constant)
+        return found
+
+    def _upgrade(self, connection: Connection) -> None:
+        """Migrate the tables to the latest revision; wait if another process is already migrating them."""
+        if not self._is_sqlite:
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
+        revisions, found = self._revisions, self._revision(connection)
+        if found == revisions.latest:
+            return
+        if found is not None and found > revisions.latest:
+            raise ConfigurationError(
+                f"{revisions.what}: the database has revision {found}; this release knows {revisions.latest}. "
+                "Upgrade llama-index-agentic-kb."
+            )
+        from alembic import command  # noqa: PLC0415 (only for databases that are new or old)
+        from alembic.config import Config  # noqa: PLC0415 (same)
+
+        if revisions.schema:
+            connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {revisions.schema}")
+        config = Config()
+        config.set_main_option("script_location", str(Path(__file__).with_name(revisions.folder)).replace("%", "%%"))
+        config.attributes |= {"connection": connection, "version_table": revisions.table}
+        with _ALEMBIC:
+            command.upgrade(config, revisions.latest)
+
+
+def _database_url(given: str | Path, what: str) -> URL:
+    if isinstance(given, Path) or "://" not in given:
+        return URL.create("sqlite", database=str(Path(given).absolute()))
+    try:
+        url = make_url(given)
+        backend = url.get_backend_name()
+    except (ArgumentError, NoSuchModuleError):
+        backend = ""
+    if backend == "postgresql":
+        return url.set(drivername="postgresql+psycopg")
+    if backend != "sqlite":
+        raise ConfigurationError(f"{what}: the URL begins with sqlite:/// or postgresql://; a plain path is SQLite too")
+    if not url.database or url.database == ":memory:":
+        raise ConfigurationError(f"{what}: SQLite keeps them in a file; give its path")
+    return url
+
+
+def _set_up_sqlite(connection: sqlite3.Connection, _record: object) -> None:
+    connection.isolation_level = None  # SQLAlchemy begins transactions, not sqlite3 implicitly
+    # FULL: a turn counts as stored once its transaction ends, even if the power fails right after.
+    for setting in ("busy_timeout = 1000", "journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+        connection.execute(f"PRAGMA {setting}")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    options = connection.get_execution_options()
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {options['busy']}")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if options["write"] else "BEGIN")
+
+
+def reason(error: DBAPIError) -> str:
+    """Return the message of a database's error, without the statement and its parameters."""
+    return _text.one_line(_text.redacted(str(error.orig)))
+
+
+def _translated(error: DBAPIError, what: str, error_class: type[AgenticKBError]) -> AgenticKBError:
+    message = f"{what}: {reason(error)}"
+    if _code(error) in _TOO_SLOW or _is_passing(error):
+        return DeadlineExceededError(f"{message} (not done by its deadline)")
+    return error_class(f"{message}. {remedy(error.orig)}".rstrip(" ."))
+
+
+def _code(error: DBAPIError) -> str:
+    return str(getattr(error.orig, "sqlstate", None) or "")
+
+
+def _is_passing(error: DBAPIError) -> bool:
+    """Return whether an error is transient: SQLite is locked, the server is unreachable, or transactions conflict."""
+    if re.search("database (table )?is locked", str(error.orig)):
+        return True
+    if re.search("FATAL: .*(authentication|does not exist|permission denied)", str(error.orig)):
+        return False
+    of_sqlite = type(error.orig).__module__.startswith("sqlite3")
+    lost = error.connection_invalidated or (type(error.orig).__name__ == "OperationalError" and not of_sqlite)
+    return lost or _code(error) in _PASSING
