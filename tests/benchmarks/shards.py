@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, Resilience, RetrieverOptions, ShardedSource
-from llama_index_agentic_kb.store import KnowledgeStore
+from llama_index_agentic_kb.store.directory import DirectoryStore
 from tests.benchmarks.scale_store import SOURCE, TOP_K, ScaleStore, exact, percentile, store_block
 
 SHARDS: Final = 8
@@ -39,7 +39,7 @@ def build(at: ScaleStore, shards: int) -> list[Path]:
     for shard, folder in enumerate(folders):
         if (folder / "built").exists():
             continue
-        with KnowledgeStore.open(folder, embed_model=at.embedding, create=True) as store, store.writing():
+        with DirectoryStore.open(folder, embed_model=at.embedding, create=True) as store, store.writing():
             store.documents.put_source(SOURCE, "Synthetic chunks.")
             for block in at.corpus.blocks():
                 at.embedding.show(block)
@@ -59,7 +59,7 @@ class Slow:
         factor: How many times as long they take.
     """
 
-    def __init__(self, store: KnowledgeStore, factor: int) -> None:
+    def __init__(self, store: DirectoryStore, factor: int) -> None:
         self._vectors = store.vectors(SOURCE)
         self._factor = factor
 
@@ -78,7 +78,7 @@ class Slow:
         del self._vectors.search
 
 
-def sharded(stores: Sequence[KnowledgeStore], *, candidates: int = TOP_K, grace: float | None = None) -> ShardedSource:
+def sharded(stores: Sequence[DirectoryStore], *, candidates: int = TOP_K, grace: float | None = None) -> ShardedSource:
     """Return all stores as one source.
 
     Args:
@@ -113,7 +113,7 @@ def ask(source: KnowledgeSource, queries: Sequence[str], best: Sequence[set[str]
     return {"p50": percentile(taken, 50), "p99": percentile(taken, 99), "recall": mean(recalls)}
 
 
-def words_in_common(whole: KnowledgeStore, stores: Sequence[KnowledgeStore], queries: Sequence[str]) -> float:
+def words_in_common(whole: DirectoryStore, stores: Sequence[DirectoryStore], queries: Sequence[str]) -> float:
     """Return the share of one index's best ten by words (BM25) that the merged shards find too."""
     shares = []
     for query in queries:
@@ -130,7 +130,7 @@ def measure(at: ScaleStore, shards: int, rounds: int) -> Iterator[tuple[str, Map
     best = exact(at, [0] * len(queries), 1)
     folders = build(at, shards)
     with ExitStack() as opened:
-        stores = [opened.enter_context(KnowledgeStore.open(one, embed_model=at.embedding)) for one in folders]
+        stores = [opened.enter_context(DirectoryStore.open(one, embed_model=at.embedding)) for one in folders]
         whole = opened.enter_context(at.open())
         one = KnowledgeSource("whole", index=whole.index(SOURCE), hybrid=False)
         for source in (one, sharded(stores)):
