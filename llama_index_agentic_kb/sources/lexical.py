@@ -7,6 +7,9 @@ built in memory from the nodes of a ``VectorStoreIndex`` at the first search:
     nodes in Chroma             compared by their number at each search, and by all IDs and hashes periodically
     nodes in another store      only if hybrid=True: compared by all IDs and hashes periodically
 
+A store that was made with a full-text search of its own (PostgreSQL's tsvector, sparse vectors in Qdrant) is asked by
+that instead.
+
 This happens automatically for up to 10,000 nodes, which takes seconds; ``hybrid=True`` allows any number. A source
 whose retriever has special arguments (a ``vector_store_query_mode``, ``doc_ids``, ``vector_store_kwargs``) has no
 lexical search: it may use the store's own hybrid search, or a restriction that lexical search would bypass.
@@ -25,13 +28,14 @@ from llama_index.core.indices.base import BaseIndex
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.schema import BaseNode, IndexNode, NodeWithScore
 from llama_index.core.storage.docstore import SimpleDocumentStore
-from llama_index.core.vector_stores.types import VectorStoreQueryMode
+from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
 
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.schema import FilterNode, matcher
 from llama_index_agentic_kb.search.lexical import LexicalIndex, LexicalSearch, NotIndexedError, lexical_document
+from llama_index_agentic_kb.sources.filters import lower
 from llama_index_agentic_kb.sources.index import with_request_timeouts
-from llama_index_agentic_kb.sources.stores import is_chroma
+from llama_index_agentic_kb.sources.stores import is_chroma, kind_of
 
 MAX_NODES: Final = 10_000
 """The maximum number of nodes that are indexed in memory without ``hybrid=True``."""
@@ -69,6 +73,12 @@ def lexical_for(
         return kept
     if why_not is None and not isinstance(index, VectorStoreIndex):
         why_not = "the nodes of this kind of source can't be listed; give a lexical search"
+    if (
+        isinstance(index, VectorStoreIndex)
+        and why_not is None
+        and kind_of(index.vector_store).text_search(index.vector_store)
+    ):
+        return StoreTextSearch(index.vector_store)
     if isinstance(index, VectorStoreIndex) and why_not is None and (hybrid or _can_be_counted(index)):
         return _Bounded(_shared(index), None if hybrid else MAX_NODES)
     if hybrid is True:
@@ -81,6 +91,22 @@ def _own_way(retriever_kwargs: Mapping[str, Any]) -> str | None:
     if given.get("vector_store_query_mode") == VectorStoreQueryMode.DEFAULT:
         del given["vector_store_query_mode"]
     return f"{', '.join(sorted(given))} make the retriever search in a way of its own" if given else None
+
+
+@dataclass(frozen=True)
+class StoreTextSearch:
+    """A vector store's own full-text search, as a ranked list beside that by vectors."""
+
+    store: Any
+
+    def search(self, query: str, top_k: int, filters: FilterNode | None) -> list[NodeWithScore]:
+        """Find nodes by the words of a query; see ``LexicalSearch``."""
+        kind, lowered = kind_of(self.store), None if filters is None else lower(filters)
+        asked = VectorStoreQuery(query_str=query, similarity_top_k=top_k, sparse_top_k=top_k, filters=lowered)
+        asked.mode = kind.text_search(self.store) or VectorStoreQueryMode.SPARSE
+        found = kind.narrowed(self.store, filters).query(asked)
+        scored = zip(found.nodes or (), found.similarities or (), strict=True)
+        return [NodeWithScore(node=node, score=score) for node, score in scored]
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQueryMode,
     VectorStoreQueryResult,
 )
+from llama_index.core.vector_stores.utils import metadata_dict_to_node
 
 from llama_index_agentic_kb.errors import DeniedError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, matcher
@@ -86,8 +87,8 @@ class StoreKind:
         nodes: list[BaseNode] = store.get_nodes(None, None if tree is None else lower(tree))
         return nodes
 
-    def text_search(self, store: Any) -> dict[str, Any] | None:  # noqa: ARG002
-        """Return the arguments of a query by the store's own full-text search; None if it has none."""
+    def text_search(self, store: Any) -> VectorStoreQueryMode | None:  # noqa: ARG002
+        """Return the mode of a query by the store's own full-text search; None if the store was made without."""
         return None
 
 
@@ -267,6 +268,9 @@ class _Postgres(StoreKind):
     ignores_doc_ids = True
     expresses_negations = True
 
+    def has_async_client(self, store: Any) -> bool:  # noqa: ARG002
+        return False  # its connections belong to the event loop of their first use, and fail on any other
+
     def why_not(self, store: Any, condition: Condition) -> str | None:  # noqa: ARG002
         if condition.operator is FilterOperator.TEXT_MATCH_INSENSITIVE and not str(condition.value).isascii():
             return (
@@ -275,25 +279,60 @@ class _Postgres(StoreKind):
         return None
 
     def narrowed(self, store: Any, tree: FilterNode | None) -> Any:
-        from sqlalchemy import text  # noqa: PLC0415 (a second)
+        from sqlalchemy import func  # noqa: PLC0415 (a second)
 
-        sql = _PostgresSql()
-        where = "TRUE" if tree is None else sql.write(flat(tree))
+        if tree is None:
+            return store
+        clause = _postgres_clause(tree)
+        twin = _connected_copy(store, _recursively_apply_filters=clause)
 
-        def connected() -> None:  # the store keeps the connections, not each of its copies
-            store._initialize()  # noqa: SLF001 (the adapter has no other way)
-            twin.__pydantic_private__.update(store.__pydantic_private__)
+        def exactly(embedding: Any, *rest: Any, **kwargs: Any) -> Any:
+            statement = type(store)._build_query(twin, embedding, *rest, **kwargs)  # noqa: SLF001 (no other way)
+            distance = store._table_class.embedding.cosine_distance(embedding)  # noqa: SLF001
+            return statement.order_by(None).order_by(func.abs(distance))  # no index of vectors is of this
 
-        clause = lambda _filters: text(where).bindparams(**sql.bound)  # noqa: E731
-        twin = _copy(store, _recursively_apply_filters=clause, _initialize=connected)
-        return twin
+        exact = _connected_copy(store, _recursively_apply_filters=clause, _build_query=exactly)
 
-    def nodes(self, store: Any, tree: FilterNode | None) -> Iterable[BaseNode]:
-        nodes: list[BaseNode] = self.narrowed(store, tree).get_nodes(None, _SOME)
-        return nodes
+        def query(query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+            result: VectorStoreQueryResult = type(store).query(twin, query, **kwargs)
+            if query.mode is VectorStoreQueryMode.DEFAULT and len(result.ids or ()) < query.similarity_top_k:
+                # An index of vectors reads the nearest rows, and drops those that do not pass: it may have lost some.
+                result = type(store).query(exact, query, **kwargs)
+            return result
 
-    def text_search(self, store: Any) -> dict[str, Any] | None:
-        return {"mode": VectorStoreQueryMode.SPARSE} if store.hybrid_search else None
+        return _copy(twin, query=query)
+
+    def nodes(self, store: Any, tree: FilterNode | None) -> Iterator[BaseNode]:
+        from sqlalchemy import select  # noqa: PLC0415
+
+        store._initialize()  # noqa: SLF001 (the adapter's own way reads all rows at once, with their vectors)
+        rows = select(store._table_class.metadata_).execution_options(yield_per=1_000)  # noqa: SLF001
+        with store._session() as session:  # noqa: SLF001
+            for (metadata,) in session.execute(rows if tree is None else rows.where(_postgres_clause(tree)(None))):
+                yield metadata_dict_to_node(metadata)
+
+    def text_search(self, store: Any) -> VectorStoreQueryMode | None:
+        return VectorStoreQueryMode.SPARSE if store.hybrid_search else None
+
+
+def _postgres_clause(tree: FilterNode) -> Callable[[Any], Any]:
+    """Return what makes a filter as a clause of SQLAlchemy, whatever the adapter's filter says."""
+    from sqlalchemy import text  # noqa: PLC0415 (a second)
+
+    sql = _PostgresSql()
+    where = sql.write(flat(tree))
+    return lambda _filters: text(where).bindparams(**sql.bound)
+
+
+def _connected_copy(store: Any, **methods: Callable[..., Any]) -> Any:
+    """Return a copy of a store of PostgreSQL that uses the store's connections, which are made at first use."""
+
+    def connected() -> None:
+        store._initialize()  # noqa: SLF001 (the adapter has no other way)
+        twin.__pydantic_private__.update(store.__pydantic_private__)
+
+    twin = _copy(store, _initialize=connected, **methods)
+    return twin
 
 
 class _DuckSql(_Sql):
@@ -396,9 +435,6 @@ class _Lance(StoreKind):
     def nodes(self, store: Any, tree: FilterNode | None) -> Iterable[BaseNode]:
         return super().nodes(self.narrowed(store, tree), tree)
 
-    def text_search(self, store: Any) -> dict[str, Any] | None:
-        return {"query_type": "fts"} if store.query_type in ("fts", "hybrid") else None
-
 
 def _lance_fields(store: Any) -> dict[str, str]:
     names = {"string": "string", "large_string": "string", "bool": "boolean", "double": "number", "float": "number"}
@@ -458,8 +494,6 @@ class _Milvus(StoreKind):
         return _copy(store, _prepare_before_search=prepared)
 
     def nodes(self, store: Any, tree: FilterNode | None) -> Iterator[BaseNode]:
-        from llama_index.core.vector_stores.utils import metadata_dict_to_node  # noqa: PLC0415
-
         where = 'id != ""' if tree is None else _milvus(flat(tree))
         rows = store.client.query_iterator(store.collection_name, filter=where, output_fields=["*"])
         try:
@@ -467,9 +501,6 @@ class _Milvus(StoreKind):
                 yield from (metadata_dict_to_node(row, text=row.get(store.text_key)) for row in batch)
         finally:
             rows.close()
-
-    def text_search(self, store: Any) -> dict[str, Any] | None:
-        return {"mode": VectorStoreQueryMode.SPARSE} if store.enable_sparse else None
 
 
 def _qdrant(tree: FilterNode) -> Any:
@@ -523,8 +554,8 @@ class _Qdrant(StoreKind):
             if offset is None:
                 return
 
-    def text_search(self, store: Any) -> dict[str, Any] | None:
-        return {"mode": VectorStoreQueryMode.SPARSE} if store.enable_hybrid else None
+    def text_search(self, store: Any) -> VectorStoreQueryMode | None:
+        return VectorStoreQueryMode.SPARSE if store.enable_hybrid else None
 
 
 def _grouped(tree: FilterNode) -> FilterNode:
@@ -576,8 +607,6 @@ _KINDS: Final[dict[str, StoreKind]] = {
 }
 _SIMPLE: Final = _Simple()
 _UNKNOWN: Final = _Unknown()
-_SOME: Final = lower(Condition(key="agentic_kb_probe", value="any"))
-"""A filter of which a copy of a store sees only that there is one."""
 
 
 def kind_of(store: Any) -> StoreKind:

@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 import uuid
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -79,13 +80,21 @@ def _postgres() -> Iterator[MakeStore]:
                 asyncio.run(store.close())
 
 
+def _sparse(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
+    """Return each text's words as a sparse vector."""
+    words = [sorted({zlib.crc32(word.encode()) for word in text.lower().split()}) for text in texts]
+    return words, [[1.0] * len(own) for own in words]
+
+
 @contextmanager
 def _qdrant() -> Iterator[MakeStore]:
     from llama_index.vector_stores.qdrant import QdrantVectorStore  # noqa: PLC0415 (seconds)
     from qdrant_client import QdrantClient  # noqa: PLC0415
 
     client = QdrantClient(location=":memory:")
-    yield lambda: QdrantVectorStore(collection_name=_name(), client=client, index_doc_id=False)
+    settings: dict[str, Any] = {"client": client, "index_doc_id": False, "enable_hybrid": True}
+    settings |= {"sparse_doc_fn": _sparse, "sparse_query_fn": _sparse}
+    yield lambda: QdrantVectorStore(collection_name=_name(), **settings)
     client.close()
 
 

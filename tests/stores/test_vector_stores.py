@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
+from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
+from llama_index.core.vector_stores.types import VectorStoreQuery
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Permissions, Principal
 from llama_index_agentic_kb.errors import DeniedError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, matches
 from llama_index_agentic_kb.sources.stores import store_refusal
-from tests.sources.conftest import search
-from tests.stores.kinds import KINDS, Opened, index_over, read_table
+from tests.sources.conftest import search, searching
+from tests.stores.kinds import DIMENSIONS, KINDS, Opened, index_over, read_table
 
 Op = FilterOperator
 
@@ -49,7 +52,7 @@ def nodes(rows: list[dict[str, Any]]) -> list[TextNode]:
     return [
         TextNode(
             id_=f"00000000-0000-0000-0000-{n:012}",  # Qdrant takes no other IDs
-            text=f"row {n}",
+            text=f"row {n} item{n:03}",
             metadata=row,
             relationships={NodeRelationship.SOURCE: RelatedNodeInfo(node_id=f"document {n // 2}")},
         )
@@ -216,6 +219,54 @@ def test_documents_are_counted_for_those_who_may_see_them(shared: KnowledgeSourc
     counted = [kb.count("shared", per="chunk", principal=who) for who in PEOPLE]
     assert counted == [len(seen) for seen in SEEN]
     assert {bucket.value for bucket in kb.facets("shared", ["size"], principal=PEOPLE[0])["size"]} == SEEN[0]
+
+
+def test_an_index_of_vectors_loses_nothing_under_a_filter(opened: Opened) -> None:
+    """PostgreSQL's reads the nearest rows before it filters: where too few are left, the search is repeated without."""
+    plain: Any = opened.make("PostgreSQL")
+    small = {"hnsw_m": 4, "hnsw_ef_construction": 16, "hnsw_ef_search": 5}
+    always = {"connect_args": {"options": "-c enable_seqscan=off"}}
+    where = {"connection_string": plain.connection_string, "async_connection_string": plain.async_connection_string}
+    store = type(plain)(
+        **where, table_name="hnsw", embed_dim=DIMENSIONS, hnsw_kwargs=small, create_engine_kwargs=always
+    )
+    index = index_over(store)
+    index.insert_nodes(nodes([{"rare": n % 50 == 0} for n in range(300)]))
+    lowered = MetadataFilters(filters=[MetadataFilter(key="rare", value="true")])
+    rare, vector = Condition(key="rare", value=True), index._embed_model.get_query_embedding("item003")
+    asked = VectorStoreQuery(query_embedding=vector, similarity_top_k=6, filters=lowered)
+    assert len(store.query(asked).ids or ()) < 6, "the adapter alone finds fewer than there are"
+    found = search(KnowledgeSource("rows", index=index, hybrid=False), "item003", rare, top_k=6).nodes
+    assert {int(node.node_id[-12:]) % 50 for node in found} == {0}
+    assert len(found) == 6
+    asyncio.run(store.close())
+
+
+# -- words, awaiting -------------------------------------------------------------------------------------------------
+
+FULL_TEXT = ("PostgreSQL", "Qdrant")
+
+
+def test_words_are_found_by_the_stores_own_search(filled: Filled) -> None:
+    """A store with a full-text search is asked by it, under the same filter, in place of an index of our own."""
+    source = KnowledgeSource("rows", index=filled.index)
+    tree = Condition(key="number", operator=Op.LE, value=1)
+    lists = search(source, "the row of item002", tree, top_k=100).lists
+    if filled.kind in FULL_TEXT:
+        assert [ranked.kind for ranked in lists] == ["dense", "lexical"]
+        assert {int(node.node_id[-12:]) for node in lists[1].nodes} == filled.expected(tree)
+        assert (lists[1].dropped_by_filter, lists[1].error) == (0, None)
+    (best, *_) = search(source, "item003", top_k=5).lists[-1].nodes
+    assert best.get_content().endswith("item003")
+
+
+@pytest.mark.parametrize("tree", [None, Condition(key="word", value="it's")], ids=["all", "some"])
+def test_an_async_door_finds_the_same_on_any_loop(filled: Filled, tree: FilterNode | None) -> None:
+    """Clients that are bound to the loop of their first use, or are missing, harm nobody."""
+    there = [node.node_id for node in search(filled.source, "item003", tree, top_k=1).nodes]
+    for _ in range(2):
+        found = asyncio.run(searching(filled.source, "item003", tree, top_k=1))
+        assert [node.node_id for node in found.nodes] == there != []
 
 
 # -- changes ----------------------------------------------------------------------------------------------------------
