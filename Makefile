@@ -108,6 +108,8 @@ kills: $(VENV)/.dev
 
 leaks: $(VENV)/.dev
 	$(BIN)/python -m tests.leaks --cases $(CASES)
+	$(BIN)/python -m tests.leaks --cases $(CASES) --kinds postgres
+	$(BIN)/python -m tests.leaks --cases $(CASES) --kinds qdrant
 
 injection: $(VENV)/.dev
 	$(BIN)/python -m tests.injection

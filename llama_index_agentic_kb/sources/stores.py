@@ -50,7 +50,8 @@ _TEXT: Final = (FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSENSITIVE
 _EXACT: Final = 2**53
 """Whole numbers up to this are exact as floating-point numbers."""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_WORD: Final = {"string": "text", "number": "numbers", "boolean": "booleans"}
+_MANY_FLAGS: Final = 4
+"""The number of boolean keys from which one pass over all of a row's metadata is faster than a look at each key."""
 
 
 def _kind(value: Scalar) -> str:
@@ -257,6 +258,22 @@ class _PostgresSql(_Sql):
         if _kind(value) == "number":
             return f"CAST({self._bind(json.dumps(value))} AS jsonb)"  # compared as decimals of any length
         return self._bind(value if isinstance(value, str) else json.dumps(value))
+
+    def write(self, tree: FilterNode) -> str:
+        """Look for many boolean keys, as the groups of a principal are, in one pass over a row's metadata."""
+        if not isinstance(tree, FilterGroup) or tree.logic is not FilterLogic.OR:
+            return super().write(tree)
+        flags: list[FilterNode] = []
+        others: list[FilterNode] = []
+        for one in tree.filters:
+            is_flag = isinstance(one, Condition) and one.operator is FilterOperator.EQ and one.value is True
+            (flags if is_flag else others).append(one)
+        if len(flags) < _MANY_FLAGS:
+            return super().write(tree)
+        keys = ", ".join(self._bind(condition.key) for flag in flags for condition in conditions(flag))
+        held = f"SELECT 1 FROM json_each(CAST(metadata_ AS json)) AS held WHERE held.key IN ({keys})"  # noqa: S608 (bound)
+        parts = [f"EXISTS ({held} AND CAST(held.value AS text) = 'true')", *map(self.write, others)]
+        return f"({' OR '.join(parts)})"
 
     def any_of(self, key: str, values: Sequence[Scalar]) -> str:
         held = " OR ".join(f"{self._json(key)} @> CAST({self._bind(json.dumps(one))} AS jsonb)" for one in values)

@@ -10,6 +10,7 @@ import time
 from hypothesis import seed
 
 from tests.leaks.machine import LeakError, LeakMachine, Tally, run_machine
+from tests.leaks.world import KINDS, SHARED_KINDS
 
 EXAMPLES = 50
 """Worlds that are made between two looks at the number of cases."""
@@ -20,7 +21,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.leaks", description=__doc__)
     parser.add_argument("--cases", type=int, default=10_000, help="how many cases at least (default 10000)")
     parser.add_argument("--seed", type=int, default=0, help="another seed gives other cases (default 0)")
+    every = (*KINDS, *SHARED_KINDS)
+    parser.add_argument("--kinds", nargs="+", choices=every, default=KINDS, help="the kinds of stores")
     given = parser.parse_args()
+    LeakMachine.kinds = tuple(given.kinds)
     logging.getLogger("llama_index_agentic_kb").propagate = False  # it is listened to, not printed
     began, leaks, rounds = time.monotonic(), 0, 0
     tally = LeakMachine.tally = Tally()

@@ -6,7 +6,9 @@ plain data and worked out by plain code: nothing of the product's filters is use
 
 from __future__ import annotations
 
+import atexit
 import itertools
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,12 +22,14 @@ from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import AgenticRetriever, FilterField, KnowledgeSource, Permissions, Principal
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
+from tests.stores.kinds import DIMENSIONS, Opened
 
 __all__ = [
     "CHUNKS",
     "FIELDS",
     "GROUPS",
     "KINDS",
+    "SHARED_KINDS",
     "SOURCES",
     "TENANTS",
     "USERS",
@@ -42,6 +46,10 @@ USERS: Final = ("alice", "bob", "eve or true")
 GROUPS: Final = ("managers", "man", "agers' or acl_public eq true", "Ärzte", "a_b", "a-b")
 KINDS: Final = ("chroma", "memory", "dense")
 """Chroma with a lexical side; an index in memory with one; Chroma without."""
+SHARED_KINDS: Final = {"postgres": "PostgreSQL", "qdrant": "Qdrant"}
+"""Stores of ``tests.stores``, with full-text searches of their own."""
+_opened: Final = Opened()
+atexit.register(_opened.close)
 
 SOURCES: Final = ("docs", "again", "careless", "nested", "open")
 WORDS: Final = ("rain", "snow", "margin", "budget", "rocket")
@@ -159,7 +167,7 @@ class World:
     """Documents in sources of one kind.
 
     Args:
-        kind: One of ``KINDS``.
+        kind: One of ``KINDS``, or of ``SHARED_KINDS``.
     """
 
     kind: str
@@ -169,15 +177,20 @@ class World:
         """Make the empty store."""
         self._name = f"leaks-{next(_numbers)}"
         context = None
-        if self.kind != "memory":
+        if self.kind in SHARED_KINDS:
+            self._store = _opened.make(SHARED_KINDS[self.kind])
+            context = StorageContext.from_defaults(vector_store=self._store)
+        elif self.kind != "memory":
             self._client = chromadb.EphemeralClient()
             store = ChromaVectorStore(chroma_collection=self._client.create_collection(self._name))
             context = StorageContext.from_defaults(vector_store=store)
-        self.index = VectorStoreIndex([], storage_context=context, embed_model=HashEmbedding(dimensions=32))
+        self.index = VectorStoreIndex([], storage_context=context, embed_model=HashEmbedding(dimensions=DIMENSIONS))
 
     def close(self) -> None:
         """Leave nothing behind."""
-        if self.kind != "memory":
+        if self.kind in SHARED_KINDS:
+            _opened.close_store(self._store)
+        elif self.kind != "memory":
             self._client.delete_collection(self._name)
 
     def sources(self) -> list[KnowledgeSource]:
@@ -208,11 +221,19 @@ class World:
         if document.number in self.documents:
             self.remove(document.number)
         self.documents[document.number] = document
-        self.index.insert_nodes(document.nodes())
+        nodes = document.nodes()
+        for node in nodes:
+            node.id_ = self._id(node.node_id)
+        self.index.insert_nodes(nodes)
 
     def remove(self, number: int) -> None:
         """Delete a document."""
-        self.index.delete_nodes(self.documents.pop(number).ids, delete_from_docstore=True)
+        ids = [self._id(one) for one in self.documents.pop(number).ids]
+        self.index.delete_nodes(ids, delete_from_docstore=True)
+
+    def _id(self, node_id: str) -> str:
+        """Return an id as the store takes it: Qdrant wants UUIDs."""
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, node_id)) if self.kind == "qdrant" else node_id
 
     def nodes(self) -> list[TextNode]:
         """Give all chunks there are."""

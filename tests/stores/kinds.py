@@ -174,6 +174,15 @@ class Opened:
             self._open[kind] = self._stack.enter_context(KINDS[kind]())
         return self._open[kind]()
 
+    def close_store(self, store: Any) -> None:
+        """Remove one store that is not used again."""
+        if type(store).__name__ == "PGVectorStore" and store.client is not None:
+            with store.client.begin() as connection:
+                store._table_class.__table__.drop(connection)
+            asyncio.run(store.close())
+        elif type(store).__name__ == "QdrantVectorStore":
+            store.client.delete_collection(store.collection_name)
+
     def close(self) -> None:
         """End what was opened."""
         self._stack.close()
