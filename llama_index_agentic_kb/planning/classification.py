@@ -1,8 +1,7 @@
 """Query classification by the planning model, in the same call that plans the searches.
 
 The classes are those of Google's ``queryClassificationSpec`` (Discovery Engine v1), and user-defined labels. The
-verdicts come first in the reply, so they are parsed while the plan is still being written and are kept if planning
-fails. They depend on the user's messages only: the planner's prompt contains no retrieved text.
+verdicts come first in the reply, so they are kept if planning fails. They depend on the user's messages only.
 
 A class without a verdict was not classified; that never means that the question passed.
 """
@@ -12,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -38,14 +38,11 @@ KEYS: Final[Mapping[QueryClass, str]] = {
 }
 """JSON key of each class in a reply; labels have the keys ``label_1``, ``label_2``, ..."""
 
+# The maximum number of characters of a planner's reply that are parsed, and of one set of verdicts, or of a reply that
+# is still being streamed; and the maximum number of such sets. They bound the work on a hostile reply.
 MAX_REPLY: Final = 100_000
-"""Maximum number of characters of a planner's reply that are parsed; a plan is never that long."""
-
 MAX_READ: Final = 8_000
-"""Maximum number of characters parsed from one set of verdicts, and from a reply that is still being streamed."""
-
 MAX_PARTS: Final = 20
-"""Maximum number of sets of verdicts parsed from one reply; bounds the work on a hostile reply."""
 
 _PART: Final = re.compile(rf'"{PART}"\s{{0,20}}:\s{{0,20}}(?=\{{)', re.IGNORECASE)
 _STARTS: Final = re.compile(r"\s{0,20}(?:```\w{0,10}\s{0,20})?\{\s{0,20}" + _PART.pattern, re.IGNORECASE)
@@ -57,20 +54,20 @@ class ClassificationSpec:
     """The classes that a question is checked for.
 
     Args:
-        types: The classes to check, without duplicates. ``USER_DEFINED_CLASSIFICATION_QUERY`` requires labels.
-        labels: User-defined labels: each label's name mapped to a description of the questions that it fits. If there
-            are labels, the user-defined class is checked too: it is positive if any label fits.
+        types: The classes, each once. ``USER_DEFINED_CLASSIFICATION_QUERY`` requires labels.
+        labels: The questions that each user-defined label fits, described, by the label's name. With labels, the
+            user-defined class is checked too: it is positive if any label fits.
 
     Raises:
-        ConfigurationError: A type is unknown, a label's name is empty, a name or description is not a string, two
-            labels have the same name, or there are more than 50 labels.
+        ConfigurationError: A type is unknown, a name or a description is no text, a name is empty or given twice, or
+            there are more than 50 labels.
     """
 
     types: tuple[QueryClass, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the arguments and store copies of them."""
+        """Check and copy the arguments."""
         try:
             types = tuple(dict.fromkeys(QueryClass(item) for item in self.types))
         except (TypeError, ValueError):
@@ -100,9 +97,9 @@ def requested(spec: ClassificationSpec | None) -> ClassificationSpec | None:
 
 
 def ask_for_classes(messages: Sequence[ChatMessage], spec: ClassificationSpec) -> list[ChatMessage]:
-    """Return a planner's messages with the classification rules added; works with any prompt template.
+    """Return a planner's messages, of any prompt template, with the classification rules added.
 
-    Label names and descriptions come from the application. They are escaped, so they can't end a line or a block.
+    Names and descriptions come from the application. They are escaped, so they can't end a line or a block.
     """
     lines = []
     for key, name in spec.keys.items():
@@ -123,26 +120,35 @@ def strict_object(properties: Mapping[str, object]) -> dict[str, object]:
 def read_verdicts(reply: str, spec: ClassificationSpec, *, whole: bool = True) -> dict[str, bool] | None:
     """Return the verdicts of a reply by key; None if it contains no clear verdict.
 
-    A model may repeat the user's text, including fake verdicts, before its own. If a reply has several sets of
-    verdicts, a class is therefore positive if any set says so, and negative only if all sets do.
-
-    While the reply is still being written (``whole=False``), only complete verdicts at its start are read, and broken
-    JSON is not repaired.
+    A model may repeat the user's text, including fake verdicts, before its own. So a class is positive if any set of
+    verdicts says so, and negative only if all sets do. While the reply is still being written (``whole=False``), only
+    complete verdicts at its start are read, and broken JSON is not repaired.
     """
     text = reply[: MAX_REPLY if whole else MAX_READ]
     parts = _parts(text) if whole or _STARTS.match(text) else []
     if whole and not parts:
-        parts = _repaired(text)
-    read = [_booleans(part, spec) for part in parts]
-    agreed = {key: _agreed([verdicts.get(key) for verdicts in read]) for key in spec.keys}
+        body = strip_code_fence(text)
+        start = body.find("{")
+        with suppress(ValueError, RecursionError):
+            value = repair_json(body[start : start + MAX_READ]) if start >= 0 else None
+            values = value if isinstance(value, list) else [value]
+            parts = [item[PART] for item in values if isinstance(item, dict) and isinstance(item.get(PART), dict)]
+    known = {_form(name): key for key, name in spec.keys.items()} | {_form(key): key for key in spec.keys}
+    said: list[dict[str, bool]] = []
+    for part in parts:
+        read: dict[str, bool] = {}
+        for name, value in part.items():
+            verdict = _WORDS.get(value.strip().casefold()) if isinstance(value, str) else value
+            if isinstance(verdict, bool) and (key := known.get(_form(name))) is not None:
+                read[key] = read.get(key, False) or verdict
+        said.append(read)
+    agreed = {key: _agreed([verdicts.get(key) for verdicts in said]) for key in spec.keys}
     return {key: verdict for key, verdict in agreed.items() if verdict is not None} or None
 
 
 def _agreed(verdicts: Sequence[bool | None]) -> bool | None:
-    """Return True if any verdict is True, False if all are False, else None."""
-    if any(verdicts):
-        return True
-    return False if verdicts and None not in verdicts else None
+    """Return True if any verdict is True, False if there are some and all are False, else None."""
+    return True if any(verdicts) else False if verdicts and None not in verdicts else None
 
 
 def _parts(text: str) -> list[Mapping[str, object]]:
@@ -160,40 +166,13 @@ def _parts(text: str) -> list[Mapping[str, object]]:
     return parts
 
 
-def _repaired(text: str) -> list[Mapping[str, object]]:
-    """Return the sets of verdicts in broken JSON (truncated, with wrong quotes or with trailing commas)."""
-    body = strip_code_fence(text)
-    start = body.find("{")
-    try:
-        value = repair_json(body[start : start + MAX_READ]) if start >= 0 else None
-    except (ValueError, RecursionError):
-        return []
-    values = value if isinstance(value, list) else [value]
-    parts = [item.get(PART) for item in values if isinstance(item, dict)]
-    return [part for part in parts if isinstance(part, dict)]
-
-
-def _booleans(part: Mapping[str, object], spec: ClassificationSpec) -> dict[str, bool]:
-    """Return one set of verdicts as booleans by reply key; full names of classes and labels are also accepted."""
-    known = {_form(name): key for key, name in spec.keys.items()} | {_form(key): key for key in spec.keys}
-    read: dict[str, bool] = {}
-    for name, value in part.items():
-        verdict = _WORDS.get(value.strip().casefold()) if isinstance(value, str) else value
-        if isinstance(verdict, bool) and (key := known.get(_form(name))) is not None:
-            read[key] = read.get(key, False) or verdict
-    return read
-
-
 def _form(name: str) -> str:
-    """Normalize a class name, so that ``jailBreakingQuery``, ``JAIL_BREAKING_QUERY`` and ``jail-breaking`` match."""
+    """Normalize a class name: ``jailBreakingQuery``, ``JAIL_BREAKING_QUERY`` and ``jail-breaking`` are the same."""
     return re.sub(r"[\W_]+", "", normalize(str(name)[:400])).removesuffix("query")
 
 
 def classify(plan: QueryPlan, spec: ClassificationSpec | None, verdicts: Mapping[str, bool] | None) -> None:
-    """Set a plan's ``classifications`` and ``labels``, and add a warning for each class without a verdict.
-
-    ``classifications`` is None if there is no verdict at all; ``verdicts`` are the model's, by reply key.
-    """
+    """Set a plan's ``classifications`` (None without a verdict) and ``labels``; warn of each class without a verdict."""
     if spec is None:
         return
     said = verdicts or {}

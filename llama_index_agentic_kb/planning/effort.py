@@ -24,14 +24,12 @@ class EffortLimits:
 
     Args:
         sub_queries: Maximum number of planned sub-queries (without the original question), or of intents.
-        rounds: Maximum number of search rounds, including the first. With 3, a sub-query may depend on answers found
-            in two earlier rounds. With 1, all sub-queries are independent and the model reads no passages.
-        revisions: How often the model checks the evidence for gaps and adds missing searches. Each revision may add
-            one round to ``rounds``, and ``sub_queries`` further searches.
-        tokens: Input and output tokens of the language model before the answer. Once they are spent, the model is not
-            called again.
-        searches: Maximum number of searches of a request, one per (sub-query, source) pair. Further searches are
-            skipped and reported.
+        rounds: Maximum number of search rounds. With 3, a sub-query may depend on answers found in two earlier ones.
+            With 1, all sub-queries are independent and the model reads no passages.
+        revisions: How often the model checks the evidence for gaps. Each revision may add one round to ``rounds``,
+            and ``sub_queries`` further searches.
+        tokens: Input and output tokens of the language model before the answer, after which it is not called again.
+        searches: Maximum number of searches, one per (sub-query, source) pair. Further ones are skipped and reported.
         seconds: Time limit of the whole retrieval, unless the request's deadline is earlier.
         documents_per_search: Maximum number of documents in each ranked list of a search.
         documents: Number of documents in the result, unless the request sets one.
@@ -72,11 +70,7 @@ DEFAULT_LIMITS: Final[Mapping[ReasoningEffort, EffortLimits]] = MappingProxyType
 
 
 def as_effort(value: ReasoningEffort | str) -> ReasoningEffort:
-    """Return the level of effort with this name.
-
-    Raises:
-        ConfigurationError: The name is unknown.
-    """
+    """Return the level of effort with this name; raise ``ConfigurationError`` if it is unknown."""
     return by_value(ReasoningEffort, value, "effort")
 
 

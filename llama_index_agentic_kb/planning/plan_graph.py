@@ -86,8 +86,7 @@ class PlanGraph:
         plan: The initial plan, to which sub-queries are added; its first sub-query is the question.
         sources: The sources that may be searched, in declaration order.
         limits: The limits of the request; sets the maximum number of sub-queries.
-        revision: Number of the revision that the plan is for, from 1; sets the ids and origin of new sub-queries. 0 is
-            the first plan.
+        revision: Number of the revision that the plan is for, from 1; 0 is the first plan.
         steps: Earlier sub-queries, by id, that a revision may depend on.
         first_round: Number of the search round of sub-queries without dependencies.
     """
@@ -127,14 +126,9 @@ class PlanGraph:
         return len(self._parents) >= self._limit
 
     def add(self, proposals: Sequence[Proposal]) -> list[SubQuery]:
-        """Add the proposals that are new.
+        """Add those of all proposals parsed so far that are new, and return copies of the sub-queries to search now.
 
-        Args:
-            proposals: All proposals parsed so far, in order; those added before are ignored.
-
-        Returns:
-            Copies of the sub-queries that can be searched now: new ones without dependencies, and earlier ones that
-            were proposed for further sources, with only these sources.
+        These are new ones without dependencies, and earlier ones with the further sources that were proposed for them.
         """
         ready: dict[str, tuple[SubQuery, list[str]]] = {}
         for proposal in proposals:
@@ -142,7 +136,9 @@ class PlanGraph:
                 continue
             self._seen.add(proposal)
             sub_query, names = self._take(proposal)
-            if names and sub_query is not None and not self._waits(sub_query):
+            if sub_query is None or self._parents.get(sub_query.id):
+                continue
+            if names and all(name.isdigit() for name in _names_in(sub_query.query)):  # it waits for no other
                 ready.setdefault(sub_query.id, (sub_query, []))[1].extend(names)
         return [one.model_copy(update={"sources": self._in_order(names)}) for one, names in ready.values()]
 
@@ -181,10 +177,6 @@ class PlanGraph:
         self._parents[sub_query.id] = proposal.depends_on
         self.plan.sub_queries.append(sub_query)
         return sub_query, names
-
-    def _waits(self, sub_query: SubQuery) -> bool:
-        """Return whether a sub-query depends on others, as far as is known before the plan is complete."""
-        return bool(self._parents.get(sub_query.id)) or any(not name.isdigit() for name in _names_in(sub_query.query))
 
     def _in_order(self, names: Iterable[str]) -> list[str]:
         chosen = set(names)
@@ -293,15 +285,9 @@ def refers(text: str) -> bool:
 
 
 def fill(template: str, answers: Mapping[str, str], *, add: bool = True) -> str:
-    """Replace the references (``#q1``) in a template by answers.
+    """Replace the references (``#q1``) in a template by answers, by id; return one line of ``MAX_QUERY`` characters.
 
-    Args:
-        template: A query with references.
-        answers: The replacement text of each sub-query, by id.
-        add: Whether an answer that the template does not refer to is appended.
-
-    Returns:
-        One line of at most ``MAX_QUERY`` characters.
+    With ``add``, an answer that the template does not refer to is appended.
     """
     text = _replace(template, lambda name, written: answers.get(name, "") if _STEP_ID.fullmatch(name) else written)
     words, form, named = text.split(), normalize(text), _names_in(template)
@@ -324,11 +310,8 @@ def _replace(text: str, replacement: Callable[[str, str], str]) -> str:
 def _reaches(start: str, goal: str, by_id: Mapping[str, SubQuery]) -> bool:
     """Return whether ``start`` depends on ``goal``, directly or through others."""
     seen, todo = {start}, [start] if start in by_id else []
-    while todo:
-        current = todo.pop()
-        if current == goal:
-            return True
+    for current in todo:
         fresh = [parent for parent in by_id[current].depends_on if parent not in seen and parent in by_id]
         seen.update(fresh)
         todo.extend(fresh)
-    return False
+    return goal in todo

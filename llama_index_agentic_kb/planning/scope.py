@@ -18,17 +18,10 @@ from llama_index_agentic_kb.schema.request import INSTRUCTING
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.sources.search import node_key
 
-SIMPLE_WORDS: Final = 8
-"""Maximum number of words of a simple question."""
-
-FEW_WORDS: Final = 4
-"""Maximum number of words of a question that is simple in any language; longer ones must be recognised as English."""
-
-TOP: Final = 3
-"""Number of top passages searched for the question's words."""
-
-COVERED: Final = 0.75
-"""Share of the question's words that strong evidence must contain."""
+SIMPLE_WORDS: Final = 8  # at most, of a simple question
+FEW_WORDS: Final = 4  # at most, if it is not recognised as English
+TOP: Final = 3  # number of top passages searched for the question's words
+COVERED: Final = 0.75  # share of the question's words that strong evidence must contain
 
 # Words that join or compare facts, in the most common languages; for other languages only the length counts.
 _JOINING: Final = re.compile(
@@ -109,8 +102,8 @@ class Scope:
 def is_simple(scope: Scope) -> bool:
     """Return whether a question asks for a single fact, judged by its wording only; in doubt, False.
 
-    A simple question is short, has no history, has at most one interrogative (at its start), joins or compares
-    nothing, is not a yes/no question and asks for at most one relation (not "the mother of the director of").
+    A simple question is short, has no history, joins or compares nothing, is not a yes/no question and asks for at
+    most one relation (not "the mother of the director of").
     """
     words = scope.question.split()
     if scope.history or not words or len(words) > SIMPLE_WORDS or "\n" in scope.question.strip():
@@ -126,7 +119,7 @@ class EvidenceStrength:
     """How well the search results of the unplanned question cover it.
 
     Args:
-        reason: Explanation of why a plan is needed or not.
+        reason: Why a plan is needed or not.
         signals: Values between 0 and 1: ``coverage``, the share of the question's words (without stop words) in the
             best passages; ``agreement``, the overlap of the top five dense and lexical results (1 if a source has only
             one list); ``found``, the share of sources with results.

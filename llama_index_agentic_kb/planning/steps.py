@@ -19,8 +19,7 @@ from llama_index_agentic_kb.schema import Confidence, Finding, SubQuery, SubQuer
 _SURE: Final = {Confidence.PARTIAL: 1, Confidence.IMPLIED: 2, Confidence.STATED: 3}
 
 MAX_SEARCHES: Final = 2 * MAX_BRANCHES
-"""Maximum number of searches of one step: one per branch, and once more after its parents' answers were corrected.
-Without this limit, a model that keeps correcting answers would search endlessly."""
+"""Maximum number of searches of one step: a model that keeps correcting answers would otherwise search endlessly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +34,8 @@ class FoundStep:
 class Steps:
     """The state of a multi-hop search: planned steps, their searches and their findings.
 
-    A step is a planned sub-query. Its results come from a search of its own query, from one search per combination of
-    answers filled into it, or from another step's search with the same query.
+    A step's results come from a search of its own query, from one search per combination of answers filled into it, or
+    from another step's search with the same query.
     """
 
     def __init__(self, learns: Mapping[str, AbstractSet[str]]) -> None:
@@ -48,7 +47,7 @@ class Steps:
         self.found: dict[str, list[Finding]] = {}
         """Findings by the id of their search, or by the id of a step that needed no search."""
         self.finds: dict[str, str] = {}
-        """Description of each step's answer, with references; see ``PlanGraph.finds``."""
+        """See ``PlanGraph.finds``."""
         self.next: dict[str, str] = {}
         """The follow-up query of each step whose findings are partial, by id."""
         self.read: set[str] = set()
@@ -96,10 +95,7 @@ class Steps:
         return [step for step in children if self.searches_of([step.id])]
 
     def answers_of(self, step: str, *, partial: bool = False) -> list[Finding]:
-        """Return a step's answers: the best answer of each of its searches first, then the second best, and so on.
-
-        Findings with the confidence "partial" are only included if ``partial`` is True.
-        """
+        """Return a step's answers, the best of each of its searches first; partial ones only if ``partial`` is True."""
         by_search = [self.found.get(search, []) for search in self.searches_of([step])]
         if not any(by_search):
             by_search = [self.found.get(step, [])]  # read before it was searched
@@ -110,12 +106,9 @@ class Steps:
         return list(distinct.values())[:MAX_BRANCHES]
 
     def take(self, search: str, answers: Sequence[Finding]) -> list[Finding]:
-        """Store the answers of a search, replacing earlier ones.
+        """Store the answers of a search, and return the earlier answers that they correct, if any.
 
         A less certain answer never replaces a stated one, and a partial answer never replaces a complete one.
-
-        Returns:
-            The earlier answers that were corrected, if any.
         """
         before = self.found.get(search, [])
         sure, sure_before = (max((_SURE[one.confidence] for one in read), default=0) for read in (answers, before))
