@@ -16,10 +16,8 @@ The deadline of a context (``set_deadline``) limits every call that is made in i
 
 from llama_index_agentic_kb._aio.bridge import aiterate, arun, iterate, run
 from llama_index_agentic_kb._aio.calls import (
-    END,
     Call,
     Job,
-    Stream,
     as_exception,
     call_deadline,
     cancel,
@@ -28,12 +26,12 @@ from llama_index_agentic_kb._aio.calls import (
     emit,
     emitting,
     gather,
-    open_stream,
     outside_loop,
     set_deadline,
     start,
     wait,
 )
+from llama_index_agentic_kb._aio.streams import END, Stream, open_stream
 from llama_index_agentic_kb._aio.threads import WorkerPool, reset_after_fork
 
 __all__ = [

@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from typing import Any, Generic, Self, TypeVar
 
-from llama_index_agentic_kb._aio.calls import END, PARTING_TURNS, Scope, close_unstarted
+from llama_index_agentic_kb._aio.calls import PARTING_TURNS, Scope, close_unstarted
+from llama_index_agentic_kb._aio.streams import END
 from llama_index_agentic_kb._aio.threads import WorkerPool
 
 T = TypeVar("T")

@@ -12,13 +12,11 @@ import contextvars
 import inspect
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from llama_index_agentic_kb._aio.threads import SHARED_POOL, WorkerPool, on_background_thread, start_in_background
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
@@ -28,16 +26,6 @@ T = TypeVar("T")
 PARTING_TURNS: Final = 10
 """The number of event loop iterations that cancelled tasks get to finish, before the caller continues."""
 
-
-class _End(Enum):
-    END = "END"
-
-    def __repr__(self) -> str:
-        return "END"
-
-
-END: Final = _End.END
-"""The return value of ``Stream.next`` at the end of the stream."""
 
 Deliver: TypeAlias = Callable[[Any, "Exception | None"], None]
 """A callback that takes the result of a call, or its error."""
@@ -96,6 +84,13 @@ def set_deadline(deadline: float | None) -> None:
 _scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("agentic_kb_scope", default=None)
 
 
+class Closable(Protocol):
+    """A stream that can be closed."""
+
+    def close(self) -> None:
+        """Stop reading."""
+
+
 class Scope:
     """The tasks and streams of one ``run``, ``arun``, ``iterate`` or ``aiterate``, which end with it.
 
@@ -109,7 +104,7 @@ class Scope:
         self._on_background = threads and on_background_thread()
         self._closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._streams: list[Stream[Any]] = []
+        self._streams: list[Closable] = []
 
     @property
     def holds_background(self) -> bool:
@@ -129,7 +124,7 @@ class Scope:
         task.add_done_callback(self._ended)
         return task
 
-    def add_stream(self, stream: Stream[Any]) -> None:
+    def add_stream(self, stream: Closable) -> None:
         """Register a stream, which is closed when the scope ends."""
         self._streams.append(stream)
 
@@ -147,7 +142,7 @@ class Scope:
         for stream in self._streams:
             stream.close()
         for task in list(self._tasks):
-            _cancel_once(task)
+            cancel_once(task)
         for _ in range(PARTING_TURNS):
             if not self._tasks:
                 return
@@ -158,7 +153,7 @@ _NO_DOOR: Final = Scope(threads=False)
 """The scope of coroutines that are awaited outside of all entry points: on the caller's loop, with async clients."""
 
 
-def _current_scope() -> Scope:
+def current_scope() -> Scope:
     return _scope.get() or _NO_DOOR
 
 
@@ -213,7 +208,7 @@ class Call(Generic[T]):
 
         abandon = self._begin(context, answer, deliver, from_thread)
         try:
-            return await _until(answer, deadline, self.what)
+            return await until(answer, deadline, self.what)
         except (asyncio.CancelledError, DeadlineExceededError):
             if abandon is not None:
                 abandon()
@@ -223,15 +218,15 @@ class Call(Generic[T]):
         self, context: contextvars.Context, answer: asyncio.Future[T], deliver: Deliver, from_thread: Deliver
     ) -> Callable[[], None] | None:
         """Start the function as a task or on a thread, and return a function that cancels it; None for a thread."""
-        scope = _current_scope()
+        scope = current_scope()
         if self.native is not None and not scope.threads:
-            return partial(_cancel_once, scope.create_task(_deliver_awaited(self.native, deliver), context))
+            return partial(cancel_once, scope.create_task(_deliver_awaited(self.native, deliver), context))
         if self.sync is not None:
             (self.pool or SHARED_POOL).submit(partial(_run_on_thread, context, self.sync, from_thread, answer))
             return None
         if self.native is None:
             raise TypeError(f"{self.what}: a call needs a sync or a native function")
-        return _in_background(partial(_deliver_awaited, self.native, from_thread), context, scope)
+        return in_background(partial(_deliver_awaited, self.native, from_thread), context, scope)
 
 
 def as_exception(error: BaseException) -> Exception:
@@ -261,18 +256,18 @@ async def _deliver_awaited(native: Callable[[], Awaitable[Any]], deliver: Delive
         result = await native()
     except BaseException as error:  # noqa: BLE001 (delivered to the coroutine that awaits the call)
         deliver(None, as_exception(error))
-        _raise_interrupt(error)
+        raise_interrupt(error)
     else:
         deliver(result, None)
 
 
-def _raise_interrupt(error: BaseException) -> None:
+def raise_interrupt(error: BaseException) -> None:
     """Raise the error again if it is the user's Ctrl-C, which only the main thread receives."""
     if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
         raise error
 
 
-def _in_background(
+def in_background(
     make: Callable[[], Coroutine[Any, Any, None]], context: contextvars.Context, scope: Scope
 ) -> Callable[[], None]:
     if scope.holds_background:
@@ -283,7 +278,7 @@ def _in_background(
     return start_in_background(make, context)
 
 
-async def _until(future: asyncio.Future[T], deadline: float | None, what: str) -> T:
+async def until(future: asyncio.Future[T], deadline: float | None, what: str) -> T:
     """Await a future; at the deadline it fails with ``DeadlineExceededError`` if it is not done."""
     if deadline is None:
         return await future
@@ -309,7 +304,10 @@ def settle(future: asyncio.Future[Any], value: Any, error: Exception | None) -> 
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, action: Callable[..., None], *arguments: Any) -> None:
-    """Schedule an action on a loop from another thread; ignored if the loop is closed, as after an abandoned call."""
+    """Schedule an action on a loop from any thread; ignored if the loop is closed, as after an abandoned call."""
+    if asyncio._get_running_loop() is loop:  # noqa: SLF001 (None in another thread, where the loop must be woken)
+        loop.call_soon(action, *arguments)
+        return
     try:
         loop.call_soon_threadsafe(action, *arguments)
     except RuntimeError:
@@ -317,7 +315,7 @@ def call_soon(loop: asyncio.AbstractEventLoop, action: Callable[..., None], *arg
             raise
 
 
-def _cancel_once(task: asyncio.Future[Any]) -> None:
+def cancel_once(task: asyncio.Future[Any]) -> None:
     """Cancel a task unless it is already cancelled: a second time would interrupt its clean-up."""
     if not isinstance(task, asyncio.Task) or not task.cancelling():
         task.cancel()
@@ -354,7 +352,7 @@ class Job(Generic[T]):
     def cancel(self) -> None:
         """Stop the job: cancel its coroutine, or abandon its sync call on the thread."""
         if not self.done:
-            _cancel_once(self.task)
+            cancel_once(self.task)
             self._stopped = True
 
     def result(self) -> T:
@@ -373,7 +371,7 @@ class Job(Generic[T]):
 
 def start(work: Coroutine[Any, Any, T] | Call[T], context: contextvars.Context | None = None) -> Job[T]:
     """Start work concurrently, in a copy of the current context or in a given one, and return its job at once."""
-    return Job(_current_scope().create_task(work.perform() if isinstance(work, Call) else work, context))
+    return Job(current_scope().create_task(work.perform() if isinstance(work, Call) else work, context))
 
 
 async def wait(jobs: Sequence[Job[Any]], *, deadline: float | None = None, first: bool = False) -> None:
@@ -411,121 +409,6 @@ async def gather(works: Iterable[Coroutine[Any, Any, T] | Call[T]], *, deadline:
         if not job.done:
             await cancel(job)
     return jobs
-
-
-# -- streams ----------------------------------------------------------------------------------------------------------
-
-
-class Stream(Generic[T]):
-    """An open stream, read ahead by a thread or a task, so that the wait for each item can have a deadline."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-        self.closed = threading.Event()
-        self.abandon: Callable[[], None] | None = None
-        self._items: deque[tuple[T | _End | None, Exception | None, float]] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-
-    def put(self, value: T | _End | None, error: Exception | None, came: float) -> None:
-        """Add an item, or the error that ended the stream, with its arrival time."""
-        self._items.append((value, error, came))
-        if self._waiter is not None:
-            settle(self._waiter, None, None)
-
-    async def next(self, deadline: float | None = None) -> T | _End:
-        """Return the next item; ``END`` at and after the end of the stream.
-
-        Raises:
-            DeadlineExceededError: No item arrived before the deadline, or the context's deadline. The stream is closed.
-            Exception: The exception that the stream raised.
-        """
-        if self.closed.is_set():
-            return END
-        deadline = earliest(deadline, call_deadline())
-        try:
-            while not self._items:
-                self._waiter = asyncio.get_running_loop().create_future()
-                await _until(self._waiter, deadline, self.what)
-        except (asyncio.CancelledError, DeadlineExceededError):
-            self.close()
-            raise
-        value, error, came = self._items.popleft()
-        if deadline is not None and came > deadline:
-            self.close()
-            raise DeadlineExceededError(f"{self.what} was still running at its deadline")
-        if error is not None:
-            raise error
-        if value is END:
-            self.closed.set()
-        return value  # type: ignore[return-value]  # without an error there is a value
-
-    def close(self) -> None:
-        """Stop reading the stream."""
-        self.closed.set()
-        if self.abandon is not None:
-            self.abandon()
-
-
-def open_stream(
-    *,
-    sync: Callable[[], Iterator[T]] | None = None,
-    native: Callable[[], Awaitable[AsyncIterator[T]]] | None = None,
-    pool: WorkerPool | None = None,
-    what: str = "stream",
-) -> Stream[T]:
-    """Open a stream; see ``Call`` for the arguments. The whole iterator runs in one context."""
-    scope, context, stream = _current_scope(), contextvars.copy_context(), Stream[T](what)
-    scope.add_stream(stream)
-    put = partial(call_soon, asyncio.get_running_loop(), stream.put)
-    if native is not None and not scope.threads:
-        stream.abandon = partial(_cancel_once, scope.create_task(_pump_async(native, stream.put), context))
-    elif sync is not None:
-        (pool or SHARED_POOL).submit(partial(_pump, context, sync, stream.closed, put))
-    elif native is not None:
-        stream.abandon = _in_background(partial(_pump_async, native, put), context, scope)
-    else:
-        raise TypeError(f"{what}: a stream needs a sync or a native function")
-    return stream
-
-
-def _pump(
-    context: contextvars.Context,
-    source: Callable[[], Iterator[Any]],
-    closed: threading.Event,
-    put: Callable[[Any, Exception | None, float], None],
-) -> None:
-    """Read an iterator to its end on a worker thread; stop and close it once the stream is closed."""
-
-    def read() -> None:
-        iterator = iter(source())
-        for item in iterator:
-            if closed.is_set():
-                break
-            put(item, None, time.monotonic())
-        close = getattr(iterator, "close", None)
-        if close is not None:
-            close()
-
-    if closed.is_set():
-        return
-    try:
-        context.run(read)
-    except BaseException as error:  # noqa: BLE001 (delivered to whoever reads the stream)
-        put(None, as_exception(error), time.monotonic())
-    put(END, None, time.monotonic())
-
-
-async def _pump_async(
-    native: Callable[[], Awaitable[AsyncIterator[Any]]], put: Callable[[Any, Exception | None, float], None]
-) -> None:
-    """Read an async iterator to its end; its task is cancelled when the stream is closed."""
-    try:
-        async for item in await native():
-            put(item, None, time.monotonic())
-    except BaseException as error:  # noqa: BLE001 (delivered to whoever reads the stream)
-        put(None, as_exception(error), time.monotonic())
-        _raise_interrupt(error)
-    put(END, None, time.monotonic())
 
 
 # -- items that a coroutine emits -------------------------------------------------------------------------------------
@@ -575,7 +458,7 @@ def outside_loop() -> Iterator[None]:
     With an async entry point the user's own loop stays visible. A worker thread has no loop to hide.
     """
     loop = asyncio._get_running_loop()  # noqa: SLF001 (None if no loop runs)
-    if loop is None or not _current_scope().threads:
+    if loop is None or not current_scope().threads:
         yield
         return
     task = asyncio.current_task()

@@ -23,7 +23,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import know_secrets
 from llama_index_agentic_kb.errors import DeadlineExceededError
-from llama_index_agentic_kb.guard.resilience import Bulkhead, Permit
+from llama_index_agentic_kb.guard.bulkhead import Bulkhead, Permit
 from llama_index_agentic_kb.llm.capabilities import has_native_async, is_openai
 
 if TYPE_CHECKING:

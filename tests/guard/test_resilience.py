@@ -34,12 +34,13 @@ from llama_index_agentic_kb.errors import (
     InvalidRequestError,
     LLMError,
 )
+from llama_index_agentic_kb.guard import bulkhead as bulkheads
 from llama_index_agentic_kb.guard import resilience
+from llama_index_agentic_kb.guard.bulkhead import Bulkhead
 from llama_index_agentic_kb.guard.failures import is_outage, is_transient, retry_after, status_of
 from llama_index_agentic_kb.guard.resilience import (
     NO_RETRIES,
     BreakerPolicy,
-    Bulkhead,
     CallProgress,
     CircuitBreaker,
     Resilience,
@@ -486,7 +487,7 @@ def test_no_more_run_at_once_than_may() -> None:
 
 def test_a_full_queue_answers_at_once(perform: Perform, monkeypatch: pytest.MonkeyPatch) -> None:
     """One more than may wait is refused without waiting; the others are served."""
-    monkeypatch.setattr(resilience, "MAX_WAITING", 2)
+    monkeypatch.setattr(bulkheads, "MAX_WAITING", 2)
     counting, bulkhead = Counting(), Bulkhead("queue", 1)
     jobs = perform(many(bulkhead, Call(sync=counting.call, what="the call"), 5))
     refused = [job.error for job in jobs if job.error is not None]

@@ -18,7 +18,8 @@ from llama_index.core.llms import CustomLLM
 from llama_index_agentic_kb._aio import arun, deadline_after, gather, iterate, run
 from llama_index_agentic_kb.account.budget import Budget, RetryBudget, set_budget
 from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError
-from llama_index_agentic_kb.guard.resilience import BulkheadState, RetryPolicy
+from llama_index_agentic_kb.guard.bulkhead import BulkheadState
+from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.llm import LanguageModel, Reply, calls
 from llama_index_agentic_kb.llm.calls import calls_of
 from llama_index_agentic_kb.testing import LoopbackOpenAI, ScriptedLLM

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from llama_index_agentic_kb import RetrievalError
-from llama_index_agentic_kb.sources.search import MAX_CHARACTERS, MAX_NODES, clean_nodes
+from llama_index_agentic_kb.sources.cleaning import MAX_CHARACTERS, MAX_NODES, clean_nodes
 
 
 def scored(text: str = "rain", **fields: Any) -> NodeWithScore:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.sources.metadata import (
+from llama_index_agentic_kb.sources.facets import (
     Facet,
     FacetBucket,
     MetadataRow,

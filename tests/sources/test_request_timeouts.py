@@ -15,7 +15,7 @@ from llama_index.vector_stores.chroma import ChromaVectorStore
 from llama_index_agentic_kb import KnowledgeSource
 from llama_index_agentic_kb._aio import Call, deadline_after, run
 from llama_index_agentic_kb.errors import DeadlineExceededError, RetrievalError
-from llama_index_agentic_kb.guard.resilience import Bulkhead
+from llama_index_agentic_kb.guard.bulkhead import Bulkhead
 from llama_index_agentic_kb.sources.index import with_request_timeouts
 from llama_index_agentic_kb.sources.metadata import over_metadata
 from llama_index_agentic_kb.testing import HashEmbedding
