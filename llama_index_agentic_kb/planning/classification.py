@@ -172,7 +172,7 @@ def _form(name: str) -> str:
 
 
 def classify(plan: QueryPlan, spec: ClassificationSpec | None, verdicts: Mapping[str, bool] | None) -> None:
-    """Set a plan's ``classifications`` (None without a verdict) and ``labels``; warn of each class without a verdict."""
+    """Set a plan's ``classifications`` (None without a verdict) and ``labels``; warn of classes without a verdict."""
     if spec is None:
         return
     said = verdicts or {}
