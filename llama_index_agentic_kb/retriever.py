@@ -369,7 +369,6 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             owner_of(self.memory).claim(principal)
         memory, forgotten = await self._remember(request.question, budget.retrieval_share(0.25, MEMORY_SECONDS))
         asked = [request.max_output_documents, *(p.max_output_documents for p in request.knowledge_source_params)]
-        cache = self.options.embedding_cache
         whole = scope = Scope.of(request, memory, classification)
         if not all(one.may_learn_from(other) for one, other in permutations(self.sources.values(), 2)):
             scope = whole.without_answers()  # what is searched may go to every source
@@ -382,7 +381,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             search_seconds=limits.search_seconds,
             max_searches=limits.searches,
             bundle=bundle,
-            embedding_cache=None if cache is None else cache.of(principal),
+            embedding_cache=self.options.embedding_cache,
             follow_up=follow_up,
         )
         task = Task(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
@@ -143,31 +144,18 @@ async def gather_evidence(
     proof: Sequence[Proof] = (),
     outside: Collection[NodeKey] = (),
 ) -> GatheredEvidence:
-    """Rerank, fuse and postprocess the search results, join neighbours and select the evidence.
+    """Rerank, fuse and postprocess the results of a plan's searches, join neighbours and select the evidence.
 
     If any source has ``resultsProcessing: none``, lists are not merged: all searches are interleaved in the plan's
     order (those of other sources in the reranker's order), neighbours are not joined and documents are not capped.
 
-    Args:
-        searches: Finished searches, in the plan's order.
-        selected: The sources by name; their parameters may set thresholds, cap their nodes or disable processing.
-        options: Options for fusion, reranking and postprocessing.
-        bundle: The question, for the postprocessors.
-        ranked: Maximum number of candidates per sub-query for the reranker, and of fused nodes for the postprocessors.
-        limit: Maximum number of nodes in the result.
-        deadline: ``time.monotonic()`` at which a running postprocessor is abandoned and its nodes are withheld: it may
-            be an access filter.
-        rerank_deadline: Value of ``time.monotonic()`` at which the reranker is abandoned. Defaults to ``deadline``.
-        proof: Supporting passages that are ranked first, in the order of the reasoning chain.
-        outside: Candidates that are left out before reranking; the order of the others does not change.
+    At most ``ranked`` candidates per sub-query go to the reranker, and as many fused nodes to the postprocessors; the
+    result has at most ``limit``. A postprocessor that runs at ``deadline`` is abandoned and its nodes are withheld, as
+    it may be an access filter; the reranker is abandoned at ``rerank_deadline`` (default ``deadline``). Passages of
+    ``proof`` are ranked first. Candidates ``outside`` are left out; the order of the others does not change.
     """
-    found, untouched = 0, set[str]()
-    for search in searches:
-        name = search.source.name
-        found += sum(len(one.nodes) for one in search.lists)
-        asked = selected[name].params.results_processing if name in selected else None
-        if (asked or options.results_processing) is ResultsProcessing.NONE:
-            untouched.add(name)
+    found = sum(len(one.nodes) for search in searches for one in search.lists)
+    untouched = {name for name in (one.source.name for one in searches) if _is_untouched(name, selected, options)}
 
     def lists() -> tuple[dict[NodeKey, Candidate], Reranking]:
         made = lists_by_search(searches, untouched) if untouched else lists_by_sub_query(searches, options.fusion)
@@ -177,17 +165,16 @@ async def gather_evidence(
     if options.reranker is not None:
         ends = deadline if rerank_deadline is None else rerank_deadline
         reranking = await rerank(reranking.lists, candidates, options.reranker, selected, limit=ranked, deadline=ends)
-    order = await _off_loop(
-        lambda: _order(reranking, candidates, options, limit, None if untouched else proof), len(candidates)
-    )
+    first = None if untouched else proof
+    order = await _off_loop(lambda: _order(reranking, candidates, options, limit, first), len(candidates))
     seen = [candidates[item.key].evidence() for item in order[:ranked]]
     left = await postprocess(seen, options.postprocessors, bundle, deadline, selected)
     capped = _cap_per_source(left.nodes, selected)
     most = pieces_per_document(limit) if options.max_per_document == "auto" else options.max_per_document
-    joining = options.join_neighbours and not untouched
-    arranged = await _off_loop(
-        lambda: arrange(capped, limit, joining=joining, max_per_document=None if untouched else most), len(capped)
-    )
+    arranging = partial(arrange, capped, limit, joining=options.join_neighbours, max_per_document=most)
+    if untouched:
+        arranging = partial(arrange, capped, limit, joining=False)
+    arranged = await _off_loop(arranging, len(capped))
     below, left_out = len(reranking.below), len(reranking.left_out)
     counts = EvidenceCounts(
         candidates=found,
@@ -203,6 +190,11 @@ async def gather_evidence(
     )
     cut = _cut_searches(searches, reranking) if options.calibrated else []
     return GatheredEvidence(arranged.nodes, counts, reranking.warning, cut, left.missing)
+
+
+def _is_untouched(name: str, selected: Mapping[str, SelectedSource], options: EvidenceOptions) -> bool:
+    asked = selected[name].params.results_processing if name in selected else None
+    return (asked or options.results_processing) is ResultsProcessing.NONE
 
 
 async def _off_loop(work: Callable[[], T], over: int) -> T:

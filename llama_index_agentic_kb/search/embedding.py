@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import copy
 import itertools
 import threading
 import time
@@ -32,6 +31,7 @@ from llama_index_instrumentation import get_dispatcher
 from llama_index_agentic_kb._aio import Call, Job, WorkerPool, as_exception, gather, reset_after_fork, start, wait
 from llama_index_agentic_kb.account.callbacks import with_handlers
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, DeadlineExceededError
+from llama_index_agentic_kb.guard.permissions import current_principal
 from llama_index_agentic_kb.guard.resilience import NO_RETRIES, RetryPolicy, retried
 from llama_index_agentic_kb.llm.calls import calls_of, once, retries_itself
 from llama_index_agentic_kb.schema.request import Principal
@@ -40,7 +40,6 @@ EMBEDDING_POOL: Final = WorkerPool("embedding", max_workers=8)
 """The threads on which local models compute."""
 STALLED_SECONDS: Final = 15.0
 """The duration after which a local call counts as hung: later texts are computed on another thread."""
-REMOTE_RETRIES: Final = RetryPolicy()
 DEFAULT_MAX_BYTES: Final = 64 * 1024 * 1024
 """About 19,000 vectors of 384 dimensions, or 5,000 of 1,536."""
 ENTRY_BYTES: Final = 400
@@ -79,7 +78,7 @@ class EmbeddingCache:
 
     The process-wide ``SHARED_CACHE`` is the default of all retrievers. A vector depends on model and text alone and
     reveals nothing about documents, but a fast response reveals that the same text was queried before. Requests of a
-    principal therefore use only vectors of the same principal's requests (``of``).
+    principal therefore use only vectors of the same principal's requests.
 
     Args:
         max_bytes: The maximum memory of all entries, including keys and overhead. Default 64 MiB; 0 disables caching.
@@ -91,80 +90,60 @@ class EmbeddingCache:
     def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         size: object = max_bytes
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise ConfigurationError(
-                f"max_bytes of an EmbeddingCache must be a whole number of bytes, 0 or more (0 keeps nothing), "
-                f"got {size!r}"
-            )
-        self.max_bytes: int = size
-        self._owner: object = None
-        self._entries = _Entries()
+            raise ConfigurationError(f"max_bytes of an EmbeddingCache must be 0 or more whole bytes, got {max_bytes!r}")
+        self.max_bytes = max_bytes
+        self.reset()
+        reset_after_fork(self)
 
-    def of(self, principal: Principal | None) -> EmbeddingCache:
-        """Return a view with the entries of one principal; size limit, statistics and ``clear`` are shared."""
-        part = copy.copy(self)
-        if principal is not None:
-            part._owner = (principal.tenant, principal.user, sorted(principal.groups))  # noqa: SLF001 (of the same class)
-        return part
+    def reset(self) -> None:
+        """Start empty, with another lock: in a forked child, as the fork may interrupt a change."""
+        self._lock = threading.Lock()
+        self.clear()
 
-    def _key(self, identity: str, text: str) -> bytes:
-        """Return the cache key: a digest of the principal (None if unset), the model's identity and the text."""
-        return blake2b(repr((self._owner, identity, text)).encode("utf-8", "surrogatepass"), digest_size=32).digest()
+    def clear(self) -> None:
+        """Remove all vectors and reset the statistics."""
+        with self._lock:
+            self._vectors: OrderedDict[bytes, array[float]] = OrderedDict()
+            self._bytes = self._hits = self._misses = 0
 
-    def get(self, identity: str, text: str) -> Vector | None:
-        """Return the cached vector of a text for a model (see ``model_identity``), or None."""
-        key, entries = self._key(identity, text), self._entries
-        with entries.lock:
-            vector = entries.vectors.get(key)
+    def get(self, identity: str, text: str, owner: Principal | None = None) -> Vector | None:
+        """Return the cached vector of a text for a model (see ``model_identity``) and a principal, or None."""
+        key = _cache_key(identity, text, owner)
+        with self._lock:
+            vector = self._vectors.get(key)
             if vector is None:
-                entries.misses += 1
+                self._misses += 1
                 return None
-            entries.hits += 1
-            entries.vectors.move_to_end(key)
+            self._hits += 1
+            self._vectors.move_to_end(key)
         return vector.tolist()
 
-    def put(self, identity: str, text: str, vector: Sequence[float]) -> None:
+    def put(self, identity: str, text: str, vector: Sequence[float], owner: Principal | None = None) -> None:
         """Store a copy of a vector, unless it is no flat list of numbers or exceeds the size of the cache."""
         try:
             kept = array("d", vector)
         except (TypeError, OverflowError):  # a multi-vector model's rows; whole numbers beyond a double
             return
-        key, size, entries = self._key(identity, text), ENTRY_BYTES + kept.itemsize * len(kept), self._entries
+        key, size = _cache_key(identity, text, owner), ENTRY_BYTES + kept.itemsize * len(kept)
         if size > self.max_bytes:
             return
-        with entries.lock:
-            before = entries.vectors.pop(key, None)
-            entries.vectors[key] = kept
-            entries.bytes += size if before is None else kept.itemsize * (len(kept) - len(before))
-            while entries.bytes > self.max_bytes:
-                entries.bytes -= ENTRY_BYTES + kept.itemsize * len(entries.vectors.popitem(last=False)[1])
-
-    def clear(self) -> None:
-        """Remove all vectors and reset the statistics."""
-        with self._entries.lock:
-            self._entries.forget()
+        with self._lock:
+            before = self._vectors.pop(key, None)
+            self._vectors[key] = kept
+            self._bytes += size if before is None else kept.itemsize * (len(kept) - len(before))
+            while self._bytes > self.max_bytes:
+                self._bytes -= ENTRY_BYTES + kept.itemsize * len(self._vectors.popitem(last=False)[1])
 
     @property
     def statistics(self) -> CacheStatistics:
         """A consistent snapshot of hits, misses, entries and bytes."""
-        entries = self._entries
-        with entries.lock:
-            return CacheStatistics(entries.hits, entries.misses, len(entries.vectors), entries.bytes)
+        with self._lock:
+            return CacheStatistics(self._hits, self._misses, len(self._vectors), self._bytes)
 
 
-class _Entries:
-    """The entries shared by a cache and its views. Empty in a forked child, as the fork may interrupt a change."""
-
-    def __init__(self) -> None:
-        self.reset()
-        reset_after_fork(self)
-
-    def reset(self) -> None:
-        self.lock = threading.Lock()
-        self.forget()
-
-    def forget(self) -> None:
-        self.vectors: OrderedDict[bytes, array[float]] = OrderedDict()
-        self.bytes = self.hits = self.misses = 0
+def _cache_key(identity: str, text: str, owner: Principal | None) -> bytes:
+    who = None if owner is None else (owner.tenant, owner.user, sorted(owner.groups))
+    return blake2b(repr((who, identity, text)).encode("utf-8", "surrogatepass"), digest_size=32).digest()
 
 
 SHARED_CACHE: Final = EmbeddingCache()
@@ -175,17 +154,13 @@ _named: dict[int, tuple[weakref.ref[object], int]] = {}
 
 
 def model_identity(model: BaseEmbedding) -> str | None:
-    """Return an identifier that is equal for two models only if they return the same vectors.
+    """Return an identifier that is equal for two models only if they return the same vectors, without secrets.
 
     It depends on the class and the current state of the model: name, dimensions, instructions, address, key, headers.
     Plain data is compared by value, any other object (loaded weights, a client) by a unique number that is never
     reused. Two ``OpenAIEmbedding`` with equal arguments thus have the same identifier; a model loaded twice has two.
     A class outside LlamaIndex may depend on other state (a global, an environment variable), so the model object
-    itself counts too.
-
-    Returns:
-        A digest without readable secrets; None if the model can't be identified, as its state contains large
-        collections or objects without weak references.
+    itself counts too. None if the state contains large collections or objects without weak references.
     """
     state = {**vars(model), **(model.__pydantic_private__ or {})}
     ignored = CALL_SETTINGS | OPENAI_CLIENTS if _is_a(model, "OpenAIEmbedding") else CALL_SETTINGS
@@ -227,14 +202,14 @@ def _described(value: object, limit: int | None = None) -> str:
 
 def _is_a(model: BaseEmbedding, *names: str) -> bool:
     """Whether a model's class or one of its bases has one of these names, without importing the integration."""
-    return any(kind.__name__ in names for kind in type(model).__mro__)
+    return not {kind.__name__ for kind in type(model).__mro__}.isdisjoint(names)
 
 
 # -- one request's vectors --------------------------------------------------------------------------------------------
 
 
 class QueryEmbeddings:
-    """The query vectors of one request, by model and query.
+    """The query vectors of one request, by model and query; made in the context of its principal.
 
     A cached vector needs no call, so handlers get no embedding event for it.
 
@@ -248,41 +223,39 @@ class QueryEmbeddings:
         self, manager: CallbackManager, *, deadline: float | None, cache: EmbeddingCache | None = SHARED_CACHE
     ) -> None:
         self._manager, self._deadline, self._cache = manager, deadline, cache
+        self._owner = current_principal()
         self._context = contextvars.copy_context()
         """The request's context, as the context of an individual search may have a shorter deadline."""
         self._models: dict[int, tuple[BaseEmbedding, str | None]] = {}
         """Models and their identities by ``id``; the reference prevents reuse of the id."""
-        self._found: dict[tuple[int, str], Vector] = {}
-        """Vectors found in the cache."""
-        self._jobs: dict[tuple[int, str], tuple[Job[list[Vector | Exception]], int]] = {}
-        """For each query not in the cache, the job of its batch and its position in the batch."""
+        self._vectors: dict[tuple[int, str], Vector | tuple[Job[list[Vector | Exception]], int]] = {}
+        """For each query its vector from the cache, or the job of its batch and its position in the batch."""
 
     def begin(self, pairs: Iterable[tuple[BaseEmbedding, str]]) -> None:
         """Start embedding new queries, one batch per model, concurrently. Needs a running event loop."""
         batches: dict[int, list[str]] = {}
         for model, query in pairs:
-            key = id(model), query
-            if id(model) not in self._models:
-                self._models[id(model)] = model, None if self._cache is None else model_identity(model)
-            if key in self._found or key in self._jobs or query in batches.get(id(model), ()):
+            of_model = id(model)
+            if of_model not in self._models:
+                self._models[of_model] = model, None if self._cache is None else model_identity(model)
+            if (of_model, query) in self._vectors or query in batches.get(of_model, ()):
                 continue
-            identity = self._models[id(model)][1]
-            vector = None if self._cache is None or identity is None else self._cache.get(identity, query)
+            identity = self._models[of_model][1]
+            vector = None if self._cache is None or identity is None else self._cache.get(identity, query, self._owner)
             if vector is None:
-                batches.setdefault(id(model), []).append(query)
+                batches.setdefault(of_model, []).append(query)
             else:
-                self._found[key] = vector
+                self._vectors[of_model, query] = vector
         for of_model, queries in batches.items():
             job = start(self._embed(*self._models[of_model], queries), self._context.copy())
-            for position, query in enumerate(queries):
-                self._jobs[of_model, query] = job, position
+            self._vectors |= {(of_model, query): (job, position) for position, query in enumerate(queries)}
 
     async def _embed(self, model: BaseEmbedding, identity: str | None, queries: list[str]) -> list[Vector | Exception]:
         outcomes = await embed_queries(model, queries, deadline=self._deadline, manager=self._manager)
         if self._cache is not None and identity is not None:
             for query, outcome in zip(queries, outcomes, strict=True):
                 if not isinstance(outcome, Exception):
-                    self._cache.put(identity, query, outcome)
+                    self._cache.put(identity, query, outcome, self._owner)
         return outcomes
 
     async def get(self, model: BaseEmbedding, query: str, *, deadline: float | None = None) -> Vector:
@@ -292,12 +265,11 @@ class QueryEmbeddings:
             DeadlineExceededError: The vector is not ready by the deadline; embedding continues for other callers.
             Exception: The model's own error.
         """
-        key = id(model), query
-        if key not in self._found and key not in self._jobs:
-            self.begin([(model, query)])
-        if key in self._found:
-            return list(self._found[key])
-        job, position = self._jobs[key]
+        self.begin([(model, query)])
+        found = self._vectors[id(model), query]
+        if isinstance(found, list):
+            return list(found)
+        job, position = found
         if not job.done:
             await wait([job], deadline=deadline)
         if not job.done:
@@ -311,14 +283,11 @@ class QueryEmbeddings:
 async def embed_queries(
     model: BaseEmbedding, queries: Sequence[str], *, deadline: float | None, manager: CallbackManager | None = None
 ) -> list[Vector | Exception]:
-    """Embed queries, in one call if the result is the same as with single calls.
+    """Return one vector per query, or its exception; in one call if the result is the same as with single calls.
 
     LlamaIndex has no public batch method for queries, and its batch method for texts may add another prefix. Local
     models that can embed queries in batches share calls with concurrent requests. Other models' text batch is used if
     they are known to treat queries and texts alike; otherwise there is one call per query, concurrently.
-
-    Returns:
-        One vector per query, in order; an exception in the position of a query that failed.
     """
     watched = model if manager is None else with_handlers(model, manager)
     batcher = _BATCHERS.of(model)
@@ -336,10 +305,7 @@ async def embed_queries(
 async def _embed_in_batches(
     model: BaseEmbedding, watched: BaseEmbedding, batcher: MicroBatcher, queries: list[str], deadline: float | None
 ) -> list[Vector | Exception]:
-    """Embed queries in the shared batches of a local model, without blocking a thread.
-
-    Handlers get one event with the queries of this request, as from LlamaIndex's own batch method.
-    """
+    """Embed queries in the shared batches of a local model; handlers get one event with this request's queries."""
     about = getattr(watched, "to_payload", watched.to_dict)()
     _DISPATCHER.event(EmbeddingStartEvent(model_dict=about))
     with watched.callback_manager.event(CBEventType.EMBEDDING, payload={EventPayload.SERIALIZED: about}) as event:
@@ -374,7 +340,7 @@ async def _call(
     async def attempt(until: float | None) -> Any:
         return await calls.call(copied, method, argument, deadline=until)
 
-    policy = NO_RETRIES if retries_itself(model) else REMOTE_RETRIES
+    policy = NO_RETRIES if retries_itself(model) else RetryPolicy()
     return await retried(attempt, policy=policy, deadline=deadline)
 
 
@@ -393,10 +359,8 @@ class MicroBatcher:
 
     An idle model starts without delay. Texts that arrive while it computes form the next batch, so that batches grow
     with the load (as in "Clipper", NSDI 2017, but without a delay). One call runs at a time. A text requested several
-    times, while it waits or is being computed, is computed once.
-
-    No thread blocks on a result; one thread of the pool computes while there is work. Safe to use from several threads
-    and event loops.
+    times while it waits is computed once. No thread blocks on a result; one thread of the pool
+    computes while there is work. Safe to use from several threads and event loops.
 
     Args:
         compute: A function that embeds a list of distinct texts in one call.
@@ -408,7 +372,6 @@ class MicroBatcher:
         self._compute, self._max_batch, self._pool = compute, max_batch, pool
         self._lock = threading.Lock()
         self._waiting: _Texts = {}
-        self._running: _Texts = {}
         self._worker: object | None = None
         self._started = 0.0
 
@@ -418,9 +381,8 @@ class MicroBatcher:
         with self._lock:
             if self._worker is not None and time.monotonic() - self._started >= STALLED_SECONDS:
                 self._worker = None  # it seems to hang; a late result still resolves the futures of its batch
-                self._running.clear()
             for text, future in zip(texts, futures, strict=True):
-                (self._running if text in self._running else self._waiting).setdefault(text, []).append(future)
+                self._waiting.setdefault(text, []).append(future)
             if not self._waiting or self._worker is not None:
                 return futures
             worker = self._worker = object()
@@ -437,21 +399,18 @@ class MicroBatcher:
             vectors = self._try(list(batch))
             for position, (text, futures) in enumerate(batch.items()):
                 if not isinstance(vectors, Exception):
-                    self._deliver(batch, text, vectors[position])
+                    _deliver(futures, vectors[position])
                     continue
-                with self._lock:
-                    again = len(batch) > 1 and _is_awaited(futures)
-                alone = self._try([text]) if again else vectors
-                self._deliver(batch, text, alone if isinstance(alone, Exception) else alone[0])
+                alone = self._try([text]) if len(batch) > 1 and _is_awaited(futures) else vectors
+                _deliver(futures, alone if isinstance(alone, Exception) else alone[0])
 
     def _take(self, worker: object) -> _Texts:
-        """Return the next batch, moved from waiting to running; empty if the worker must stop."""
+        """Return the next batch, which no longer waits; empty if the worker must stop."""
         with self._lock:
             if self._worker is not worker:
                 return {}
             self._waiting = {text: futures for text, futures in self._waiting.items() if _is_awaited(futures)}
             batch = {text: self._waiting.pop(text) for text in list(self._waiting)[: self._max_batch]}
-            self._running.update(batch)
             self._started = time.monotonic()
             if not batch:
                 self._worker = None
@@ -466,17 +425,14 @@ class MicroBatcher:
             return AgenticKBError(f"the embedding model returned {len(vectors)} vectors for {len(texts)} texts")
         return vectors
 
-    def _deliver(self, batch: _Texts, text: str, result: Vector | Exception) -> None:
-        with self._lock:  # no future is added after this
-            futures = batch[text]
-            if self._running.get(text) is futures:
-                del self._running[text]
-        for future in futures:
-            if future.set_running_or_notify_cancel():
-                if isinstance(result, Exception):
-                    future.set_exception(result)
-                else:
-                    future.set_result(list(result))
+
+def _deliver(futures: Sequence[Future[Vector]], result: Vector | Exception) -> None:
+    for future in futures:
+        if future.set_running_or_notify_cancel():
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(list(result))
 
 
 def _is_awaited(futures: Sequence[Future[Vector]]) -> bool:
@@ -519,10 +475,8 @@ _BATCHERS: Final = _Batchers()
 
 def _is_plain_huggingface(model: BaseEmbedding) -> bool:
     """Whether the model uses HuggingFaceEmbedding's own query methods, not overridden ones."""
-    for name in ("_get_query_embedding", "_embed"):
-        if getattr(getattr(model, name, None), "__qualname__", "") != f"HuggingFaceEmbedding.{name}":
-            return False
-    return True
+    names = [getattr(getattr(model, name, None), "__qualname__", "") for name in ("_get_query_embedding", "_embed")]
+    return names == ["HuggingFaceEmbedding._get_query_embedding", "HuggingFaceEmbedding._embed"]
 
 
 def _is_local(model: BaseEmbedding) -> bool:

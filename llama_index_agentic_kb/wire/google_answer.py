@@ -87,12 +87,9 @@ _STATUS: Final = {
 def decode_answer_query(
     body: object, *, serving_config: str | None = None, list_fields: Collection[str] = ()
 ) -> AnswerQuery:
-    """Parse the request of ``:answer`` or ``:streamAnswer``, JSON text or parsed JSON.
+    """Parse the request of ``:answer`` or ``:streamAnswer`` (``serving_config`` is the resource name in its path).
 
-    Args:
-        body: The request's body.
-        serving_config: The resource name in the request's path.
-        list_fields: Metadata keys whose values are lists; ``field: ANY("a")`` then matches their items.
+    ``list_fields`` are metadata keys whose values are lists; ``field: ANY("a")`` then matches their items.
 
     Raises:
         InvalidRequestError: The request is invalid or needs an unsupported feature; the error names the field.

@@ -73,10 +73,9 @@ def test_a_principal_finds_its_own_vectors_only() -> None:
         Principal(user='["a", "b", []]'),
     ]
     for number, who in enumerate(people):
-        assert cache.of(who).get("model", "text") is None
-        cache.of(who).put("model", "text", [float(number)])
-    assert [cache.of(who).get("model", "text") for who in people] == [[float(n)] for n in range(len(people))]
-    assert cache.get("model", "text") == [0.0]
-    assert cache.statistics.entries == cache.of(people[1]).statistics.entries == len(people)
-    cache.of(people[1]).clear()
+        assert cache.get("model", "text", who) is None
+        cache.put("model", "text", [float(number)], who)
+    assert [cache.get("model", "text", who) for who in people] == [[float(n)] for n in range(len(people))]
+    assert cache.statistics.entries == len(people)
+    cache.clear()
     assert cache.statistics.entries == 0

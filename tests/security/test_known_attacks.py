@@ -344,8 +344,8 @@ def test_cache_keys_never_collide() -> None:
         for identity, text in (("m", "x"), ("mx", ""), ("", "mx"), ("m", f"{long}1"), ("m", f"{long}2"), ("1:m", "x"))
     ]
     for number, (owner, identity, text) in enumerate(keys):
-        cache.of(owner).put(identity, text, [float(number)])
-    found = [cache.of(owner).get(identity, text) for owner, identity, text in keys]
+        cache.put(identity, text, [float(number)], owner)
+    found = [cache.get(identity, text, owner) for owner, identity, text in keys]
     assert found == [[float(number)] for number in range(len(keys))]
 
 
