@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markupsafe import Markup
 
-__all__ = ["base_html", "conversation_facts", "page_html", "response_html"]
-
 Record: TypeAlias = Mapping[str, Any]
 
 ROWS: Final = 100
@@ -78,7 +76,9 @@ def response_html(data: Record, *, limit: int | None = LIMIT) -> str:
         An HTML fragment with scoped styles, whose element ids are derived from its content.
     """
     for rows, most in _SIZES:
-        fragment = _template().render(_response(data, rows), rows=rows, most=most)
+        shown = view(data, rows)
+        shown["answer"] = _answer(**shown)
+        fragment = _template().render(shown, rows=rows, most=most)
         if limit is None or len(fragment.encode()) <= limit:
             break
     return fragment
@@ -95,8 +95,8 @@ def base_html(name: str, description: str, sources: Sequence[tuple[str, str]], f
     return _template().render(base=name, description=description, sources=sources, settings=facts, rows=ROWS)
 
 
-def _response(data: Record, rows: int) -> dict[str, Any]:
-    """Return the template's variables for a response, of whose sources some rows are shown."""
+def view(data: Record, rows: int = ROWS) -> dict[str, Any]:
+    """Return what is shown of a response, for the template and the terminal; ``rows`` of its sources have titles."""
     text = _text_of(data)
     references, activity = data.get("references") or [], data.get("activity") or []
     keys = [str(item.get(key)) for item in (*references, *activity) for key in ("docKey", "startedAt")]
@@ -115,7 +115,7 @@ def _response(data: Record, rows: int) -> dict[str, Any]:
             source["first"] = source["number"] not in seen
             seen.add(source["number"])
     prefix = f"akb-{hashlib.sha256(repr((text, keys)).encode()).hexdigest()[:12]}"
-    duration, records = _timeline(activity)
+    duration, records = timeline(activity)
     plan = data.get("plan") or {}
     return {
         "prefix": prefix,
@@ -124,7 +124,8 @@ def _response(data: Record, rows: int) -> dict[str, Any]:
         "warnings": plan.get("warnings") or [],
         "plan": _graph(plan.get("subQueries") or []),
         "extracts": extracts,
-        "answer": "" if extracts is not None else _answer(text, titles, prefix, claims, cites),
+        "text": text,
+        "cites": cites,
         "titles": titles,
         "claims": claims,
         "supported": sum(claim["verdict"] == "supported" for claim in claims),
@@ -242,9 +243,19 @@ def _is_at_its_place(claim: Record, text: str) -> bool:
 
 
 def _answer(
-    text: str, titles: Record, prefix: str, claims: Sequence[Record], cites: Sequence[tuple[int, int]]
+    *,
+    text: str,
+    titles: Record,
+    prefix: str,
+    claims: Sequence[Record],
+    cites: Sequence[tuple[int, int]],
+    extracts: object,
+    **rest: object,
 ) -> Markup | str:
     """Render an answer's Markdown; markers of listed references are links, checked claims are marked by verdict."""
+    del rest
+    if extracts is not None:
+        return ""
     from markupsafe import Markup  # noqa: PLC0415 (loaded when a response is shown)
 
     text = text.translate({ord(_START): "?", ord(_END): "?"})
@@ -330,7 +341,7 @@ def _graph(sub_queries: Sequence[Record]) -> dict[str, Any] | None:
     return {"boxes": [*boxes.values()], "lines": lines, "width": size[0], "height": size[1], "all": len(sub_queries)}
 
 
-def _timeline(activity: Sequence[Record]) -> tuple[float, list[dict[str, Any]]]:
+def timeline(activity: Sequence[Record]) -> tuple[float, list[dict[str, Any]]]:
     """Return the total time in milliseconds, and a timeline row with a bar for each activity record."""
     spans = [_span(record) for record in activity]
     first = min((span[0] for span in spans if span), default=0.0)
@@ -360,7 +371,7 @@ def _facts(record: Record) -> list[str]:
     """Return the details of an activity record: query, counts, filter, and model."""
     arguments = record.get(f"{record.get('type')}Arguments") or {}
     asked = (_cut(_plain(record.get("subQueryId")), 40), _cut(_plain(arguments.get("search")), 300))
-    facts = [": ".join(filter(None, asked))]
+    facts = [": ".join(filter(None, asked)), _cut(_plain((record.get("model") or {}).get("modelName")), 80)]
     for key, value in record.items():
         counts = isinstance(value, int | float) and not isinstance(value, bool) and key not in ("id", "elapsedMs")
         if counts and (value or key == "count"):
@@ -369,14 +380,14 @@ def _facts(record: Record) -> list[str]:
         facts.append(f"{len(queries):,} {'query' if len(queries) == 1 else 'queries'}")
     if narrowed := arguments.get("filter"):
         facts.append(f"filter {_cut(_plain(json.dumps(narrowed, ensure_ascii=False)), 300)}")
-    return [*facts, _cut(_plain((record.get("model") or {}).get("modelName")), 80)]
+    return facts
 
 
-def _bar(span: tuple[float, float], first: float, total: float) -> tuple[str, str]:
+def _bar(span: tuple[float, float], first: float, total: float) -> tuple[float, float]:
     """Return the position and width of a bar, in percent of the total time."""
     width = min(100.0, max(0.5, (span[1] - span[0]) / total * 100)) if total > 0 else 100.0
     left = min(100.0 - width, (span[0] - first) / total * 100) if total > 0 else 0.0
-    return f"{left:.2f}%", f"{width:.2f}%"
+    return left, width
 
 
 def _span(record: Record) -> tuple[float, float] | None:

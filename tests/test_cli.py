@@ -83,7 +83,7 @@ def test_a_terminal_shows_what_is_done(store: Path, monkeypatch: pytest.MonkeyPa
     assert done.exit_code == 0, done.output
     assert ("".join(seen) == "It was 110.6 m tall [ref_id:0].", "\x1b[2K" in out.getvalue()) == (terminal, terminal)
     assert (len(seen) > 1) == terminal
-    assert "It was 110.6 m tall [1]." in out.getvalue().split("Answer")[1]
+    assert "It was 110.6 m tall [1]." in out.getvalue().rsplit("Answer", 1)[1]
 
 
 @pytest.mark.slow
