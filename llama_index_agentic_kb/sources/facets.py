@@ -198,6 +198,11 @@ def facet_buckets(
     return {facet.field: _buckets(facet, counts, limit) for facet, counts in counted}
 
 
+def value_buckets(counted: Iterable[tuple[Any, int]], limit: int) -> list[FacetBucket]:
+    """Return the most frequent of the values that a store has counted."""
+    return _most_frequent(Counter({value_key(value): count for value, count in counted if _is_value(value)}), limit)
+
+
 # -- documents, listed in an order or grouped by a field's values -----------------------------------------------------
 
 

@@ -145,11 +145,10 @@ class _StoredNodes:
         return int(self.store.client.count()) if is_chroma(self.store) else None
 
     def hashes(self) -> dict[str, str]:
-        return {node.node_id: node.hash for node in self.store.get_nodes(node_ids=None, filters=None)}
+        return {node.node_id: node.hash for node in kind_of(self.store).nodes(self.store, None)}
 
     def get(self, node_ids: Sequence[str]) -> list[BaseNode]:
-        # No ids at all would mean every node.
-        return list(self.store.get_nodes(node_ids=list(node_ids), filters=None)) if node_ids else []
+        return list(kind_of(self.store).with_ids(self.store, node_ids))
 
     def allowed(self, node_ids: Sequence[str], filters: FilterNode) -> Sequence[str]:
         """Return the IDs of rows whose own metadata pass a filter: they may differ from the metadata in the node."""

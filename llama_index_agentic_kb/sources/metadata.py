@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial, wraps
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast, get_args
+from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar, cast, get_args
 
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.schema import BaseNode
@@ -36,6 +36,7 @@ from llama_index_agentic_kb.sources.facets import (
     list_documents,
     sort_key,
     units,
+    value_buckets,
     value_groups,
 )
 from llama_index_agentic_kb.sources.filters import FilterLike, conditions, flat, to_tree
@@ -43,6 +44,9 @@ from llama_index_agentic_kb.sources.index import refusal, with_request_timeouts
 from llama_index_agentic_kb.sources.stores import kind_of
 
 T = TypeVar("T")
+
+OwnQuery: TypeAlias = Callable[[KnowledgeSource, FilterNode | None], T | None]
+"""Asks the store of a source under a filter; None if this kind of store can't answer."""
 
 _EVERY: Final = 256  # rows between two checks of the deadline
 _PUSHED: Final = 100  # filter values sent to a store in one request
@@ -59,6 +63,7 @@ async def over_metadata(
     *,
     principal: Principal | None,
     deadline: float | None,
+    own: OwnQuery[T] | None = None,
 ) -> T:
     """Run a function on a thread over the metadata of all chunks that a principal may see and that pass the filters.
 
@@ -68,6 +73,7 @@ async def over_metadata(
         filters: The caller's filter, combined with the source's mandatory filter. Each row is checked here.
         principal: The principal of the request.
         deadline: The ``time.monotonic()`` value at which reading stops.
+        own: Asks the source's store for the result; None where the store can't count, so that rows are read.
 
     Raises:
         DeniedError: The principal may not see the source.
@@ -80,6 +86,9 @@ async def over_metadata(
 
     def read_all() -> T:
         try:
+            counted = None if own is None or source.metadata_reader else own(source, effective)
+            if counted is not None:
+                return counted
             with closing(_passing(read(), effective, deadline)) as rows:
                 if permissions is None:
                     return work(rows)
@@ -91,6 +100,31 @@ async def over_metadata(
             raise RetrievalError(f"the metadata of source {source.name!r} could not be read: {message}") from error
 
     return await Call(sync=read_all, deadline=deadline, pool=_POOL, what=f"metadata of source {source.name!r}")
+
+
+def _own_count(source: KnowledgeSource, filters: FilterNode | None, *, per: Per) -> int | None:
+    index = source.index
+    if not isinstance(index, VectorStoreIndex) or refusal(index, filters) is not None:
+        return None
+    return kind_of(index.vector_store).count(index.vector_store, filters, documents=per == "document")
+
+
+def _own_facets(
+    source: KnowledgeSource, filters: FilterNode | None, *, facets: Sequence[Facet], limit: int, per: Per
+) -> dict[str, list[FacetBucket]] | None:
+    index, hides = source.index, source.permissions.declares if source.permissions else lambda _field: False
+    if not isinstance(index, VectorStoreIndex) or refusal(index, filters) is not None:
+        return None
+    found: dict[str, list[FacetBucket]] = {}
+    for facet in facets:
+        counted = None
+        if facet.ranges is facet.interval is None and not hides(facet.field):  # else a row's values do not count alone
+            store, documents = index.vector_store, per == "document"
+            counted = kind_of(store).count_values(store, filters, facet.field, documents=documents)
+        if counted is None:
+            return None
+        found[facet.field] = value_buckets(counted, facet.limit or limit)
+    return found
 
 
 def _passing(
@@ -189,7 +223,8 @@ def _bridged(method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> Cal
 class MetadataQueries:
     """Facets, counts, groups and lists over the metadata of index sources; a mixin of ``KnowledgeBase``.
 
-    Every method reads all rows that pass the filters of the source, the knowledge base and the caller. Memory is
+    Every method reads all rows that pass the filters of the source, the knowledge base and the caller, unless the store
+    counts them itself. Memory is
     bounded by the size of the result and the number of distinct values.
 
     Every method raises:
@@ -245,7 +280,8 @@ class MetadataQueries:
         if len({one.field for one in facets}) < len(facets):
             raise InvalidRequestError("fields: a field is given twice; ask for its other facet in a second call")
         work = partial(facet_buckets, facets=facets, limit=limit, per=per)
-        return await self._over(source, work, filters, principal)
+        own = partial(_own_facets, facets=facets, limit=limit, per=per)
+        return await self._over(source, work, filters, principal, own)
 
     facets = _bridged(afacets)
 
@@ -254,7 +290,8 @@ class MetadataQueries:
     ) -> int:
         """Count the documents or chunks that pass a filter; see ``facets`` for the arguments."""
         _check(per=per)
-        return await self._over(source, lambda rows: sum(1 for _ in units(rows, per)), filters, principal)
+        own = partial(_own_count, per=per)
+        return await self._over(source, lambda rows: sum(1 for _ in units(rows, per)), filters, principal, own)
 
     count = _bridged(acount)
 
@@ -322,6 +359,7 @@ class MetadataQueries:
         work: Callable[[Iterator[MetadataRow]], T],
         filters: FilterLike,
         principal: Principal | None,
+        own: OwnQuery[T] | None = None,
     ) -> T:
         if source not in self.sources:
             raise InvalidRequestError(f"no source is named {source!r}; there are: {', '.join(self.sources)}")
@@ -330,7 +368,8 @@ class MetadataQueries:
         self.sources[source].refuse_hidden(given)
         caller, asking = all_of(standing, given), self._resolve_principal(principal)
         deadline = deadline_after(seconds)
-        return await arun(over_metadata(self.sources[source], work, caller, principal=asking, deadline=deadline))
+        source_of = self.sources[source]
+        return await arun(over_metadata(source_of, work, caller, principal=asking, deadline=deadline, own=own))
 
 
 def _check(*, limit: int = 1, offset: int = 0, hits: int = 0, per: str = "document") -> None:

@@ -88,6 +88,26 @@ class StoreKind:
         nodes: list[BaseNode] = store.get_nodes(None, None if tree is None else lower(tree))
         return nodes
 
+    def with_ids(self, store: Any, node_ids: Sequence[str]) -> Iterable[BaseNode]:
+        """Return the nodes with these IDs that there are."""
+        nodes: list[BaseNode] = store.get_nodes(list(node_ids), None) if node_ids else []  # none would mean all
+        return nodes
+
+    def count(self, store: Any, tree: FilterNode | None, *, documents: bool) -> int | None:  # noqa: ARG002
+        """Return the number of documents, or of chunks, that pass a filter; None if the store can't count them."""
+        return None
+
+    def count_values(
+        self,
+        store: Any,  # noqa: ARG002
+        tree: FilterNode | None,  # noqa: ARG002
+        field: str,  # noqa: ARG002
+        *,
+        documents: bool,  # noqa: ARG002
+    ) -> list[tuple[Any, int]] | None:
+        """Return each value of a field with its number of documents or chunks; None if the store can't count them."""
+        return None
+
     def text_search(self, store: Any) -> VectorStoreQueryMode | None:  # noqa: ARG002
         """Return the mode of a query by the store's own full-text search; None if the store was made without."""
         return None
@@ -280,6 +300,10 @@ class _PostgresSql(_Sql):
         return f"CASE WHEN {self.kind(key)} = 'array' THEN {held} END"
 
 
+_POSTGRES_UNITS: Final = ("id", "COALESCE(NULLIF(metadata_ ->> 'ref_doc_id', 'None'), node_id)")
+"""What is distinct of each chunk, and of each document."""
+
+
 class _Postgres(StoreKind):
     name = "PostgreSQL"
     ignores_doc_ids = True
@@ -320,13 +344,37 @@ class _Postgres(StoreKind):
         return _copy(twin, query=query)
 
     def nodes(self, store: Any, tree: FilterNode | None) -> Iterator[BaseNode]:
-        from sqlalchemy import select  # noqa: PLC0415
+        # The adapter's own way reads all rows at once, with their vectors.
+        return (metadata_dict_to_node(metadata) for (metadata,) in self._select(store, tree, ["metadata_"]))
 
-        store._initialize()  # noqa: SLF001 (the adapter's own way reads all rows at once, with their vectors)
-        rows = select(store._table_class.metadata_).execution_options(yield_per=1_000)  # noqa: SLF001
+    def count(self, store: Any, tree: FilterNode | None, *, documents: bool) -> int | None:
+        ((count,),) = self._select(store, tree, [f"count(DISTINCT {_POSTGRES_UNITS[documents]})"])
+        return int(count)
+
+    def count_values(
+        self, store: Any, tree: FilterNode | None, field: str, *, documents: bool
+    ) -> list[tuple[Any, int]] | None:
+        from sqlalchemy import Text, cast, func, text  # noqa: PLC0415 (a second)
+
+        value = "CAST(metadata_ -> CAST(:field AS text) AS jsonb)"
+        many = f"CASE WHEN jsonb_typeof({value}) = 'array' THEN {value} ELSE jsonb_build_array({value}) END"
+        item = func.jsonb_array_elements(text(many).bindparams(field=field)).column_valued(
+            "item", joins_implicitly=True
+        )
+        counts = f"count(DISTINCT {_POSTGRES_UNITS[documents]})"
+        return [(json.loads(one), count) for one, count in self._select(store, tree, [cast(item, Text), counts], item)]
+
+    def _select(self, store: Any, tree: FilterNode | None, columns: Sequence[Any], *groups: Any) -> Iterator[Any]:
+        """Yield the rows of a query over those that pass a filter."""
+        from sqlalchemy import select, text  # noqa: PLC0415 (a second)
+
+        store._initialize()  # noqa: SLF001 (the adapter has no other way)
+        query = select(*(text(one) if isinstance(one, str) else one for one in columns))
+        query = query.select_from(store._table_class).group_by(*groups)  # noqa: SLF001
+        if tree is not None:
+            query = query.where(_postgres_clause(tree)(None))
         with store._session() as session:  # noqa: SLF001
-            for (metadata,) in session.execute(rows if tree is None else rows.where(_postgres_clause(tree)(None))):
-                yield metadata_dict_to_node(metadata)
+            yield from session.execute(query.execution_options(yield_per=1_000))
 
     def text_search(self, store: Any) -> VectorStoreQueryMode | None:
         return VectorStoreQueryMode.SPARSE if store.hybrid_search else None
@@ -451,6 +499,11 @@ class _Lance(StoreKind):
 
     def nodes(self, store: Any, tree: FilterNode | None) -> Iterable[BaseNode]:
         return super().nodes(self.narrowed(store, tree), tree)
+
+    def with_ids(self, store: Any, node_ids: Sequence[str]) -> Iterable[BaseNode]:
+        where = f"id IN ({', '.join(map(_quoted, node_ids))})"  # the adapter quotes IDs as names of columns
+        nodes: list[BaseNode] = store.get_nodes(None, None, where=where) if node_ids else []
+        return nodes
 
 
 def _lance_fields(store: Any) -> dict[str, str]:

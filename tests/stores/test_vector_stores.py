@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llama_index.core import VectorStoreIndex
+from llama_index.core import MockEmbedding, VectorStoreIndex
 from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
 from llama_index.core.vector_stores.types import VectorStoreQuery
 
-from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Permissions, Principal
+from llama_index_agentic_kb import Facet, KnowledgeBase, KnowledgeSource, Permissions, Principal
 from llama_index_agentic_kb.errors import DeniedError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, matches
 from llama_index_agentic_kb.sources.stores import store_refusal
@@ -218,7 +218,9 @@ def test_documents_are_counted_for_those_who_may_see_them(shared: KnowledgeSourc
     kb = KnowledgeBase([shared])
     counted = [kb.count("shared", per="chunk", principal=who) for who in PEOPLE]
     assert counted == [len(seen) for seen in SEEN]
-    assert {bucket.value for bucket in kb.facets("shared", ["size"], principal=PEOPLE[0])["size"]} == SEEN[0]
+    facets = kb.facets("shared", ["size"], principal=PEOPLE[0])
+    assert {bucket.value for bucket in facets["size"]} == SEEN[0]
+    assert kb.facets("shared", ["owner", "acl_public"], principal=PEOPLE[0]) == {"owner": [], "acl_public": []}
 
 
 def test_an_index_of_vectors_loses_nothing_under_a_filter(opened: Opened) -> None:
@@ -256,6 +258,8 @@ def test_words_are_found_by_the_stores_own_search(filled: Filled) -> None:
         assert [ranked.kind for ranked in lists] == ["dense", "lexical"]
         assert {int(node.node_id[-12:]) for node in lists[1].nodes} == filled.expected(tree)
         assert (lists[1].dropped_by_filter, lists[1].error) == (0, None)
+    else:
+        source = KnowledgeSource("rows", index=filled.index, hybrid=True)
     (best, *_) = search(source, "item003", top_k=5).lists[-1].nodes
     assert best.get_content().endswith("item003")
 
@@ -267,6 +271,25 @@ def test_an_async_door_finds_the_same_on_any_loop(filled: Filled, tree: FilterNo
     for _ in range(2):
         found = asyncio.run(searching(filled.source, "item003", tree, top_k=1))
         assert [node.node_id for node in found.nodes] == there != []
+
+
+# -- counts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("per", ["document", "chunk"])
+@pytest.mark.parametrize("tree", [None, Condition(key="number", operator=Op.GT, value=1)], ids=["all", "some"])
+def test_counts_and_facets_are_those_of_the_rows(
+    filled: Filled, per: Literal["document", "chunk"], tree: Condition | None
+) -> None:
+    """Whether the store counts or its rows are read: documents count once for each value, items of lists too."""
+    index = VectorStoreIndex(nodes(filled.rows), embed_model=MockEmbedding(embed_dim=2))
+    fields: list[str | Facet] = ["word", "number", "flag", "tags", "absent", Facet("number", interval=10)]
+    seen = []
+    for over in (filled.index, index):
+        kb = KnowledgeBase([KnowledgeSource("rows", index=over, hybrid=False)])
+        counts = [kb.facets("rows", one, filters=tree, per=per, limit=50) for one in fields]
+        seen.append((kb.count("rows", filters=tree, per=per), counts))
+    assert seen[0] == seen[1]
 
 
 # -- changes ----------------------------------------------------------------------------------------------------------
