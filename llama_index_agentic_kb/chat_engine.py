@@ -25,16 +25,8 @@ from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestErro
 from llama_index_agentic_kb.guard.permissions import current_principal, owner_of, set_principal
 from llama_index_agentic_kb.query_engine import Accounted, AgenticQueryEngine
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
-from llama_index_agentic_kb.schema import (
-    Message,
-    OutputMode,
-    ReasoningEffort,
-    RetrievalRequest,
-)
-from llama_index_agentic_kb.schema._model import Model
+from llama_index_agentic_kb.schema import Message, OutputMode, ReasoningEffort, RetrievalRequest
 from llama_index_agentic_kb.schema.request import INSTRUCTING
-
-__all__ = ["AgenticChatEngine", "AgenticChatResponse", "AgenticStreamingChatResponse"]
 
 dispatcher = get_dispatcher(__name__)
 
@@ -116,21 +108,18 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         skip_condense: bool = False,
         **engine: Any,
     ) -> Self:
-        """Create a chat engine with the arguments of LlamaIndex's chat engines.
+        """Create a chat engine with the arguments of LlamaIndex's chat engines; for others see the class.
 
         Args:
             retriever: The retriever for each message.
-            memory: See the class.
+            memory: The conversation memory.
             chat_history: The initial conversation; used only if no memory is given.
-            system_prompt: Instructions for the models that plan and answer.
-            prefix_messages: See the class; can't be combined with ``system_prompt``.
+            system_prompt: Instructions for the models that plan and answer, in place of ``prefix_messages``.
+            prefix_messages: Messages before every conversation.
             context_prompt: The system message of the answer prompt, with ``{context_str}``. Defaults to our own.
-            context_template: An alias of ``context_prompt``, as some of LlamaIndex's engines call it.
-            skip_condense: See the class.
+            context_template: The same, as some of LlamaIndex's engines call it.
+            skip_condense: Whether to search for each message unchanged.
             engine: Arguments of ``AgenticQueryEngine``. LlamaIndex's prompts for condensing and refining are ignored.
-
-        Raises:
-            ConfigurationError: Both ``system_prompt`` and ``prefix_messages`` are given.
         """
         if system_prompt is not None and prefix_messages is not None:
             raise ConfigurationError("system_prompt, prefix_messages: pass one of them")
@@ -153,13 +142,8 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
     @dispatcher.span
     @trace_method("chat")
     def chat(self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None) -> AgenticChatResponse:
-        """Answer a message.
-
-        Args:
-            message: The user's message.
-            chat_history: Replaces the messages in the memory. None keeps them.
-        """
-        return run(self._chat(message, chat_history))
+        """Answer a message; a ``chat_history`` replaces the messages in the memory."""
+        return run(self._chat(_text(message), chat_history))
 
     @dispatcher.span
     @trace_method("chat")
@@ -167,7 +151,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
     ) -> AgenticChatResponse:
         """Answer a message; see ``chat``."""
-        return await arun(self._chat(message, chat_history))
+        return await arun(self._chat(_text(message), chat_history))
 
     @dispatcher.span
     @trace_method("chat")
@@ -175,7 +159,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
     ) -> AgenticStreamingChatResponse:
         """Answer a message as a stream of token deltas; see ``chat``. Errors are raised while the stream is read."""
-        work, fields = run(self._begin(message, chat_history))
+        work, fields = run(self._begin(_text(message), chat_history))
         deltas = iterate(work, contextvars.copy_context())
         return AgenticStreamingChatResponse(chat_stream=deltas, is_writing_to_memory=False, **fields)
 
@@ -185,7 +169,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
     ) -> AgenticStreamingChatResponse:
         """Answer a message as a stream of token deltas; see ``chat``. Errors are raised while the stream is read."""
-        work, fields = await arun(self._begin(message, chat_history))
+        work, fields = await arun(self._begin(_text(message), chat_history))
         deltas = aiterate(work, contextvars.copy_context())
         return AgenticStreamingChatResponse(achat_stream=deltas, is_writing_to_memory=False, **fields)
 
@@ -219,16 +203,16 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
 
     # -- one turn --------------------------------------------------------------------------------------------------
 
-    async def _chat(self, message: str | QueryBundle, history: Sequence[ChatMessage] | None) -> AgenticChatResponse:
+    async def _chat(self, message: str, history: Sequence[ChatMessage] | None) -> AgenticChatResponse:
         request, number = await self._request(message, history)
         answered = await self.query_engine.answer(request)
         response = answered.llama_response()
         text = readable(answered.text) if self._extracts or answered.synthesis.is_extract else str(response)
-        await self._remember(text_of(message), text, number, answered.retrieval)
+        await self._remember(message, text, number, answered.retrieval)
         return AgenticChatResponse(text, metadata=response.metadata, **_sources(message, response.source_nodes))
 
     async def _begin(
-        self, message: str | QueryBundle, history: Sequence[ChatMessage] | None
+        self, message: str, history: Sequence[ChatMessage] | None
     ) -> tuple[Coroutine[Any, Any, None], dict[str, Any]]:
         """Retrieve; return a coroutine that streams the answer and stores the turn, and the response's fields."""
         request, number = await self._request(message, history)
@@ -243,15 +227,12 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
 
         async def turn() -> None:
             await emitting(begun.work(), delta)
-            await self._remember(text_of(message), text, number, begun.retrieval)
+            await self._remember(message, text, number, begun.retrieval)
 
         return turn(), {"metadata": begun.metadata, **_sources(message, begun.nodes)}
 
-    async def _request(
-        self, message: str | QueryBundle, chat_history: Sequence[ChatMessage] | None
-    ) -> tuple[RetrievalRequest, int]:
+    async def _request(self, message: str, chat_history: Sequence[ChatMessage] | None) -> tuple[RetrievalRequest, int]:
         """Return the request for a message, and the number of its conversation."""
-        message = text_of(message)
         if not message.strip():
             raise InvalidRequestError("message: the message is empty")
         principal = self.query_engine.retriever.resolve_principal()
@@ -265,31 +246,23 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         said = [ChatMessage(role=MessageRole.MODEL, content=one.content) if _rules(one) else one for one in earlier]
         question = ChatMessage(role=MessageRole.USER, content=message)
         request = conversation_request([*self._prefix, *self._given, *said, question])
-        states = await self._read_states()
-        return request.model_copy(update={"retrieval_reasoning_effort": self._effort, **states}), number
+        if isinstance(self.memory, SessionMemory):  # where other engines change it too
+            self.states = parsed_states(await self.memory.aget_states())
+        return request.model_copy(update={"retrieval_reasoning_effort": self._effort, **self.states}), number
 
     def _without_rules(self, history: Sequence[ChatMessage]) -> list[ChatMessage]:
         """Keep the system messages of a history, and return the others."""
         self._given = [message for message in history if _rules(message)]
         return [message for message in history if not _rules(message)]
 
-    async def _read_states(self) -> dict[str, Model]:
-        """Return the conversation's state; that of a session is in its store, where other engines change it too."""
-        if isinstance(self.memory, SessionMemory):
-            self.states = parsed_states(await self.memory.aget_states())
-        return self.states
-
     async def _remember(self, message: str, answer: str, number: int, retrieval: Retrieval) -> None:
         """Store a turn in the memory, and the conversation's state, unless the conversation was reset meanwhile."""
         if owner_of(self.memory).number != number:
             return
-        turn = [
-            ChatMessage(role=MessageRole.USER, content=message),
-            ChatMessage(role=MessageRole.ASSISTANT, content=answer),
-        ]
-        await Call(
-            sync=partial(self.memory.put_messages, turn), native=partial(self.memory.aput_messages, turn), what="memory"
-        )
+        said = {MessageRole.USER: message, MessageRole.ASSISTANT: answer}
+        turn = [ChatMessage(role=role, content=text) for role, text in said.items()]
+        put, aput = partial(self.memory.put_messages, turn), partial(self.memory.aput_messages, turn)
+        await Call(sync=put, native=aput, what="memory")
         self.states |= states_of(retrieval)
         if isinstance(self.memory, SessionMemory):
             await self.memory.aset_states({name: state.to_dict() for name, state in self.states.items()})
@@ -306,8 +279,7 @@ def conversation_request(messages: Sequence[ChatMessage]) -> RetrievalRequest:
     return RetrievalRequest(messages=kept)
 
 
-def text_of(message: str | QueryBundle) -> str:
-    """Return the text of a message."""
+def _text(message: str | QueryBundle) -> str:
     return message if isinstance(message, str) else message.query_str
 
 
@@ -325,8 +297,8 @@ def readable(text: str) -> str:
     return "\n\n".join(texts) or "Nothing was found."
 
 
-def _sources(message: str | QueryBundle, nodes: list[NodeWithScore]) -> dict[str, Any]:
+def _sources(message: str, nodes: list[NodeWithScore]) -> dict[str, Any]:
     """Return the ``sources`` and ``source_nodes`` arguments of a LlamaIndex chat response; both hold this list."""
-    asked = {"message": text_of(message)}
+    asked = {"message": message}
     output = ToolOutput(tool_name="knowledge_base", content=str(len(nodes)), raw_input=asked, raw_output=nodes)
     return {"sources": [output], "source_nodes": nodes}

@@ -13,8 +13,6 @@ from llama_index.core.base.llms.types import ChatMessage, TextBlock
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, CondenseQuestionChatEngine, ContextChatEngine
 from llama_index.core.response_synthesizers import CompactAndRefine
 
-__all__ = ["CondensePlusContextChat", "CondenseQuestionChat", "ContextChat"]
-
 
 class _PlainConversation:
     """Mixin for engines whose prompt templates hold the conversation."""

@@ -19,7 +19,7 @@ from llama_index.core.chat_engine.types import BaseChatEngine, ChatMode
 from llama_index.core.llms import LLM
 from llama_index.core.memory import BaseMemory
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
-from llama_index.core.tools import QueryEngineTool, RetrieverTool
+from llama_index.core.tools import QueryEngineTool, RetrieverTool, ToolMetadata
 from llama_index_instrumentation import get_dispatcher
 from pydantic import ValidationError
 
@@ -53,15 +53,13 @@ from llama_index_agentic_kb.sources.filters import FilterLike
 from llama_index_agentic_kb.sources.metadata import MetadataQueries
 from llama_index_agentic_kb.sources.plugins import PluginFailure, discover_sources
 from llama_index_agentic_kb.sources.selection import by_name
-from llama_index_agentic_kb.tools import ToolQueryEngine, passage_tool, query_tool
+from llama_index_agentic_kb.tools import PassageTool, ToolQueryEngine
 
 if TYPE_CHECKING:  # they import the answer checks and SQLAlchemy
     from llama_index_agentic_kb.answering.engine import AnswerEngine
     from llama_index_agentic_kb.answering.policy import AnswerPolicy
     from llama_index_agentic_kb.schema.answer_query import AnswerPiece, AnswerQuery, AnswerResponse
     from llama_index_agentic_kb.store.sessions import SessionStore
-
-__all__ = ["KnowledgeBase", "Question"]
 
 dispatcher = get_dispatcher(__name__)
 
@@ -135,10 +133,9 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         retries: RetryPolicy | None = None,
         options: RetrieverOptions | None = None,
     ) -> None:
-        if retries is not None:
-            options = replace(options or RetrieverOptions(), retries=retries)
-        if retrieval_instructions:
-            options = replace(options or RetrieverOptions(), retrieval_instructions=retrieval_instructions)
+        options = options or RetrieverOptions()
+        instructions = retrieval_instructions or options.retrieval_instructions
+        options = replace(options, retries=retries or options.retries, retrieval_instructions=instructions)
         self.answer_instructions = answer_instructions
         self.name = name
         self.grounding = grounding
@@ -328,7 +325,6 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         return RetrievalRequest.parse({**own, "principal": request.principal, **states, **fields})
 
     def _engine(self, mode: OutputMode) -> AgenticQueryEngine:
-        """Return the cached query engine of an output mode."""
         if mode not in self._engines:
             if mode is OutputMode.ANSWER_SYNTHESIS and self.llm is None:
                 raise InvalidRequestError(
@@ -404,20 +400,15 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         return _a_one_by_one(aiterate(work, contextvars.copy_context()))
 
     def query(self, question: Question | AnswerQuery, **fields: Any) -> AnswerQuery:
-        """Return the ``AnswerQuery`` for a question, with this knowledge base's defaults.
-
-        Raises:
-            InvalidRequestError: A field is invalid; the message names it.
-        """
+        """Return the ``AnswerQuery`` for a question, with this knowledge base's defaults; see ``request``."""
         from llama_index_agentic_kb.schema.answer_query import AnswerQuery  # noqa: PLC0415 (its models take 20 ms)
 
         own = {name: fields.pop(name) for name in [*fields] if name in AnswerQuery.model_fields and name != "request"}
+        defaults: dict[str, Any] = {"include_citations": True, "grounding_supports": True}
         if isinstance(question, AnswerQuery):
             defaults = {name: getattr(question, name) for name in question.model_fields_set}
-            request = self.request(question.request, **fields)
-        else:
-            defaults = {"include_citations": True, "grounding_supports": True}
-            request = self.request(question, **fields)
+            question = question.request
+        request = self.request(question, **fields)
         try:
             return AnswerQuery.model_validate({**defaults, **own, "request": request})
         except ValidationError as error:
@@ -431,11 +422,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
     # -- as parts of a LlamaIndex app --------------------------------------------------------------------------------
 
     def as_retriever(self, **kwargs: Unpack[RetrieverArguments]) -> AgenticRetriever:
-        """Return a LlamaIndex retriever over all sources.
-
-        Args:
-            kwargs: Arguments of ``AgenticRetriever``, which override this knowledge base's settings.
-        """
+        """Return a LlamaIndex retriever over all sources; arguments override this knowledge base's settings."""
         own = self._retriever_arguments.copy()
         own.update(kwargs)
         return AgenticRetriever(self._sources, **own)
@@ -458,7 +445,6 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         return kind(self.as_retriever(**own), response_mode=mode, **{**self._engine_defaults(rest), **rest})
 
     def _engine_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the default arguments of this knowledge base's engines."""
         own: dict[str, Any] = {"grounding": self.grounding, "instructions": self.answer_instructions}
         if self.max_output_size_in_tokens is not None and "response_synthesizer" not in given:
             own["max_output_tokens"] = self.max_output_size_in_tokens
@@ -484,43 +470,37 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         chat_mode = ChatMode(chat_mode)
         own, rest = split_kwargs(kwargs)
         if session is not None:
-            memory = self._session_memory(session, own.get("principal"))
+            if self.sessions is None:
+                raise ConfigurationError("session: the knowledge base has no sessions; pass sessions=SessionStore(...)")
+            owner = self._resolve_principal(own.get("principal")) or session_owner(None)
+            memory = SessionMemory(self.sessions, owner=owner, session_id=session)
         if chat_mode in (ChatMode.BEST, ChatMode.CONDENSE_QUESTION):  # the modes that answer with our query engine
             rest = {**self._engine_defaults(rest), "response_mode": self.output_mode.value, **rest}
         if chat_mode is not ChatMode.BEST:
             own["memory"] = memory
         return as_chat_engine(self.as_retriever(**own), chat_mode, memory, **rest)
 
-    def _session_memory(self, session: str, principal: Principal | None) -> SessionMemory:
-        if self.sessions is None:
-            raise ConfigurationError("session: the knowledge base has no sessions; pass sessions=SessionStore(...)")
-        owner = self._resolve_principal(principal)
-        return SessionMemory(self.sessions, owner=owner or session_owner(None), session_id=session)
-
     def as_tool(self, name: str | None = None, description: str | None = None, **kwargs: Any) -> QueryEngineTool:
         """Return a tool for agents and routers, whose citations survive the trip through an agent; see ``tools``.
 
-        Args:
-            name: The name of the tool. Defaults to this knowledge base's name.
-            description: The description of the tool. Defaults to this knowledge base's description.
-            kwargs: Arguments of ``as_query_engine``.
+        Name and description default to this knowledge base's; further arguments are those of ``as_query_engine``.
         """
         engine = self._query_engine(ToolQueryEngine, **kwargs)
-        return query_tool(engine, name or self.name, description or self.description)
+        engine.tool_name = name or self.name
+        return QueryEngineTool.from_defaults(engine, name=engine.tool_name, description=description or self.description)
 
     def as_retriever_tool(
         self, name: str | None = None, description: str | None = None, **kwargs: Unpack[RetrieverArguments]
     ) -> RetrieverTool:
         """Return a tool that returns passages, each with a marker to cite it by; see ``as_tool``."""
-        return passage_tool(self.as_retriever(**kwargs), name or self.name, description or self.description)
+        metadata = ToolMetadata(name=name or self.name, description=description or self.description)
+        return PassageTool(self.as_retriever(**kwargs), metadata)
 
     def load_plugins(self) -> list[PluginFailure]:
-        """Search the sources of installed plugins too (``sources.plugins``); call it again to load them anew.
+        """Search the sources of installed plugins too (``sources.plugins``), and return those that could not be loaded.
 
-        Requests that have begun, and retrievers and engines that were made before, keep their sources.
-
-        Returns:
-            The plugins that could not be loaded, with the reasons; the others are searched.
+        Call it again to load them anew. Requests that have begun, and retrievers and engines that were made before,
+        keep their sources.
         """
         plugins, failures = discover_sources({source.name for source in self._own_sources})
         self._sources = [*self._own_sources, *plugins]
@@ -571,7 +551,6 @@ async def _a_one_by_one(batches: AsyncGenerator[list[AnswerPiece], None]) -> Asy
 def _by_source(
     permissions: Permissions | Mapping[str, Permissions | None] | None, names: Sequence[str]
 ) -> Mapping[str, Permissions | None]:
-    """Return the permissions by source name; a mapping must name every source, with None for a public one."""
     if not isinstance(permissions, Mapping):
         return dict.fromkeys(names, permissions)
     if set(permissions) != set(names):

@@ -66,15 +66,6 @@ from llama_index_agentic_kb.synthesizers import (
     get_response_synthesizer,
 )
 
-__all__ = [
-    "AgenticAsyncStreamingResponse",
-    "AgenticQueryEngine",
-    "AgenticResponse",
-    "AgenticStreamingResponse",
-    "Answered",
-    "default_mode",
-]
-
 dispatcher = get_dispatcher(__name__)
 
 Observer: TypeAlias = Callable[[ActivityRecord], None] | None

@@ -13,15 +13,12 @@ from typing import Any, Final
 
 from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
-from llama_index.core.tools import QueryEngineTool, RetrieverTool, ToolMetadata, ToolOutput
+from llama_index.core.tools import RetrieverTool, ToolOutput
 
 from llama_index_agentic_kb._text import one_line, printable
 from llama_index_agentic_kb.chat_engine import readable
 from llama_index_agentic_kb.grounding.citations import cited_ids
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine, AgenticResponse
-from llama_index_agentic_kb.retriever import AgenticRetriever
-
-__all__ = ["PassageTool", "ToolQueryEngine", "cited_nodes", "passage_tool", "query_tool"]
 
 _MARKER: Final = re.compile(r"\[ref_id:(\d+)\]")
 _PASSAGE: Final = re.compile(r"\[[^\[\]\s]{1,80}:([0-9a-f]{8})\]")
@@ -72,17 +69,6 @@ class PassageTool(RetrieverTool):
         passages = [f"{_marker(name, node)}\n{node.node.get_content(MetadataMode.LLM)}" for node in nodes]
         content = "\n\n".join(passages) or "Nothing was found."
         return ToolOutput(content=content, tool_name=name, raw_input={"input": asked}, raw_output=nodes)
-
-
-def passage_tool(retriever: AgenticRetriever, name: str, description: str) -> PassageTool:
-    """Return the tool of a retriever."""
-    return PassageTool(retriever, ToolMetadata(name=name, description=description))
-
-
-def query_tool(engine: ToolQueryEngine, name: str, description: str) -> QueryEngineTool:
-    """Return the tool of a query engine."""
-    engine.tool_name = name
-    return QueryEngineTool.from_defaults(engine, name=name, description=description)
 
 
 def cited_nodes(text: str, outputs: Iterable[Any]) -> list[NodeWithScore]:
