@@ -47,8 +47,7 @@ from llama_index_agentic_kb.planning import ClassificationSpec, EffortLimits, Sc
 from llama_index_agentic_kb.planning.contraction import NOT_NARROWED, Conversation, Narrowing
 from llama_index_agentic_kb.planning.effort import MAX_RANKED, as_effort, as_limits, planned_use
 from llama_index_agentic_kb.planning.planner import PlanningModel
-from llama_index_agentic_kb.planning.rounds import PlanOutcome, Task
-from llama_index_agentic_kb.planning.steps import FoundStep
+from llama_index_agentic_kb.planning.steps import FoundStep, PlanOutcome, Task
 from llama_index_agentic_kb.planning.tool_turn import search_turn
 from llama_index_agentic_kb.schema import (
     ActivityRecord,

@@ -23,7 +23,6 @@ from llama_index_agentic_kb._aio.threads import WorkerPool
 T = TypeVar("T")
 
 _HELPERS = WorkerPool("bridge", max_workers=256)
-"""The threads that run private loops for callers whose own thread already runs an event loop."""
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -47,9 +46,7 @@ async def arun(work: Coroutine[Any, Any, T]) -> T:
 def iterate(work: Coroutine[Any, Any, Any], context: contextvars.Context | None = None) -> Generator[Any, None, None]:
     """Perform a coroutine and yield the items that it emits; its error, if any, is raised after them.
 
-    Args:
-        work: The coroutine, started when the first item is requested.
-        context: The coroutine's context. Defaults to a copy of the context at that time.
+    It starts when the first item is requested, in ``context`` or a copy of the context at that time.
     """
     items = _iterate(work, context)
     weakref.finalize(items, close_unstarted, work)  # one that is never read
@@ -87,10 +84,7 @@ async def _aiterate(work: Coroutine[Any, Any, Any], context: contextvars.Context
 
 
 _open_loops: set[asyncio.AbstractEventLoop] = set()
-"""The event loops of bridges that are not closed yet.
-
-These references ensure that a stream that is dropped half read is garbage-collected before its loop.
-"""
+"""The loops of bridges that are not closed: a stream that is dropped half read is garbage-collected before its loop."""
 
 
 @atexit.register
@@ -102,13 +96,7 @@ def _close_loops() -> None:
 
 
 class _Bridge(Generic[T]):
-    """A private event loop that performs one coroutine.
-
-    Args:
-        work: The coroutine.
-        context: The coroutine's context.
-        emits: Whether emitted items are stored for a reader.
-    """
+    """A private event loop that performs one coroutine; with ``emits``, emitted items are stored for a reader."""
 
     def __init__(self, work: Coroutine[Any, Any, T], context: contextvars.Context, *, emits: bool = False) -> None:
         self._work = work
@@ -118,7 +106,7 @@ class _Bridge(Generic[T]):
         self.emitted: deque[Any] = deque()
         performed = self._scope.perform(work, self._receive if emits else None)
         self.root: asyncio.Task[T] = self._loop.create_task(performed, context=context)
-        self.root.add_done_callback(self._stop)
+        self.root.add_done_callback(lambda _: self._loop.stop())
 
     def __enter__(self) -> Self:
         return self
@@ -127,7 +115,7 @@ class _Bridge(Generic[T]):
         try:
             self.root.cancel()
             closing = self._loop.create_task(self._close())
-            closing.add_done_callback(self._stop)
+            closing.add_done_callback(lambda _: self._loop.stop())
             while not closing.done():
                 self.drive()
         finally:
@@ -144,9 +132,6 @@ class _Bridge(Generic[T]):
         if self.root.done() and not self.root.cancelled():
             self.root.exception()  # marks it as seen
         await self._loop.shutdown_asyncgens()
-
-    def _stop(self, _: object) -> None:
-        self._loop.stop()
 
     def _receive(self, item: Any) -> None:
         self.emitted.append(item)

@@ -94,8 +94,7 @@ class Closable(Protocol):
 class Scope:
     """The tasks and streams of one ``run``, ``arun``, ``iterate`` or ``aiterate``, which end with it.
 
-    Args:
-        threads: Whether the caller is sync, so that sync functions on worker threads are preferred.
+    With ``threads`` the caller is sync, so that sync functions on worker threads are preferred.
     """
 
     def __init__(self, *, threads: bool) -> None:
@@ -134,10 +133,7 @@ class Scope:
             task.exception()  # marks it as retrieved: asyncio logs no late error of an abandoned task
 
     async def close(self) -> None:
-        """Cancel all running tasks and close all streams; sync calls are abandoned on their threads.
-
-        Waits at most ``PARTING_TURNS`` iterations of the event loop for tasks to end.
-        """
+        """Cancel all running tasks and close all streams; sync calls are abandoned on their threads."""
         self._closed = True
         for stream in self._streams:
             stream.close()
@@ -160,6 +156,10 @@ def current_scope() -> Scope:
 # -- leaf calls -------------------------------------------------------------------------------------------------------
 
 
+def _nothing() -> None:
+    """Stand for the cancellation of a call on a thread, which has none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
     """A leaf call: awaiting it calls the function and returns its result, or raises its exception.
@@ -168,10 +168,10 @@ class Call(Generic[T]):
     An async entry point awaits ``native``; without it, it calls ``sync`` on a thread of ``pool``.
 
     Args:
-        sync: A function without arguments that returns the result.
-        native: A function without arguments that returns an awaitable of the result.
+        sync: Returns the result.
+        native: Returns an awaitable of the result.
         deadline: The deadline as a ``time.monotonic()`` value; then the call fails with ``DeadlineExceededError``, or
-            is not started. Defaults to the context's deadline.
+            is not started. The context's deadline applies too.
         pool: The worker pool. Defaults to a pool shared by all calls without their own.
         what: The name of the call in errors.
     """
@@ -206,27 +206,20 @@ class Call(Generic[T]):
             bound.end()
             call_soon(loop, settle, answer, value, error)
 
-        abandon = self._begin(context, answer, deliver, from_thread)
+        scope, abandon = current_scope(), _nothing
+        if self.native is not None and not scope.threads:
+            abandon = partial(cancel_once, scope.create_task(_deliver_awaited(self.native, deliver), context))
+        elif self.sync is not None:
+            (self.pool or SHARED_POOL).submit(partial(_run_on_thread, context, self.sync, from_thread, answer))
+        elif self.native is not None:
+            abandon = in_background(partial(_deliver_awaited, self.native, from_thread), context, scope)
+        else:
+            raise TypeError(f"{self.what}: a call needs a sync or a native function")
         try:
             return await until(answer, deadline, self.what)
         except (asyncio.CancelledError, DeadlineExceededError):
-            if abandon is not None:
-                abandon()
+            abandon()
             raise
-
-    def _begin(
-        self, context: contextvars.Context, answer: asyncio.Future[T], deliver: Deliver, from_thread: Deliver
-    ) -> Callable[[], None] | None:
-        """Start the function as a task or on a thread, and return a function that cancels it; None for a thread."""
-        scope = current_scope()
-        if self.native is not None and not scope.threads:
-            return partial(cancel_once, scope.create_task(_deliver_awaited(self.native, deliver), context))
-        if self.sync is not None:
-            (self.pool or SHARED_POOL).submit(partial(_run_on_thread, context, self.sync, from_thread, answer))
-            return None
-        if self.native is None:
-            raise TypeError(f"{self.what}: a call needs a sync or a native function")
-        return in_background(partial(_deliver_awaited, self.native, from_thread), context, scope)
 
 
 def as_exception(error: BaseException) -> Exception:
@@ -283,15 +276,12 @@ async def until(future: asyncio.Future[T], deadline: float | None, what: str) ->
     if deadline is None:
         return await future
     left = max(0.0, deadline - time.monotonic())
-    timer = asyncio.get_running_loop().call_later(left, _expire, future, what)
+    late = DeadlineExceededError(f"{what} was still running at its deadline")
+    timer = asyncio.get_running_loop().call_later(left, settle, future, None, late)
     try:
         return await future
     finally:
         timer.cancel()
-
-
-def _expire(future: asyncio.Future[Any], what: str) -> None:
-    settle(future, None, DeadlineExceededError(f"{what} was still running at its deadline"))
 
 
 def settle(future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
@@ -325,11 +315,7 @@ def cancel_once(task: asyncio.Future[Any]) -> None:
 
 
 class Job(Generic[T]):
-    """Work that runs concurrently with its starter.
-
-    Args:
-        task: The task that performs the work, or a future that already has the result.
-    """
+    """Work that runs concurrently with its starter, as a task, or a future that already has the result."""
 
     __slots__ = ("_stopped", "task")
 
@@ -356,11 +342,7 @@ class Job(Generic[T]):
             self._stopped = True
 
     def result(self) -> T:
-        """Return the result, or raise the error.
-
-        Raises:
-            DeadlineExceededError: The job is still running, or was stopped.
-        """
+        """Return the result, or raise the error: ``DeadlineExceededError`` if the job is running, or was stopped."""
         if not self.done:
             raise DeadlineExceededError("the job was still running at its deadline")
         error = self.error
@@ -394,15 +376,7 @@ async def cancel(job: Job[Any]) -> None:
 
 
 async def gather(works: Iterable[Coroutine[Any, Any, T] | Call[T]], *, deadline: float | None = None) -> list[Job[T]]:
-    """Run coroutines and calls concurrently until all are done or the deadline passes; late ones are cancelled.
-
-    Args:
-        works: The coroutines and calls.
-        deadline: The deadline as a ``time.monotonic()`` value. Defaults to waiting for all.
-
-    Returns:
-        The jobs in order. The error of a late job is a ``DeadlineExceededError``.
-    """
+    """Run coroutines and calls concurrently, and return their jobs in order; late ones are cancelled."""
     jobs = [start(work) for work in works]
     await wait(jobs, deadline=deadline)
     for job in jobs:
@@ -423,12 +397,9 @@ async def emit(item: Any) -> None:
 
 
 async def emitting(work: Awaitable[T], change: Callable[[Any], Any], rest: Callable[[], Any] | None = None) -> T:
-    """Await a coroutine, replace each item that it passes to ``emit``, and return the coroutine's result.
+    """Await a coroutine, and replace each item that it emits by the result of ``change``, unless that is empty.
 
-    Args:
-        work: The coroutine.
-        change: A function that returns the replacement of an item; an empty replacement is not emitted.
-        rest: A function that returns one last item to emit after the coroutine has returned, unless it is empty.
+    ``rest`` returns one last item to emit after the coroutine has returned, unless it is empty.
     """
     receive = _emit.get()
 

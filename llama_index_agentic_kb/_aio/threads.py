@@ -45,14 +45,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class WorkerPool:
-    """A pool that runs submitted work on at most ``max_workers`` daemon threads, in order of arrival.
+    """Runs submitted work on at most ``max_workers`` daemon threads, in order of arrival.
 
-    Threads are started when needed and end when idle. Work that never returns occupies its thread: the pool then has
-    one thread less, and no other pool is affected.
-
-    Args:
-        name: The pool's name, used in thread names.
-        max_workers: The maximum number of threads. At least 1.
+    Threads are started when needed and end when idle. Work that never returns occupies its thread, and no other pool's.
     """
 
     def __init__(self, name: str, max_workers: int = 8) -> None:
@@ -73,11 +68,7 @@ class WorkerPool:
         self._serial = itertools.count(1)
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Run ``work`` on a thread of the pool as soon as one is free.
-
-        Args:
-            work: A function without arguments and result that never raises; it delivers its result itself.
-        """
+        """Run ``work``, which never raises, on a thread of the pool as soon as one is free."""
         with self._changed:
             self._work.append(work)
             if self._idle >= len(self._work):

@@ -33,8 +33,7 @@ class ActivityLog:
 
     Args:
         manager: Callback manager that gets an event for each record, with the record under ``ACTIVITY_KEY``.
-        observer: Function that is called with each record when it is opened, and again when it is closed (with
-            ``completed_at`` set). Its exceptions are logged.
+        observer: Called with each record when it is opened and when it is closed. Its exceptions are logged.
     """
 
     def __init__(self, manager: CallbackManager, observer: Callable[[ActivityRecord], None] | None = None) -> None:
@@ -56,9 +55,6 @@ class ActivityLog:
             event: Type of the stage's callback event.
             payload: The start event's payload, to which the record is added.
             fields: Initial field values of the record.
-
-        Yields:
-            The open record.
         """
         record = self.open(kind, event, payload, **fields)
         try:
@@ -95,10 +91,7 @@ class ActivityLog:
         return record
 
     def close(self, record: ActivityRecord, payload: dict[Any, Any] | None = None, **fields: Any) -> None:
-        """Close a record with the results of its stage, and report it. A closed record is not changed.
-
-        ``fields`` are set on the record. ``payload`` is the payload of the end event, to which the record is added.
-        """
+        """Set fields of an open record, close it, and report it, with ``payload`` in its end event."""
         if record.id not in self._open:
             return
         started, event, event_id = self._open.pop(record.id)

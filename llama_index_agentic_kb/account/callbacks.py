@@ -115,6 +115,11 @@ class _GuardedHandler(BaseCallbackHandler):
         super().__init__(list(handler.event_starts_to_ignore), list(handler.event_ends_to_ignore))
         self.handler = handler
 
+    @classmethod
+    def of(cls, handler: BaseCallbackHandler) -> _GuardedHandler:
+        """Return a handler wrapped; one that is wrapped already is returned unchanged."""
+        return handler if isinstance(handler, cls) else cls(handler)
+
     def on_event_start(self, *args: Any, **kwargs: Any) -> str:
         """Forward the start of an event."""
         self._try(self.handler.on_event_start, *args, **kwargs)
@@ -140,16 +145,11 @@ class _GuardedHandler(BaseCallbackHandler):
             logger.warning("a callback handler failed: %s", type(self.handler).__name__, exc_info=True)
 
 
-def _guard(handler: BaseCallbackHandler) -> _GuardedHandler:
-    return handler if isinstance(handler, _GuardedHandler) else _GuardedHandler(handler)
-
-
 class GuardedCallbackManager(CallbackManager):
     """A callback manager that logs the exceptions of its handlers instead of raising them.
 
     Args:
-        handlers: Handlers to wrap; those wrapped already are used unchanged. For a callback manager, its current
-            handlers are used at each event.
+        handlers: Handlers to wrap, or a callback manager whose current handlers are used at each event.
         traces: The manager to whose trace the events are added. Defaults to this manager.
     """
 
@@ -158,7 +158,7 @@ class GuardedCallbackManager(CallbackManager):
     ) -> None:
         # Not super().__init__: it would add the global handler a second time.
         self._source = handlers if isinstance(handlers, CallbackManager) else None
-        self._own = [] if isinstance(handlers, CallbackManager) else [_guard(handler) for handler in handlers]
+        self._own = [] if isinstance(handlers, CallbackManager) else [_GuardedHandler.of(one) for one in handlers]
         self._wrapped: dict[int, _GuardedHandler] = {}
         self._traces = traces
         self._own_trace_map: dict[str, list[str]] = defaultdict(list)
@@ -179,12 +179,12 @@ class GuardedCallbackManager(CallbackManager):
     def handlers(self) -> list[BaseCallbackHandler]:
         """The wrapped handlers; each handler is wrapped once."""
         given = self._source.handlers if self._source is not None else []
-        live = [self._wrapped.setdefault(id(handler), _guard(handler)) for handler in given]
+        live = [self._wrapped.setdefault(id(handler), _GuardedHandler.of(handler)) for handler in given]
         return [*live, *self._own]
 
     @handlers.setter
     def handlers(self, handlers: Sequence[BaseCallbackHandler]) -> None:
-        self._source, self._own = None, [_guard(handler) for handler in handlers]
+        self._source, self._own = None, [_GuardedHandler.of(handler) for handler in handlers]
 
     def on_event_start(
         self, event_type: CBEventType, payload: dict[str, Any] | None = None, *args: Any, **kwargs: Any
@@ -202,7 +202,7 @@ class GuardedCallbackManager(CallbackManager):
 
     def add_handler(self, handler: BaseCallbackHandler) -> None:
         """Wrap and add a handler."""
-        self._own.append(_guard(handler))
+        self._own.append(_GuardedHandler.of(handler))
 
     def remove_handler(self, handler: BaseCallbackHandler) -> None:
         """Remove a handler, given in its wrapped or original form."""
@@ -212,10 +212,7 @@ class GuardedCallbackManager(CallbackManager):
 
 
 def _without_secrets(payload: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return an event's payload; an error that contains secrets is replaced by a redacted one.
-
-    LlamaIndex passes its clients' errors to handlers, and servers repeat keys and headers in error messages.
-    """
+    """Return an event's payload, with a redacted error: servers repeat keys and headers in error messages."""
     error = (payload or {}).get(EventPayload.EXCEPTION)
     if payload is None or not isinstance(error, BaseException):
         return payload
@@ -229,9 +226,7 @@ def _without_secrets(payload: dict[str, Any] | None) -> dict[str, Any] | None:
 def resumed_trace(manager: CallbackManager, events: Sequence[str]) -> Iterator[None]:
     """Open a trace whose events stand below others that have ended: a stream's synthesis below its query.
 
-    Args:
-        manager: The callback manager.
-        events: The ids of the events from the root on, as ``open_events`` returned them while the last was open.
+    ``events`` are their ids from the root on, as ``open_events`` returned them while the last was open.
     """
     with manager.as_trace("query"):
         global_stack_trace.set([*events])
@@ -266,14 +261,9 @@ class GuardedCallbacks(NotPickled):
 
 
 def with_handlers(component: C, manager: CallbackManager) -> C:
-    """Return a language or embedding model that also reports to the handlers of ``manager``, all wrapped.
+    """Return a shallow copy of a model that also reports to the handlers of ``manager``, all wrapped.
 
-    Args:
-        component: The model, which is not changed. It is returned itself if no handler has to be added or wrapped.
-        manager: Callback manager whose handlers are added to the model's own.
-
-    Returns:
-        A shallow copy with a callback manager that has each handler once.
+    The model itself is returned if no handler has to be added or wrapped; it is never changed.
     """
     own: CallbackManager | None = getattr(component, "callback_manager", None)
     own_handlers = list(own.handlers) if isinstance(own, CallbackManager) else []

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, NoReturn, Self
+from typing import ClassVar, NoReturn, Self
 
 from llama_index_agentic_kb.errors import AgenticKBError
-
-ANEW: Final = (
-    "Make it anew where it is needed, from the settings that made it here (a process pool has its initializer for "
-    "that); KnowledgeBase.from_store opens a store in each process."
-)
 
 
 class PicklingRefusedError(AgenticKBError, TypeError):
@@ -25,8 +20,10 @@ class NotPickled:
     LlamaIndex's models store API keys and headers in plain attributes, so their pickles contain them in readable form.
     """
 
-    instead_of_pickling: ClassVar[str] = ANEW
-    """Text of the error message that names the alternative to pickling."""
+    instead_of_pickling: ClassVar[str] = (
+        "Make it anew where it is needed, from the settings that made it here (a process pool has its initializer for "
+        "that); KnowledgeBase.from_store opens a store in each process."
+    )
 
     def __copy__(self) -> Self:
         """Return a shallow copy."""
@@ -35,11 +32,7 @@ class NotPickled:
         return twin
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Raise an error instead of supporting ``pickle``.
-
-        Raises:
-            PicklingRefusedError: Always.
-        """
+        """Raise ``PicklingRefusedError``."""
         raise PicklingRefusedError(
             f"{type(self).__name__} can't be pickled or deep-copied: it holds clients, threads and the keys of its "
             f"models. {self.instead_of_pickling}"

@@ -1,9 +1,8 @@
 """A single model call: in the model's bulkhead, without retries, ended at its deadline, with a uniform error type.
 
-LlamaIndex's ``OpenAI`` retries in addition to OpenAI's client: 12 requests for one failing call
-(llama-index-llms-openai 0.8.3, openai 2.54). Its sync client only limits the time between two bytes, so a server that
-sends slowly can block a thread forever. Here a shallow copy of the model is called, whose clients don't retry and share
-the user's connections, settings and credentials.
+LlamaIndex's ``OpenAI`` retries in addition to OpenAI's client: 12 requests for one failing call. Its sync client only
+limits the time between two bytes, so a server that sends slowly can block a thread forever. Here a shallow copy of the
+model is called, whose clients don't retry and share the user's connections, settings and credentials.
 """
 
 from __future__ import annotations
@@ -31,9 +30,8 @@ if TYPE_CHECKING:
 
 MODEL_PLACES: Final = 128
 """Maximum number of concurrent calls of one model object, including abandoned ones; further calls wait."""
-
 GRACE_SECONDS: Final = 0.1
-"""Seconds after its deadline at which a sync call ends itself; its caller has got the timeout error by then."""
+"""Seconds after its deadline at which a sync call ends itself; its caller has the timeout error by then."""
 
 NextChunk: TypeAlias = Callable[[], Awaitable[Any]]
 
@@ -44,7 +42,7 @@ class ModelCalls:
     Args:
         model: The user's model, weakly referenced. Calls are made on a copy of it (see ``once``).
         what: The model's name in error messages.
-        as_failure: Function that converts an exception of the model's client to the one that is raised.
+        as_failure: Converts an exception of the model's client to the one that is raised.
     """
 
     def __init__(self, model: Any, what: str, as_failure: Callable[[Exception], Exception]) -> None:
@@ -130,10 +128,9 @@ class ModelCalls:
         return sync, native if has_native_async(model, async_method) else None
 
     def _set_client(self, model: Any, *, is_async: bool) -> None:
-        """Set the client of a copied model to a cached one that does not retry.
+        """Set the client of a copied model to a cached one that does not retry, made of the user's model's own.
 
-        The user's model creates its own client first if it has none yet. A model that creates a new client for each
-        call (``reuse_client=False``) is not changed.
+        A model that creates a new client for each call (``reuse_client=False``) is not changed.
         """
         if not model.reuse_client:
             return
@@ -160,9 +157,7 @@ MAX_DEPTH: Final = 4
 
 
 def secrets_of(client: object, depth: int = MAX_DEPTH) -> Iterator[str]:
-    """Yield the secrets of a client: API keys, header values, and credentials in URLs.
-
-    Secrets in environment variables are included, since a client may read its own from there.
+    """Yield the secrets of a client: API keys, header values, and credentials in URLs and environment variables.
 
     Args:
         client: A model, its client, or a mapping of arguments.
@@ -221,9 +216,7 @@ def retries_itself(model: Any) -> bool:
 def once(twin: Any, model: Any) -> Any:
     """Return a copy of a model with OpenAI's client that does not retry; any other model is returned unchanged.
 
-    Args:
-        twin: The model itself, or a copy of it that may be changed.
-        model: The user's model, which is never changed.
+    ``twin`` is the user's model itself, which is never changed, or a copy of it.
     """
     if not speaks_openai(model):
         return twin
@@ -236,11 +229,7 @@ def once(twin: Any, model: Any) -> Any:
 
 
 class _HeldSocket:
-    """The socket of a sync call, which another thread can shut down to end the call.
-
-    Args:
-        deadline: ``time.monotonic()`` at which the call ends; None is no limit.
-    """
+    """The socket of a sync call with a deadline, which another thread can shut down to end the call."""
 
     def __init__(self, deadline: float | None) -> None:
         self._ends = None if deadline is None else deadline + GRACE_SECONDS

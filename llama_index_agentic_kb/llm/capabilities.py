@@ -23,7 +23,7 @@ MAX_PIECE: Final = 100_000
 def resolve_llm(llm: LLM | None) -> LLM | None:
     """Return the LLM to use: ``llm``, else ``Settings.llm`` if it was set, else that of the environment, else None.
 
-    Without a server's address, the environment's is core's default, which raises without an OpenAI key. A disabled LLM
+    Without a server's address, the environment's is core's default, if there is an OpenAI key. A disabled LLM
     (``Settings.llm = None`` sets core's ``MockLLM``) counts as None.
     """
     if llm is not None:
@@ -60,12 +60,7 @@ def openai_address() -> str | None:
 
 
 def openai_from_environment(model: str = DEFAULT_MODEL, **arguments: Any) -> LLM:
-    """Return a chat model of the environment's server: OPENAI_BASE_URL or OPENAI_API_BASE, and OPENAI_API_KEY.
-
-    Args:
-        model: The name of the model.
-        arguments: Further arguments of ``OpenAICompatible``.
-    """
+    """Return a chat model of the environment's server: OPENAI_BASE_URL or OPENAI_API_BASE, and OPENAI_API_KEY."""
     from llama_index_agentic_kb.llm.openai_compatible import OpenAICompatible  # noqa: PLC0415 (loads the OpenAI client)
 
     key = os.environ.get("OPENAI_API_KEY") or None
@@ -73,11 +68,7 @@ def openai_from_environment(model: str = DEFAULT_MODEL, **arguments: Any) -> LLM
 
 
 def warm_up_llm(llm: LLM) -> None:
-    """Load the tokenizer and the clients before the first call; no request is sent.
-
-    LlamaIndex's OpenAI creates its clients on first use (0.1 s each), and they load their resources on first use
-    (0.6 s). In an async query both would block the event loop.
-    """
+    """Load the tokenizer and the clients, so that the first call does not block the event loop; send no request."""
     count_tokens("warm up")
     if not is_openai(llm):
         return
@@ -89,9 +80,9 @@ def warm_up_llm(llm: LLM) -> None:
 
 
 def tokens_of(text: str) -> list[Any]:
-    """Return the tokens of a text, by LlamaIndex's global tokenizer; long texts are split at ``MAX_PIECE`` characters.
+    """Return the tokens of a text, by LlamaIndex's global tokenizer.
 
-    OpenAI's tokenizer raises on a text of a million spaces. A split adds at most a token or two.
+    Long texts are split, which adds a token or two: OpenAI's tokenizer raises on a text of a million spaces.
     """
     encode = get_tokenizer()
     if len(text) <= MAX_PIECE:

@@ -29,10 +29,8 @@ NOTHING_CAME: Final = "the model's server sent no piece of a reply: a web page, 
 NO_CHOICES: Final = "the model's server sent a reply without choices"
 
 MAX_REPLY: Final = 200_000
-"""Maximum number of characters of a reply; more would slow down the processing of its text."""
-
 MAX_THOUGHTS: Final = 200_000
-"""Maximum number of characters of reasoning text in a stream; after that, reading stops."""
+"""Maximum number of characters of a reply, and of reasoning text in a stream; after that, reading stops."""
 
 
 class LanguageModel(NotPickled):
@@ -44,9 +42,8 @@ class LanguageModel(NotPickled):
 
     Args:
         llm: The user's LLM, which is not changed; calls are made on a shallow copy with additional handlers.
-        manager: Function that returns the callback manager whose handlers also receive the events of each call.
-        retries: Retry policy for failed calls. Defaults to ``RetryPolicy()``. The request's ``RetryBudget`` limits the
-            total number of retries.
+        manager: Returns the callback manager whose handlers also receive the events of each call.
+        retries: Retry policy for failed calls, within the request's ``RetryBudget``. Defaults to ``RetryPolicy()``.
     """
 
     def __init__(self, llm: LLM, manager: Callable[[], CallbackManager], *, retries: RetryPolicy | None = None) -> None:
@@ -137,10 +134,7 @@ class LanguageModel(NotPickled):
         through: Callable[[str], str] = str,
         **kwargs: Any,
     ) -> Reply:
-        """Request a streamed reply, emit each piece of text as it arrives, and return the whole reply; see ``read``.
-
-        Each piece is transformed by ``through`` before it is emitted; the returned reply has the original text.
-        """
+        """Request a streamed reply, emit each piece, changed by ``through``, and return the reply; see ``read``."""
 
         async def pass_on(delta: str, _: str) -> None:
             if text := through(delta):
@@ -161,7 +155,7 @@ class LanguageModel(NotPickled):
 
         Args:
             messages: The prompt messages.
-            each: Async callback that is awaited with each piece of text and the whole text so far.
+            each: Awaited with each piece of text and the whole text so far.
             deadline: ``time.monotonic()`` by which the stream must have ended; None is no limit.
             max_chars: Number of characters after which reading stops.
             kwargs: Further arguments of the model's ``stream_chat``.

@@ -28,13 +28,11 @@ SECRET_FIELDS: Final = frozenset({"api_key", "default_headers"})
 class OpenAICompatible(OpenAI):
     """LlamaIndex's ``OpenAI`` for servers that use its protocol with other model names.
 
-    ``OpenAI`` raises an error if the context window or the tokenizer of an unknown model name is needed; this class
-    does not. It has all arguments of ``OpenAI`` and two more:
-
         llm = OpenAICompatible(model="my-model", api_base="http://localhost:8000/v1", context_window=32_768)
 
-    Its ``repr``, ``to_dict``, ``model_dump`` and pickle contain no key, no headers and no password in ``api_base``. A
-    model loaded from them reads its key from ``OPENAI_API_KEY``; headers must be set again.
+    ``OpenAI`` raises an error if the context window or the tokenizer of an unknown model name is needed. Its ``repr``,
+    ``to_dict``, ``model_dump`` and pickle contain no key, no headers and no password in ``api_base``. A model loaded
+    from them reads its key from ``OPENAI_API_KEY``; headers must be set again.
 
     Attributes:
         context_window: Tokens of prompt and reply together, for model names unknown to LlamaIndex. Defaults to 8,192.

@@ -24,15 +24,11 @@ FORM_REFUSED: Final = (400, 404, 415, 422, 501)
 
 MAX_REPAIRED: Final = 8_000
 """Maximum number of characters of broken JSON to repair; repair takes quadratic time (7 s for 20,000 brackets)."""
-
 MAX_INLINE: Final = 2_000
 """Maximum number of characters of a reply that is parsed on the event loop: at worst 0.1 s, if it needs repair."""
-
 SHOWN: Final = 200
-"""Maximum number of characters quoted from a server's message in an error message."""
-
 READ: Final = 2_000
-"""Maximum number of characters of a server's message that are processed before it is redacted and shortened."""
+"""Maximum number of characters of a server's message that are quoted in an error message, and that are read for it."""
 
 _FENCE: Final = re.compile(r"```(?:json)?(.*?)```", re.DOTALL | re.IGNORECASE)  # no \s*: it would be quadratic
 
@@ -153,15 +149,9 @@ def refuses_form(error: BaseException) -> bool:
 async def parsed(read: Callable[[], T], text: str, *, deadline: float | None = None, max_inline: int = MAX_INLINE) -> T:
     """Return what a function reads from a reply; for a long reply it runs on a thread, not on the event loop.
 
-    Args:
-        read: The function, which parses the reply.
-        text: The reply; only its length matters here.
-        deadline: The ``time.monotonic()`` value at which to give up.
-        max_inline: The maximum number of characters to parse on the event loop.
-
     Raises:
         Exception: The exception of ``read``.
-        DeadlineExceededError: A long reply was still being read at its deadline.
+        DeadlineExceededError: A reply of more than ``max_inline`` characters was still being read at its deadline.
     """
     if len(text) <= max_inline:
         return read()
@@ -188,26 +178,22 @@ def repair_json(text: str) -> Any:
 
 
 def as_llm_error(error: Exception) -> LLMError:
-    """Return an ``LLMError`` that describes a client's error, to be raised ``from`` it.
-
-    Args:
-        error: The exception of the model's client. An ``LLMError`` is returned unchanged.
-    """
-    return error if isinstance(error, LLMError) else LLMError(_reason(error))
-
-
-def _reason(error: Exception) -> str:
+    """Return an ``LLMError`` that describes an error of the model's client, to be raised ``from`` it."""
     status, body = status_of(error), getattr(error, "body", None)
+    if isinstance(error, LLMError):
+        return error
     if status is not None:
         said = _message_in(body) if isinstance(body, dict) else str(error)
-        return f"the model's server answered with status {status}: {_words(said)}"
-    if isinstance(error, AgenticKBError):
-        return error_message(error)
-    if (sent := _sent_instead(error, body)) is not None:
-        return f"the model's server sent {sent}"
-    if breaks_connection(error):  # OpenAI's client says only "Connection error."
-        return f"the connection to the model's server failed: {_named(error.__cause__ or error)}"
-    return _named(error)
+        reason = f"the model's server answered with status {status}: {_words(said)}"
+    elif isinstance(error, AgenticKBError):
+        reason = error_message(error)
+    elif (sent := _sent_instead(error, body)) is not None:
+        reason = f"the model's server sent {sent}"
+    elif breaks_connection(error):  # OpenAI's client says only "Connection error."
+        reason = f"the connection to the model's server failed: {_named(error.__cause__ or error)}"
+    else:
+        reason = _named(error)
+    return LLMError(reason)
 
 
 def _sent_instead(error: Exception, body: object) -> str | None:

@@ -13,177 +13,33 @@ import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from llama_index.core.schema import NodeWithScore
-
 from llama_index_agentic_kb._aio import Call
-from llama_index_agentic_kb._text import excerpt, normalize, one_line, sentence_spans
+from llama_index_agentic_kb._text import normalize, one_line
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.errors import PlanningError
-from llama_index_agentic_kb.evidence.candidates import Candidate
-from llama_index_agentic_kb.evidence.provenance import shown_metadata
-from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, draw
+from llama_index_agentic_kb.guard.spotlighting import Spotlight, draw
 from llama_index_agentic_kb.guard.text import plain_value, strip_invisible
 from llama_index_agentic_kb.llm import repair_json, strip_code_fence
+from llama_index_agentic_kb.planning.passages import CUT, MAX_PASSAGES, PassageSet
 from llama_index_agentic_kb.planning.plan_graph import PlannerSource, Proposal, refers
 from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel, describe_sources, read_proposals
-from llama_index_agentic_kb.prompts import ON_SEARCHING, Passage, as_data, format_passages, with_instructions
+from llama_index_agentic_kb.prompts import ON_SEARCHING, as_data, with_instructions
 from llama_index_agentic_kb.schema import Confidence, Finding
-from llama_index_agentic_kb.sources.base import KnowledgeSource
-from llama_index_agentic_kb.sources.search import NodeKey, node_key
-
-MAX_PASSAGES: Final = 30
-"""Maximum number of passages in one prompt, whatever the number of sub-queries."""
-
-PASSAGES_PER_QUERY: Final = 5
-"""Passages per sub-query: the answer to a well-worded query is nearly always in the top five."""
-
-PASSAGE_WORDS: Final = 110
-"""Number of words to which a passage is shortened, around the sub-query's words: a paragraph."""
-
-WHOLE_WORDS: Final = 150
-"""Number of words up to which a passage is not shortened: that would save little and might lose the fact."""
-
-PROOF_WORDS: Final = 400
-"""Number of words to which a passage is shortened if it supports a finding."""
-
-ASKED_WORDS: Final = 2_000
-"""Number of words to which a passage is shortened if the model asked for its full text: it may be a whole file."""
-
-CUT: Final = "[...]"
-"""Marker for omitted text in a passage."""
 
 MAX_BRANCHES: Final = 3
 """Maximum number of answers used per step, and of searches made from one step (three directors, two candidates)."""
-
 MAX_REPLY: Final = 20_000
 """Maximum number of characters of a reply that are parsed."""
-
 MAX_VALUE: Final = 200
-"""Maximum number of characters of one answer or proposed search: enough for a fact, little for data exfiltration by a
-hostile passage."""
-
+"""Maximum number of characters of an answer or a proposed search: a fact, but little of what one may exfiltrate."""
 MAX_READ: Final = 2_000
 """Maximum number of characters of one raw answer from the model that are processed."""
-
 MAX_GAPS: Final = 10
 
-_HYPHEN: Final = re.compile(r"(?<=[^\W\d_])[-\u2010-\u2015](?=[^\W\d_])")
-"""A hyphen inside a word."""
 _STEP: Final = re.compile(r'\{\s*"step"')
 _NOTHING: Final = ("none", "null", "unknown", "n/a", "not stated", "not found", "not mentioned")
-
-
-# -- passages ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ShownPassage:
-    """A passage as shown to the model."""
-
-    ref: int
-    node: NodeWithScore
-    source: KnowledgeSource
-    title: str
-    content: str
-    metadata: str = ""
-
-    def says(self, value: str) -> bool:
-        """Return whether the passage or its title contains the value; a qualifier after the name may be absent.
-
-        Only whole words match: "ed" does not match "directed". Hyphens and spaces may differ, as in "South-East Asia"
-        and "Southeast Asia".
-        """
-        text = normalize(f"{self.title}\n{self.content}\n{self.source.source_data(self.node).content}")
-        text += "\n" + _HYPHEN.sub("", text)
-        form = normalize(value)
-        name = form.split("(", maxsplit=1)[0].split(",", maxsplit=1)[0].strip() or form
-        forms = (r"[\s-]*".join(map(re.escape, _HYPHEN.sub(" ", one).split())) for one in (form, *name.split()))
-        whole, *parts = (re.search(rf"(?<![a-z0-9]){one}(?![a-z0-9])", text) is not None for one in forms)
-        return whole or all(parts)
-
-
-class PassageSet:
-    """The passages of one prompt, without duplicates, numbered from 0.
-
-    Args:
-        per_query: Maximum number of passages per sub-query.
-        words: Number of words to which a passage is shortened, by node id. Defaults to ``PASSAGE_WORDS``.
-    """
-
-    def __init__(self, per_query: int = PASSAGES_PER_QUERY, words: Mapping[str, int] = MappingProxyType({})) -> None:
-        self.passages: dict[int, ShownPassage] = {}
-        self._per_query = per_query
-        self._words = words
-        self._seen: set[NodeKey] = set()
-
-    def add(self, query: str, found: Sequence[Candidate]) -> None:
-        """Add the passages that a query found, best first, each shortened around the query's words."""
-        for candidate in found[: self._per_query]:
-            node, source = candidate.node, candidate.search.source
-            key = node_key(node.node)
-            if key in self._seen or len(self.passages) >= MAX_PASSAGES:
-                continue
-            self._seen.add(key)
-            ref, data = len(self.passages), source.source_data(node)
-            shown = passage_excerpt(data.content, query, self._words.get(node.node_id, PASSAGE_WORDS))
-            metadata = shown_metadata(node, source.permissions, (data.title, data.content, data.url))
-            self.passages[ref] = ShownPassage(ref, node, source, data.title, shown, metadata)
-
-    def as_prompt(self, spotlight: Spotlight = PLAIN) -> str:
-        """Return the passages as prompt text, marked as data by ``spotlight``."""
-        return format_passages(
-            Passage(
-                passage.ref,
-                passage.title,
-                passage.content,
-                passage.source.name,
-                spotlight=spotlight,
-                metadata=passage.metadata,
-            )
-            for passage in self.passages.values()
-        )
-
-    def refs(self) -> dict[str, int]:
-        """Return the number of each passage by node id."""
-        return {passage.node.node_id: ref for ref, passage in self.passages.items()}
-
-
-def passage_excerpt(text: str, query: str, words: int) -> str:
-    """Return the sentences of a text that best match a query, in the text's order, with ``CUT`` for omitted text.
-
-    A short text is returned unchanged. The first sentence is preferred, as it usually names the subject. A query word
-    weighs more if fewer sentences contain it. A sentence that is too long is shortened around the query's words.
-    """
-    count = len(text.split())
-    if count <= max(words, WHOLE_WORDS):
-        return text
-    spans = sentence_spans(text)
-    sentences = [text[start:end] for start, end in spans]
-    held = [{*re.findall(r"\w{3,}", normalize(sentence))} for sentence in sentences]
-    wanted = {word: sum(word in own for own in held) for word in re.findall(r"\w{3,}", normalize(query))}
-    scores = [sum(1 / wanted[word] for word in wanted if word in own) for own in held]
-    best = scores.index(max(scores))
-    order = sorted(range(len(sentences)), key=lambda at: (at > 0, -scores[at], abs(at - best), -at))
-    room, chosen = words, dict[int, str]()
-    for at in order:
-        length = len(sentences[at].split())
-        if length <= room:
-            chosen[at] = sentences[at]
-        elif not chosen or (len(chosen) == 1 and scores[at] and room > words // 2):
-            chosen[at] = excerpt(sentences[at], query, room // 2)
-            length = room // 2
-        else:
-            continue
-        room -= length
-    parts, last = [], -1
-    for at in sorted(chosen):
-        parts += [CUT] if at > last + 1 else []
-        parts.append(chosen[at].strip())
-        last = at
-    return " ".join([*parts, CUT] if last < len(sentences) - 1 else parts)
 
 
 # -- answers of steps ----------------------------------------------------------------------------------------------
@@ -332,16 +188,14 @@ class FindingsIntake:
         answers = answers if isinstance(answers, list) else [answers]
         distinct: dict[str, Finding] = {}
         for answer in answers:
-            finding = self._finding(step, answer)
-            if finding is not None:
+            if (finding := self._finding(step, answer)) is not None:
                 distinct.setdefault(finding.value.casefold(), finding)
         # models write it beside the answers as well as in one of them
         search = next((one["next"] for one in (*answers, line) if isinstance(one, dict) and one.get("next")), "")
-        next_search = (
-            one_line(plain_value(self._unmarked(search[:MAX_READ])), MAX_VALUE) if isinstance(search, str) else ""
-        )
+        words = self._unmarked(search[:MAX_READ]) if isinstance(search, str) else ""
+        following = one_line(plain_value(words), MAX_VALUE)
         found = list(distinct.values())[:MAX_BRANCHES]
-        await self._hand_on(step, StepAnswer(found, "" if refers(next_search) else next_search))
+        await self._hand_on(step, StepAnswer(found, "" if refers(following) else following))
 
     def _finding(self, step: str, answer: object) -> Finding | None:
         """Return an answer as a finding (None if invalid), "stated" only if the referenced passage contains it."""
@@ -445,8 +299,7 @@ async def look_for_gaps(
 ) -> Verdict:
     """Ask the model whether the evidence is sufficient; a failure is reported in the result, never raised.
 
-    ``searches`` lists the searches and their findings, one per line. The model is asked for at most ``limit`` further
-    searches. ``instructions`` are the application's.
+    ``searches`` lists the searches and their findings, one per line; at most ``limit`` further ones are asked for.
     """
     verdict = Verdict(fields={"sub_queries": []})
     spotlight = draw(models.spotlighting)

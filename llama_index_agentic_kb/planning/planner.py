@@ -64,38 +64,20 @@ from llama_index_agentic_kb.schema import ModelInfo, ModelQueryPlanningActivity,
 from llama_index_agentic_kb.sources.filters import describe_fields
 
 HISTORY_MESSAGES: Final = 10
-"""Number of messages before the question that the planner's prompt contains, to resolve pronouns and references."""
-
 HISTORY_CHARACTERS: Final = 2_000
-"""Maximum number of characters of each of these messages in the planner's prompt."""
+"""How many messages before the question are in the planner's prompt, and how many characters of each."""
 
 MAX_LOOKS: Final = 400
 """Maximum number of times that a reply is parsed while it is streamed, each time from its start."""
-
 MAX_PARTIAL: Final = 20_000
 """Maximum number of characters parsed while a reply is streamed; the rest is parsed when it is complete."""
-
 MAX_ITEMS: Final = 2_000
 """Maximum number of sub-queries read from a reply."""
-
-_EMPTY_WORDS: Final = (
-    "a",
-    "all",
-    "document",
-    "documents",
-    "file",
-    "files",
-    "in",
-    "of",
-    "source",
-    "text",
-    "texts",
-    "the",
-)
-"""Words in a source's description that are no information for the planner."""
-
 MAX_NUMBER: Final = 2**63
 """Numbers must be below this limit; Python can't convert integers of thousands of digits to text."""
+
+_EMPTY_WORDS: Final = "a all document documents file files in of source text texts the".split()  # noqa: SIM905 (words)
+"""Words in a source's description that are no information for the planner."""
 
 _LISTS: Final = ("sub_queries", "subqueries", "sub_questions", "subquestions", "queries", "questions", "plan", "items")
 _QUERIES: Final = ("query", "sub_query", "sub_question", "question", "search", "q", "text")
@@ -118,12 +100,7 @@ _DECODER: Final = json.JSONDecoder()
 
 
 class PlanningModel:
-    """The language model that plans, with its prompts by the names that ``update_prompts`` uses.
-
-    Args:
-        model: The language model.
-        spotlighting: How passages are marked as data in prompts; see ``guard.spotlighting``. Defaults to "delimit".
-    """
+    """The language model that plans, with its prompts by the names that ``update_prompts`` uses."""
 
     def __init__(self, model: LanguageModel, spotlighting: Spotlighting | None = "delimit") -> None:
         self.model = model
@@ -147,7 +124,7 @@ class ModelCall:
     """Further fields of the call's record in the activity log."""
 
     def fail(self, error: Exception) -> None:
-        """Store an error, and the token usage of the failed call."""
+        """Store the error of a failed call, and its token usage."""
         self.error = error
         if isinstance(error, LLMError) and error.usage is not None:
             self.usage = error.usage
@@ -221,7 +198,12 @@ async def plan_searches(
         except Exception as error:  # noqa: BLE001 (any failure of a model ends in a sane plan, and is reported)
             planning.fail(error)
             kept = "what was planned by then is searched" if intake.began else "the question is searched as it is"
-            plan.warnings.append(f"planning failed, {kept}: {_reason(error)}")
+            name = error.code if isinstance(error, AgenticKBError) else type(error).__name__
+            # A client's own message may be a page of HTML.
+            short = f"{name}: {one_line(error_message(error), 200)}"
+            plan.warnings.append(
+                f"planning failed, {kept}: {error_message(error) if isinstance(error, LLMError) else short}"
+            )
         graph.finish()
         planning.finds = graph.finds
         classify(plan, scope.classification, intake.verdicts)
@@ -279,8 +261,8 @@ async def _ask(
 ) -> Reply:
     """Ask for structured output if the model supports it; if its server refuses that, ask for plain text.
 
-    The refusal is remembered once the same prompt succeeds as plain text, which proves that the output format was the
-    cause. A model that can't stream is asked for a complete reply.
+    The refusal is remembered once the same prompt succeeds as plain text. A model that can't stream is asked for a
+    complete reply.
     """
 
     async def ask(form: dict[str, object]) -> Reply:
@@ -300,14 +282,6 @@ async def _ask(
     reply = await ask({})
     models.structured = models.structured and form is None
     return reply
-
-
-def _reason(error: Exception) -> str:
-    """Return a short description of an error; a client's own message may be a page of HTML."""
-    if isinstance(error, LLMError):
-        return error_message(error)
-    name = error.code if isinstance(error, AgenticKBError) else type(error).__name__
-    return f"{name}: {one_line(error_message(error), 200)}"
 
 
 class _Intake:
@@ -333,7 +307,7 @@ class _Intake:
     def read_whole(self, reply: str) -> list[Proposal]:
         """Return the proposals of a complete reply, and store its verdicts.
 
-        A reply with verdicts but without a plan is valid: some models only classify a harmful question.
+        Verdicts without a plan are valid: some models only classify a harmful question.
 
         Raises:
             PlanningError: The reply contains neither a plan nor a verdict.
@@ -394,7 +368,6 @@ def read_partial_plan(text: str) -> list[Proposal]:
     """Return the complete proposals of a reply that is still being streamed.
 
     The last one is complete when its object ends, or when its last key (``finds``, not needed to search it) begins.
-    Broken JSON is not repaired here, only when the reply has ended.
     """
     items: list[object] = []
     start = _FIRST_ITEM.search(text[:MAX_PARTIAL])
@@ -443,16 +416,16 @@ def _whole_values(text: str) -> object:
 
 def _items(value: object) -> list[object] | None:
     """Return the list of sub-queries in a JSON value; None if it has no such list."""
-    if isinstance(value, list):
-        objects = [item for item in value if isinstance(item, dict)]
-        for item in objects:
-            if (items := _listed(item)) is not None:  # several objects: the text contained more than the plan
-                return items
-        return value if objects or (value and all(isinstance(item, str) for item in value)) else None
     if isinstance(value, Mapping):
         items = _listed(value)
         return [value] if items is None and _text(_fields(value), _QUERIES) else items
-    return None
+    if not isinstance(value, list):
+        return None
+    objects = [item for item in value if isinstance(item, dict)]
+    listed = next((items for item in objects if (items := _listed(item)) is not None), None)
+    if listed is not None:  # several objects: the text contained more than the plan
+        return listed
+    return value if objects or (value and all(isinstance(item, str) for item in value)) else None
 
 
 def _listed(item: Mapping[object, object]) -> list[object] | None:

@@ -14,28 +14,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from llama_index.core.schema import NodeWithScore
-
 from llama_index_agentic_kb._aio import Call, deadline_after, earliest, start, wait
 from llama_index_agentic_kb._text import normalize
-from llama_index_agentic_kb.account import ActivityLog, Budget
 from llama_index_agentic_kb.errors import LLMError, PlanningError
-from llama_index_agentic_kb.evidence.candidates import Candidate, Fusion, Proof, best_of
-from llama_index_agentic_kb.evidence.provenance import provenance
-from llama_index_agentic_kb.llm import Usage
+from llama_index_agentic_kb.evidence.candidates import Proof
 from llama_index_agentic_kb.planning.classification import classify, requested
-from llama_index_agentic_kb.planning.effort import EffortLimits
 from llama_index_agentic_kb.planning.findings import (
-    ASKED_WORDS,
-    MAX_PASSAGES,
-    PASSAGES_PER_QUERY,
-    PROOF_WORDS,
     OpenSteps,
-    PassageSet,
     Reading,
     StepAnswer,
     Verdict,
@@ -43,17 +31,17 @@ from llama_index_agentic_kb.planning.findings import (
     look_for_gaps,
     read_findings,
 )
+from llama_index_agentic_kb.planning.passages import PassageSet, best_passages
 from llama_index_agentic_kb.planning.plan_graph import (
     PlanGraph,
     PlannerSource,
     plain_plan,
 )
 from llama_index_agentic_kb.planning.planner import ModelCall, Planning, PlanningModel, plan_searches
-from llama_index_agentic_kb.planning.scope import Scope, evidence_strength, is_simple
-from llama_index_agentic_kb.planning.steps import FoundStep, Steps
+from llama_index_agentic_kb.planning.scope import evidence_strength, is_simple
+from llama_index_agentic_kb.planning.steps import PlanOutcome, Steps, Task
 from llama_index_agentic_kb.schema import (
     Confidence,
-    EffortUse,
     Finding,
     MissingPart,
     ModelQueryPlanningActivity,
@@ -63,7 +51,7 @@ from llama_index_agentic_kb.schema import (
     SubQuery,
     SubQueryOrigin,
 )
-from llama_index_agentic_kb.sources.fan_out import FanOut, SourceSearch
+from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.sources.search import NodeKey, node_key
 
 OTHERS_SECONDS: Final = 1.0
@@ -71,75 +59,6 @@ OTHERS_SECONDS: Final = 1.0
 
 NEWS_DEPTH: Final = 5
 """Number of top documents of each search that are compared to decide whether a round found new evidence."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """The question, limits and components of one request's search."""
-
-    scope: Scope
-    effort: ReasoningEffort
-    limits: EffortLimits
-    model: PlanningModel | None
-    """The model that plans and reads; without one (None), the question is searched unplanned."""
-    fusion: Fusion
-    """Fuses ranked lists of different corpora into the passages that the model reads."""
-    fan_out: FanOut
-    budget: Budget
-    log: ActivityLog
-
-
-@dataclass(slots=True)
-class PlanOutcome:
-    """The searches of a request, their findings and their costs."""
-
-    plan: QueryPlan
-    """The plan of all searched queries, in the order in which their evidence is fused."""
-    searches: list[SourceSearch] = field(default_factory=list)
-    """Finished searches, one per (query, source) pair, in the plan's order."""
-    findings: list[Finding] = field(default_factory=list)
-    """All findings, in the order in which they were read."""
-    chain: list[FoundStep] = field(default_factory=list)
-    """The steps with their findings; each step comes after those that it depends on."""
-    proof: list[Proof] = field(default_factory=list)
-    """The passages that support the chain's findings, and those that support the verdict on the evidence."""
-    withheld: list[MissingPart] = field(default_factory=list)
-    """The sources that did not get queries, because these were written after reading passages that they may not get."""
-    usage: Usage = field(default_factory=Usage)
-    rounds: int = 1
-    revisions: int = 0
-    planned: bool = False
-    decision: str = ""
-    """Explanation of why a model planned or not, and why the search stopped."""
-    signals: dict[str, float] | None = None
-    """Strength of the unplanned question's evidence (``EvidenceStrength.signals``); None if it was not rated."""
-
-    def spent(self, budget: Budget, ranked: int) -> EffortUse:
-        """Return the resources that the search used; ``ranked`` is the number of ranked documents."""
-        queries = [one for one in self.plan.sub_queries if one.origin is not SubQueryOrigin.QUESTION]
-        return EffortUse(
-            sub_queries=len(queries),
-            sources=max([0, *(len(one.sources) for one in queries)]),
-            waves=self.rounds,
-            revisions=self.revisions,
-            tokens=(self.usage.input_tokens or 0) + (self.usage.output_tokens or 0),
-            seconds=round(time.monotonic() - budget.started, 3),
-            documents_ranked=ranked,
-        )
-
-
-def chain_lines(chain: Sequence[FoundStep], nodes: Sequence[NodeWithScore]) -> list[str]:
-    """Return the chain's steps for the answer prompt, one per line, with findings and reference numbers."""
-    refs: dict[str, int] = {}
-    for ref, node in enumerate(nodes):
-        for part in (provenance(node) or {}).get("parts") or [{"node_id": node.node.node_id}]:
-            refs.setdefault(part["node_id"], ref)
-    return [f"- {step.query} -> {as_found(step.findings, refs)}" for step in chain if step.findings]
-
-
-def _is_titled(found: Candidate, names: Collection[str]) -> bool:
-    """Return whether the title of a passage is one of these names, in their normal form."""
-    return bool(names) and normalize(found.search.source.source_data(found.node).title) in names
 
 
 async def search_question(task: Task) -> PlanOutcome:
@@ -510,38 +429,17 @@ class MultiHopSearch:
         ]
         self._seen.update(search.record.id for search in found)
         order = [*dict.fromkeys([*first, *others])]
-        return await Call(sync=partial(self._best_passages, first, order, found), what="choosing passages")
-
-    def _best_passages(
-        self, first: Sequence[str], order: Sequence[str], searches: Sequence[SourceSearch]
-    ) -> PassageSet:
-        """Return the supporting passages in full, and the best of the searches in ``order``: ``first``, then others.
-
-        A page whose title is a known value in the search's query comes before the others of the search.
-        """
-        proof = [one.node_id for one in self._proof()]
-        share = min(max(1, MAX_PASSAGES // max(1, len(first))), PASSAGES_PER_QUERY)
-        words = {**dict.fromkeys(proof, PROOF_WORDS), **dict.fromkeys(self._in_full, ASKED_WORDS)}
-        passages = PassageSet(share, words)
-        by_query: dict[str, list[SourceSearch]] = {}
-        for search in searches:
-            by_query.setdefault(search.sub_query.id, []).append(search)
-        known = {normalize(one.value) for found in self._steps.found.values() for one in found}
-        best: dict[str, tuple[str, list[Candidate]]] = {}
-        for name, found in by_query.items():
-            query = found[0].sub_query.query
-            values = {value for value in known if value in normalize(query)}
-            ranked = sorted(best_of(found, self._task.fusion), key=lambda one: not _is_titled(one, values))
-            best[name] = (query, ranked)
-        shown = [best[name] for name in order if name in best]
-        by_id = {
-            one.node.node.node_id: (query, [one])
-            for query, found in [*best.values(), *reversed(shown)]
-            for one in found
-        }
-        for query, ranked in [*(by_id[node_id] for node_id in proof if node_id in by_id), *shown]:
-            passages.add(query, ranked)
-        return passages
+        choose = partial(
+            best_passages,
+            found,
+            order,
+            len(first),
+            self._task.fusion,
+            proof=[one.node_id for one in self._proof()],
+            in_full=frozenset(self._in_full),
+            known={normalize(one.value) for read in self._steps.found.values() for one in read},
+        )
+        return await Call(sync=choose, what="choosing passages")
 
     def _proof(self) -> list[Proof]:
         """Return the passages that support findings, in the chain's order, then those that support verdicts."""

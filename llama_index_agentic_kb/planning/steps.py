@@ -5,16 +5,36 @@ A step is a sub-query of the plan or of a revision. ``planning.rounds`` searches
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, product, zip_longest
 from typing import Final
 
+from llama_index.core.schema import NodeWithScore
+
 from llama_index_agentic_kb._text import normalize
-from llama_index_agentic_kb.planning.findings import MAX_BRANCHES
+from llama_index_agentic_kb.account import ActivityLog, Budget
+from llama_index_agentic_kb.evidence.candidates import Fusion, Proof
+from llama_index_agentic_kb.evidence.provenance import provenance
+from llama_index_agentic_kb.llm import Usage
+from llama_index_agentic_kb.planning.effort import EffortLimits
+from llama_index_agentic_kb.planning.findings import MAX_BRANCHES, as_found
 from llama_index_agentic_kb.planning.plan_graph import asked_for, fill
-from llama_index_agentic_kb.schema import Confidence, Finding, SubQuery, SubQueryOrigin
+from llama_index_agentic_kb.planning.planner import PlanningModel
+from llama_index_agentic_kb.planning.scope import Scope
+from llama_index_agentic_kb.schema import (
+    Confidence,
+    EffortUse,
+    Finding,
+    MissingPart,
+    QueryPlan,
+    ReasoningEffort,
+    SubQuery,
+    SubQueryOrigin,
+)
+from llama_index_agentic_kb.sources.fan_out import FanOut, SourceSearch
 
 _SURE: Final = {Confidence.PARTIAL: 1, Confidence.IMPLIED: 2, Confidence.STATED: 3}
 
@@ -29,6 +49,70 @@ class FoundStep:
     id: str
     query: str
     findings: list[Finding]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """The question, limits and components of one request's search."""
+
+    scope: Scope
+    effort: ReasoningEffort
+    limits: EffortLimits
+    model: PlanningModel | None
+    """The model that plans and reads; without one (None), the question is searched unplanned."""
+    fusion: Fusion
+    """Fuses ranked lists of different corpora into the passages that the model reads."""
+    fan_out: FanOut
+    budget: Budget
+    log: ActivityLog
+
+
+@dataclass(slots=True)
+class PlanOutcome:
+    """The searches of a request, their findings and their costs."""
+
+    plan: QueryPlan
+    """The plan of all searched queries, in the order in which their evidence is fused."""
+    searches: list[SourceSearch] = field(default_factory=list)
+    """Finished searches, one per (query, source) pair, in the plan's order."""
+    findings: list[Finding] = field(default_factory=list)
+    """All findings, in the order in which they were read."""
+    chain: list[FoundStep] = field(default_factory=list)
+    """The steps with their findings; each step comes after those that it depends on."""
+    proof: list[Proof] = field(default_factory=list)
+    """The passages that support the chain's findings, and those that support the verdict on the evidence."""
+    withheld: list[MissingPart] = field(default_factory=list)
+    """The sources that did not get queries, because these were written after reading passages that they may not get."""
+    usage: Usage = field(default_factory=Usage)
+    rounds: int = 1
+    revisions: int = 0
+    planned: bool = False
+    decision: str = ""
+    """Explanation of why a model planned or not, and why the search stopped."""
+    signals: dict[str, float] | None = None
+    """Strength of the unplanned question's evidence (``EvidenceStrength.signals``); None if it was not rated."""
+
+    def spent(self, budget: Budget, ranked: int) -> EffortUse:
+        """Return the resources that the search used; ``ranked`` is the number of ranked documents."""
+        queries = [one for one in self.plan.sub_queries if one.origin is not SubQueryOrigin.QUESTION]
+        return EffortUse(
+            sub_queries=len(queries),
+            sources=max([0, *(len(one.sources) for one in queries)]),
+            waves=self.rounds,
+            revisions=self.revisions,
+            tokens=(self.usage.input_tokens or 0) + (self.usage.output_tokens or 0),
+            seconds=round(time.monotonic() - budget.started, 3),
+            documents_ranked=ranked,
+        )
+
+
+def chain_lines(chain: Sequence[FoundStep], nodes: Sequence[NodeWithScore]) -> list[str]:
+    """Return the chain's steps for the answer prompt, one per line, with findings and reference numbers."""
+    refs: dict[str, int] = {}
+    for ref, node in enumerate(nodes):
+        for part in (provenance(node) or {}).get("parts") or [{"node_id": node.node.node_id}]:
+            refs.setdefault(part["node_id"], ref)
+    return [f"- {step.query} -> {as_found(step.findings, refs)}" for step in chain if step.findings]
 
 
 class Steps:

@@ -32,14 +32,14 @@ from llama_index_agentic_kb.guard.permissions import current_principal
 from llama_index_agentic_kb.guard.text import strip_invisible
 from llama_index_agentic_kb.llm import parsed, repair_json, strip_code_fence
 from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel
-from llama_index_agentic_kb.planning.rounds import PlanOutcome, Task, search_question
+from llama_index_agentic_kb.planning.rounds import search_question
 from llama_index_agentic_kb.planning.scope import Scope
+from llama_index_agentic_kb.planning.steps import PlanOutcome, Task
 from llama_index_agentic_kb.prompts import as_data
 from llama_index_agentic_kb.schema import (
     DialogueStage,
     DialogueState,
     PendingWrite,
-    Principal,
     QueryPlan,
     ReasoningEffort,
     SubQuery,
@@ -54,13 +54,10 @@ from llama_index_agentic_kb.sources.tool_parameters import Parameter
 
 TOOL_SECONDS: Final = 20.0
 """Maximum seconds for the model's choice of a tool, or a quarter of the retrieval time if that is less."""
-
 MAX_MESSAGES: Final = 10
 """The number of the user's last messages that are read for arguments."""
-
 MAX_SCHEMA: Final = 2_000
 """The maximum number of characters of a tool's schema in the prompt."""
-
 MAX_ANSWER: Final = 200
 """The maximum length in characters of a message that is taken as a whole for the value that was asked for."""
 
@@ -122,12 +119,12 @@ async def take_turn(
     log: ActivityLog,
     deadline: float | None,
 ) -> ToolTurn:
-    """Return what the last message means for the tools.
+    """Return what the last message means for the tools that the principal may call.
 
     Args:
         scope: The question and its conversation; of the latter, only the user's messages are read.
         before: The state after the last turn; None for a new conversation.
-        tools: The tools that the principal may call, by name.
+        tools: The tools, by name.
         models: The model that chooses. None chooses by the tools' examples.
         log: The request's activity log.
         deadline: The ``time.monotonic()`` value at which the model's call ends.
@@ -217,9 +214,8 @@ def _plain(text: str) -> str:
 
 def _described(tool: ToolSource, arguments: Mapping[str, JsonValue]) -> str:
     given = "; ".join(f"{name}: {one_line(str(value))}" for name, value in arguments.items())
-    return (
-        f"{one_line(tool.description, 150).rstrip('.')}? ({given})" if given else f"{one_line(tool.description, 150)}?"
-    )
+    about = one_line(tool.description, 150)
+    return f"{about.rstrip('.')}? ({given})" if given else f"{about}?"
 
 
 # -- confirmations ----------------------------------------------------------------------------------------------------
@@ -305,13 +301,17 @@ async def _choose(
     deadline: float | None,
 ) -> None:
     """Ask the model for a tool and its arguments, and keep those that the user wrote and that fit the schema."""
-    shown = "\n".join(_shown(tool) for tool in tools.values())
+    lines = []
+    for tool in tools.values():
+        properties = {one.name: {**one.schema, "required": one.required} for one in tool.parameters.values()}
+        schema = json.dumps(properties, ensure_ascii=False)[:MAX_SCHEMA]
+        lines.append(f"- {tool.name}: {one_line(tool.description, 400)} Parameters: {schema}")
     current = "nothing"
     if state.tool in tools:
         current = as_data(f"{state.tool} {json.dumps(state.slots, ensure_ascii=False)}")
     said = [f"{number}: {one_line(text, 2_000)}" for number, text in enumerate(messages, start=1)]
     prompt = models.prompts["tool_prompt"].format_messages(
-        llm=models.model.llm, tools=as_data(shown), current=current, messages=as_data("\n".join(said))
+        llm=models.model.llm, tools=as_data("\n".join(lines)), current=current, messages=as_data("\n".join(said))
     )
     with choice.recorded(log, models.model, "tool"):
         reply = await models.model.chat(prompt, deadline=deadline)
@@ -320,12 +320,6 @@ async def _choose(
         choice.tool = tools.get(name)
         if choice.tool is not None:
             choice.arguments = _accepted(choice.tool, given, [*messages, *map(str, state.slots.values())])
-
-
-def _shown(tool: ToolSource) -> str:
-    properties = {one.name: {**one.schema, "required": one.required} for one in tool.parameters.values()}
-    schema = json.dumps(properties, ensure_ascii=False)[:MAX_SCHEMA]
-    return f"- {tool.name}: {one_line(tool.description, 400)} Parameters: {schema}"
 
 
 def read_choice(text: str) -> tuple[str, dict[str, object]]:
@@ -402,19 +396,19 @@ def _asked_for(message: str, tools: Tools, *, whole: bool) -> list[ToolSource]:
     these count.
     """
     said, best = {*split_words(message)}, dict[str, tuple[int, bool]]()
+
+    def stems(text: str, language: str) -> set[str]:
+        return {form for forms in Analyzer(language).query(text, [language]) for form in forms}
+
     for tool in tools.values():
         for example in tool.examples:
             words = split_words(example)
             language = detect_language(words)
-            wanted = _stems(example, language)
+            wanted = stems(example, language)
             stands = said.issuperset(words)
-            if wanted and wanted <= _stems(message, language) and (stands or not whole):
+            if wanted and wanted <= stems(message, language) and (stands or not whole):
                 best[tool.name] = max(best.get(tool.name, (0, False)), (len(wanted), stands))
     return [tools[name] for name, rank in best.items() if rank == max(best.values())]
-
-
-def _stems(text: str, language: str) -> set[str]:
-    return {form for forms in Analyzer(language).query(text, [language]) for form in forms}
 
 
 def _found(tool: ToolSource, messages: Sequence[str], known: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
@@ -460,10 +454,7 @@ async def search_turn(
 ) -> tuple[ToolTurn, PlanOutcome]:
     """Take a turn: call the tool that it asks for, and search the other sources, side by side.
 
-    Args:
-        task: The question, and the search of all sources that are no tools.
-        before: The state after the last turn; None for a new conversation.
-        selected: All sources of the request, by name.
+    ``before`` is the state after the last turn, ``selected`` are all sources of the request.
 
     Returns:
         The turn, without a state if no source is a tool, and all searches; results of tools come first in the evidence.
@@ -496,13 +487,10 @@ async def search_turn(
 async def call_tool(
     turn: ToolTurn, chosen: SelectedSource, log: ActivityLog, seconds: float
 ) -> tuple[ToolTurn, list[SourceSearch]]:
-    """Make a turn's call, within its source's time limit, and return the turn with what is to be said of it.
+    """Make a turn's call, within its source's time limit; return the search, if any, and the turn with its reply.
 
     A confirmed call is recorded before it is made, so that it is never made twice. Whether a call that failed was
     carried out is not known: it is reported, and not repeated.
-
-    Returns:
-        The turn, with a reply if the call can't be answered from its result, and the search, if it was made.
     """
     tool, write = chosen.source, turn.write
     assert turn.call is not None
@@ -511,7 +499,8 @@ async def call_tool(
     plan = QueryPlan(sub_queries=[turn.call])
     if write is None or tool.writes is None:
         return turn, await fan_out.search(plan)
-    ledger, who = tool.writes.ledger, _name(current_principal())
+    ledger, principal = tool.writes.ledger, current_principal()
+    who = "" if principal is None else "/".join(filter(None, (principal.tenant, principal.user)))
     started = datetime.now(UTC).isoformat(timespec="seconds")
     record = WriteRecord(write.token, tool.name, who, json.dumps(write.arguments, ensure_ascii=False), started)
     earlier = await Call(sync=partial(ledger.claim, record), what="record of confirmed calls")
@@ -532,7 +521,3 @@ async def call_tool(
         return replace(turn, reply=unknown), searches
     finally:
         ledger.finish(record.key, outcome, result)
-
-
-def _name(principal: Principal | None) -> str:
-    return "" if principal is None else "/".join(part for part in (principal.tenant, principal.user) if part)

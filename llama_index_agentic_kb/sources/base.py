@@ -120,7 +120,7 @@ class KnowledgeSource(NotPickled):
         trust: How far the source is trusted with text of others; higher is more. A query that was written after
             reading a source's passages goes only to sources of at least its level. Defaults to 1 for a source with
             permissions and 0 for others; two sources without levels of their own must also have the same permissions.
-        filterable: The metadata fields that a planner may filter on, by name. Defaults to no planner filters.
+        filterable: The metadata fields that a planner may filter on, by name. Defaults to none.
         metadata_reader: Reads the metadata of the source's chunks, for facets and lists. Defaults to reading them from
             an index that stores its nodes.
         fields: The metadata keys of its documents' title, URL, ...
@@ -131,9 +131,9 @@ class KnowledgeSource(NotPickled):
         native_async: Whether ``aretrieve`` really awaits. Defaults to detecting this where possible. Pass False for a
             source whose async method blocks the event loop. If ``_retrieve`` raises NotImplementedError, sync calls use
             the async method.
-        hybrid: Whether each search also queries a lexical index (BM25), which returns a ranked list of its own. Pass a
-            lexical index (it must apply filters; its results are checked again), True to require one in memory
-            (``sources.lexical``), or False for none. Defaults to building one if that is cheap.
+        hybrid: Whether each search also queries a lexical index (BM25), which returns a ranked list of its own: a
+            lexical index (it must apply filters), True to require one in memory (``sources.lexical``), or False for
+            none. Defaults to building one if that is cheap.
         params: The parameters of requests that set none of their own; each field that a request sets, to false too,
             replaces the one here. They have no filters.
 
@@ -219,7 +219,7 @@ class KnowledgeSource(NotPickled):
     def effective_filter(
         self, caller: FilterNode | None = None, planner: FilterNode | None = None
     ) -> FilterNode | None:
-        """Return the effective filter of a search: mandatory AND caller AND planner. None if all are unset."""
+        """Return the effective filter of a search: mandatory AND caller AND planner; None if all are unset."""
         return all_of(self.mandatory, caller, planner)
 
     def permitted(self, principal: Principal | None) -> FilterNode | None:
@@ -238,11 +238,7 @@ class KnowledgeSource(NotPickled):
         return self is other or levels[0] >= levels[1]
 
     def refuse_hidden(self, filters: FilterNode | None) -> None:
-        """Reject a caller's filter on metadata keys that say whom else documents are shared with.
-
-        Raises:
-            InvalidRequestError: The filter uses such a key: a caller could infer permissions from the results.
-        """
+        """Raise ``InvalidRequestError`` if a filter uses metadata keys that say whom else documents are shared with."""
         if filters is None or self.permissions is None:
             return
         for condition in conditions(filters):
@@ -272,14 +268,9 @@ class KnowledgeSource(NotPickled):
         return self._factory is not None
 
     def prepared(self, filters: FilterNode | None, top_k: int) -> PreparedSource:
-        """Return the source prepared for one effective filter (``sources.search``); not for a source with a factory.
+        """Return the source prepared for one effective filter; ``top_k`` counts unless it has a number of its own.
 
-        Args:
-            filters: The effective filter.
-            top_k: The number of documents per search, unless the source sets ``similarity_top_k``.
-
-        Raises:
-            DeniedError: The filter can't be applied to this source.
+        A source with a factory needs ``prepare``. Raises ``DeniedError`` if the filter can't be applied to this source.
         """
         reason = None if filters is None else "a plain retriever can't take filters; use retriever_factory"
         if self.index is not None:
@@ -296,11 +287,6 @@ class KnowledgeSource(NotPickled):
         self, filters: FilterNode | None, top_k: int, progress: CallProgress | None = None
     ) -> PreparedSource:
         """Return the source prepared for one effective filter, calling its factory if it has one; see ``prepared``.
-
-        Args:
-            filters: The effective filter.
-            top_k: The number of documents per search, unless the source sets ``similarity_top_k``.
-            progress: Records the factory's calls.
 
         Raises:
             DeniedError: The filter can't be applied to this source.

@@ -190,9 +190,6 @@ class IndexedNodes:
 
     The nodes of the hits are read from the store, so that they are current and deleted ones are left out.
     ``IndexNode`` objects, which point to other retrievers, are not in the BM25 index.
-
-    Args:
-        nodes: The reader of the stored nodes.
     """
 
     def __init__(self, nodes: _Nodes) -> None:

@@ -11,11 +11,10 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from llama_index_agentic_kb._aio import Call, deadline_after, gather, run
 from llama_index_agentic_kb._text import error_message
@@ -33,15 +32,8 @@ _loaded: Final[dict[str, float]] = {}
 """The modification time of each plugin's module when it was loaded, by module name."""
 
 
-@dataclass(frozen=True, slots=True)
-class PluginFailure:
-    """A plugin that could not be loaded.
-
-    Args:
-        name: The name of its entry point.
-        value: The object that the entry point names.
-        reason: Why it could not be loaded.
-    """
+class PluginFailure(NamedTuple):
+    """A plugin that could not be loaded: its entry point's name and object, and the reason."""
 
     name: str
     value: str
@@ -51,13 +43,7 @@ class PluginFailure:
 def discover_sources(taken: Collection[str] = ()) -> tuple[list[KnowledgeSource], list[PluginFailure]]:
     """Load the sources of all installed plugins; a plugin that fails, or takes too long, costs only itself.
 
-    A plugin whose file has changed since it was loaded is loaded again.
-
-    Args:
-        taken: The names of other sources, which plugins may not use.
-
-    Returns:
-        The sources, by the names of their entry points, and the failures.
+    A plugin whose file has changed since it was loaded is loaded again. ``taken`` are names that plugins may not use.
     """
     importlib.invalidate_caches()
     points = sorted(entry_points(group=GROUP), key=lambda point: point.name)

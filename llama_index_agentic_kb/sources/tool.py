@@ -31,7 +31,7 @@ from llama_index.core.tools import AsyncBaseTool, BaseTool, FunctionTool, ToolMe
 from pydantic import BaseModel, create_model
 from pydantic_core import to_jsonable_python
 
-from llama_index_agentic_kb._aio import Call, call_deadline, run
+from llama_index_agentic_kb._aio import Call, call_deadline, deadline_after, run
 from llama_index_agentic_kb._aio.threads import start_in_background
 from llama_index_agentic_kb._text import one_line, redacted_excerpt
 from llama_index_agentic_kb.account.logs import logger
@@ -177,7 +177,14 @@ class ToolSource(KnowledgeSource):
         writes: Writes | None = None,
         resilience: Resilience = DEFAULT_RESILIENCE,
     ) -> None:
-        made = tool if isinstance(tool, BaseTool) else _as_tool(tool)
+        if isinstance(tool, BaseTool):
+            made = tool
+        elif callable(tool):
+            called = getattr(tool, "__name__", "tool")
+            about = (tool.__doc__ or called.replace("_", " ")).strip()
+            made = FunctionTool(tool, ToolMetadata(name=called, description=about))
+        else:
+            raise ConfigurationError(f"tool: expected a function or a LlamaIndex tool, got {type(tool).__name__}")
         self.tool = adapt_to_async_tool(made)
         name = name or made.metadata.get_name()
         if getattr(made, "requires_context", False):
@@ -216,14 +223,6 @@ class ToolSource(KnowledgeSource):
         if not allowed:
             raise DeniedError("the tool changes something, and the principal may not call it")
         return None
-
-
-def _as_tool(function: Callable[..., Any]) -> FunctionTool:
-    if not callable(function):
-        raise ConfigurationError(f"tool: expected a function or a LlamaIndex tool, got {type(function).__name__}")
-    name = getattr(function, "__name__", "tool")
-    metadata = ToolMetadata(name=name, description=(function.__doc__ or name.replace("_", " ")).strip())
-    return FunctionTool(function, metadata)
 
 
 def _schema_of(function: Callable[..., Any]) -> dict[str, Any]:
@@ -329,7 +328,9 @@ def mcp_sources(
     Raises:
         ConfigurationError: The server has no tool of a name in ``reads`` or ``examples``.
     """
-    listed = run(_listed(client))
+    listed = run(
+        Call(sync=partial(_on_one_loop, client.list_tools), deadline=deadline_after(LISTING_SECONDS)).perform()
+    )
     unknown = sorted({*reads, *(examples or {})} - {tool.name for tool in listed.tools})
     if unknown:
         raise ConfigurationError(f"reads, examples: the MCP server has no tool {unknown[0]!r}")
@@ -349,11 +350,6 @@ def mcp_sources(
         source.kind = "mcpServer"
         made.append(source)
     return made
-
-
-async def _listed(client: MCPClient) -> Any:
-    deadline = time.monotonic() + LISTING_SECONDS
-    return await Call(sync=partial(_on_one_loop, client.list_tools), deadline=deadline, what="listing an MCP server")
 
 
 def _call_tool(client: MCPClient, name: str, **arguments: Any) -> Any:

@@ -7,7 +7,7 @@ from llama_index.core.schema import NodeWithScore, TextNode
 
 from llama_index_agentic_kb import KnowledgeSource, interleave
 from llama_index_agentic_kb.evidence.candidates import best_of
-from llama_index_agentic_kb.planning.findings import CUT, MAX_PASSAGES, PASSAGE_WORDS, PassageSet
+from llama_index_agentic_kb.planning.passages import CUT, MAX_PASSAGES, PASSAGE_WORDS, PassageSet
 from llama_index_agentic_kb.schema import SourceActivity, SubQuery
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.sources.search import NodeList

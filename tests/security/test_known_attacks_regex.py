@@ -26,7 +26,7 @@ FUNCTIONS = ("compile", "search", "match", "fullmatch", "split", "findall", "fin
 
 OURS = {
     ("answering/related.py", "re.compile"): "a quote of a model's, escaped",
-    ("planning/findings.py", "re.search"): "an answer of 200 characters, escaped",
+    ("planning/passages.py", "re.search"): "an answer of 200 characters, escaped",
     ("grounding/scorers/judge.py", "re.search"): "a claim's words, escaped",
     ("guard/text.py", "re.compile"): "our own tables of look-alikes",
     ("evaluation/plans.py", "re.compile"): "a value of the data set, escaped",
