@@ -328,9 +328,8 @@ def mcp_sources(
     Raises:
         ConfigurationError: The server has no tool of a name in ``reads`` or ``examples``.
     """
-    listed = run(
-        Call(sync=partial(_on_one_loop, client.list_tools), deadline=deadline_after(LISTING_SECONDS)).perform()
-    )
+    deadline, what = deadline_after(LISTING_SECONDS), "listing an MCP server"
+    listed = run(Call(sync=partial(_on_one_loop, client.list_tools), deadline=deadline, what=what).perform())
     unknown = sorted({*reads, *(examples or {})} - {tool.name for tool in listed.tools})
     if unknown:
         raise ConfigurationError(f"reads, examples: the MCP server has no tool {unknown[0]!r}")

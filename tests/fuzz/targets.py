@@ -23,11 +23,10 @@ from llama_index_agentic_kb.planning.findings import (
     MAX_VALUE,
     FindingsIntake,
     OpenSteps,
-    PassageSet,
-    ShownPassage,
     StepAnswer,
     lines_in,
 )
+from llama_index_agentic_kb.planning.passages import PassageSet, ShownPassage
 from llama_index_agentic_kb.planning.plan_graph import MAX_QUERY, Proposal, refers
 from llama_index_agentic_kb.planning.planner import read_partial_plan, read_proposals
 from llama_index_agentic_kb.schema import (

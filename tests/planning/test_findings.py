@@ -18,11 +18,10 @@ from llama_index_agentic_kb.llm import LanguageModel
 from llama_index_agentic_kb.planning.findings import (
     MAX_REPLY,
     OpenSteps,
-    PassageSet,
-    ShownPassage,
     StepAnswer,
     read_findings,
 )
+from llama_index_agentic_kb.planning.passages import PassageSet, ShownPassage
 from llama_index_agentic_kb.planning.plan_graph import refers
 from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel
 from llama_index_agentic_kb.schema import Confidence, Finding, ModelQueryPlanningActivity, Outcome
