@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from llama_index_agentic_kb.testing.server import (
+from llama_index_agentic_kb.testing.openai_api import (
     ChatRequest,
-    Connection,
     Reply,
     completion,
     envelope,
@@ -17,6 +16,7 @@ from llama_index_agentic_kb.testing.server import (
     event,
     stream_events,
 )
+from llama_index_agentic_kb.testing.server import Connection
 
 __all__ = ["Fault"]
 

@@ -121,7 +121,7 @@ def test_a_stream_tells_its_pieces(is_async: bool) -> None:
 
         pieces = asyncio.run(read()) if is_async else list(iterate(flow))
     assert pieces == [SAID[i : i + 10].upper() for i in range(0, len(SAID), 10)]
-    assert server.chats[0].include_usage
+    assert server.chats[0].body["stream_options"] == {"include_usage": True}
 
 
 def test_a_stream_is_read_no_further_than_wanted(perform: Perform) -> None:

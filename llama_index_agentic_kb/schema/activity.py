@@ -44,9 +44,7 @@ class SubQueryOrigin(StrEnum):
     QUESTION = "question"
     """The question itself; it is always searched."""
     INTENT = "intent"
-    """An intent of the request."""
     PLANNER = "planner"
-    """The language model's plan."""
     REVISION = "revision"
     """The language model's revision, made after it has read the results of the plan."""
     TOOL = "tool"
@@ -72,14 +70,12 @@ class SubQuery(Model):
     part_of: str | None = None
     """The id of the planned sub-query, if this is one of its branches (one branch per finding)."""
     wave: int = Field(default=1, ge=1)
-    """The number of the search round, from 1."""
 
 
 class Confidence(StrEnum):
     """The certainty of a finding."""
 
     STATED = "stated"
-    """A passage states the finding explicitly."""
     IMPLIED = "implied"
     """The finding follows from several passages without contradiction, or from a passage in other words."""
     PARTIAL = "partial"
@@ -96,7 +92,6 @@ class Finding(Model):
     node_id: str | None = None
     """The node id of the passage that states the answer; None if unknown."""
     title: str | None = None
-    """The title of the passage's document."""
 
 
 class QueryPlan(Model):
@@ -108,7 +103,6 @@ class QueryPlan(Model):
     classifications: list[QueryClassification] | None = None
     """The results for the requested classes. None if the query was not classified; this does not mean harmless."""
     labels: list[str] = Field(default_factory=list)
-    """The user-defined labels that apply to the question."""
 
     @property
     def sources(self) -> list[str]:
@@ -141,7 +135,6 @@ class ActivityError(Model):
     code: str
     message: str
     target: str | None = None
-    """The name of the source or model that failed."""
     stage: str | None = None
     """The failed step of a source ("preparation", "embedding" or "search"); else the record's type."""
 
@@ -209,7 +202,6 @@ class SearchLane(Model):
     count: Count
     """The number of documents that passed all checks."""
     candidates: Count
-    """The number of documents returned."""
     elapsed_ms: Count | None = None
     error: ActivityError | None = None
     note: str | None = None
@@ -227,7 +219,6 @@ class SourceActivity(ActivityRecord):
     count: Count | None = None
     """The number of documents that passed all checks."""
     candidates: Count | None = None
-    """The number of documents that the source returned."""
     dropped_by_filter: Count | None = None
     """The number of returned documents that did not match the filter."""
     dropped_as_unusable: Count | None = None
@@ -237,7 +228,6 @@ class SourceActivity(ActivityRecord):
     retries: int | None = Field(default=None, ge=1)
     """The number of retries after failures; None if there were none."""
     lanes: list[SearchLane] | None = None
-    """The retrieval methods that searched the source concurrently."""
     arguments: SearchArguments | None = None
 
     @model_serializer(mode="wrap")
@@ -279,30 +269,23 @@ class AgenticReasoningActivity(ActivityRecord):
     retrieval_reasoning_effort: EffortField | None = None
     """The effort applied: ``minimal`` if the request was not planned."""
     logical_reasoning_effort: EffortField | None = None
-    """The effort requested."""
     candidates: Count | None = None
     kept: Count | None = None
     merged: Count | None = None
     """Duplicate candidates: a candidate found by n searches counts n - 1."""
     joined: Count | None = None
-    """Candidates merged into the reference of a neighbouring chunk."""
     reranked: Count | None = None
     """Pairs of a sub-query and a candidate scored by the reranker."""
     dropped_by_threshold: Count | None = None
-    """Candidates below the reranker's threshold."""
     dropped_by_budget: Count | None = None
     """Candidates beyond the maximum number of documents to return, or to rank, or outside the conversation's scope."""
     dropped_by_postprocessors: Count | None = None
     """Candidates removed by node postprocessors, or missing from the reranker's result."""
     dropped_by_cap: Count | None = None
-    """Candidates beyond their source's ``maxOutputDocuments``."""
     added_by_postprocessors: Count | None = None
-    """Nodes added by node postprocessors."""
     planned: EffortUse | None = None
-    """The limits of the effort."""
     spent: EffortUse | None = None
     findings: list[Finding] | None = None
-    """The findings of sub-queries, each with its passage."""
     signals: dict[str, float] | None = None
     """Strength of the evidence for the original question (0 to 1); None if it did not decide about planning."""
     decision: str | None = None
@@ -312,7 +295,6 @@ class AgenticReasoningActivity(ActivityRecord):
 
 
 Purpose: TypeAlias = Literal["answer", "check", "repair", "relatedQuestions"]
-"""What the model calls of an answer are for."""
 
 
 class ModelAnswerSynthesisActivity(ActivityRecord):
@@ -332,9 +314,7 @@ class ModelAnswerSynthesisActivity(ActivityRecord):
     grounding_score: UnitScore | None = None
     """The mean score of the answer's claims; None if no claim was checked."""
     claims: Count | None = None
-    """The number of claims checked against the evidence."""
     supported_claims: Count | None = None
-    """The number of checked claims that the evidence supports."""
 
 
 AnyActivity: TypeAlias = Annotated[

@@ -47,7 +47,6 @@ class GroundingSupport(Citation):
     """The check result of a claim, and the references that support it."""
 
     score: UnitScore | None = None
-    """How well the sources support the claim; None if it was not checked."""
     check_required: bool | None = None
     """False for sentences without a factual claim ("Here is what I found.")."""
 
@@ -128,7 +127,6 @@ class AnswerStepAction(Model):
 
     query: str | None = None
     results: list[SearchObservation] | None = None
-    """The documents found; None if the search has no results yet."""
 
 
 class AnswerStep(Model):
@@ -188,7 +186,6 @@ class Answer(Model):
     text: str = ""
     """The answer, possibly in Markdown; if it was withheld, a notice instead."""
     language: str | None = None
-    """The language of the text, as a BCP 47 tag."""
     grounding_score: UnitScore | None = None
     """The mean score of the claims that need a check; None if no claim was checked."""
     citations: list[Citation] = Field(default_factory=list)
@@ -235,11 +232,7 @@ def ledger_citations(
     """Return the citations of the claims: the references that the model cited, and those that support the claims.
 
     Cited references remain citations even without support; ``ledger_supports`` contains only supporting references.
-
-    Args:
-        ledger: The claims of an answer, with spans in that answer's text.
-        reference_ids: The ids of the answer's references, in the order of ``Answer.references``.
-        threshold: The minimum score, 0 to 1, of a supporting reference.
+    ``reference_ids`` are in the order of ``Answer.references``; ``threshold`` is the minimum score of a support.
     """
     citations = []
     for claim in ledger.claims:
@@ -299,7 +292,6 @@ class Turn(Model):
     created_at: AwareDatetime
     """The time of the question if the answer contains it; else the time when the turn was stored."""
     completed_at: AwareDatetime
-    """The time when the turn was stored."""
 
 
 class Session(Model):

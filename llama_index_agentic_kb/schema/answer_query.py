@@ -42,7 +42,6 @@ class DataStoreQuery(Model):
     """The search options of one data store. If any are listed, only these data stores are searched."""
 
     data_store: str
-    """The full resource name of the data store."""
     filters: FilterNode | None = None
     max_results: int | None = Field(default=None, ge=1, le=MAX_DOCUMENTS)
 
@@ -72,7 +71,6 @@ class AnswerQuery(Model):
     user_pseudo_id: str = ""
     user_labels: dict[str, str] = Field(default_factory=dict)
     filters: FilterNode | None = None
-    """A filter that is applied to every source."""
     result_mode: ResultMode | None = None
     data_stores: list[DataStoreQuery] = Field(default_factory=list)
     search_results: list[AnswerReference] | None = None
@@ -164,7 +162,6 @@ class AnswerResponse(Shown, WholePiece):
     account: RetrievalResponse | None = None
     """The activity records, the plan and the grounding ledger; None if nothing was searched."""
     missing: list[MissingPart] = Field(default_factory=list)
-    """Missing parts of the answer, including sub-questions without evidence."""
     warnings: list[str] = Field(default_factory=list)
 
     @property

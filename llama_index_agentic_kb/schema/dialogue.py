@@ -39,7 +39,6 @@ class PendingWrite(_Frozen):
     token: str
     """A random text. It is the call's idempotency key too: a token is executed at most once."""
     tool: str
-    """The name of the source."""
     arguments: dict[str, JsonValue]
     asked_of: str
     """A digest of the principal who was asked; nobody else can confirm."""
@@ -50,7 +49,6 @@ class TopicShift(_Frozen):
 
     from_tool: str
     to_tool: str | None = None
-    """The tool asked for now; None if none is."""
     cleared: tuple[str, ...] = ()
     """The names of the arguments that were forgotten."""
     kept: tuple[str, ...] = ()
@@ -61,18 +59,15 @@ class DialogueState(_Frozen):
     """The state of a conversation after a turn; an immutable value with a JSON form (``to_dict``, ``parse``)."""
 
     turn: int = Field(default=0, ge=0)
-    """The number of turns so far."""
     stage: DialogueStage = DialogueStage.OPEN
     tool: str | None = None
     """The name of the tool source that the user asked for (the intent)."""
     slots: dict[str, JsonValue] = Field(default_factory=dict)
-    """The known arguments, by name."""
     missing: tuple[str, ...] = ()
     """The names of the required arguments that are still missing."""
     question: str | None = None
     """The question that the response asks; None if it asks none."""
     pending: PendingWrite | None = None
     shift: TopicShift | None = None
-    """The change of mind in this turn; None if there was none."""
     topic: str = ""
     """The message with which the present topic began: earlier messages are not read for arguments."""

@@ -18,11 +18,8 @@ if TYPE_CHECKING:
     from lark import Lark, Token
 
 MAX_LENGTH: Final = 65_536
-"""Maximum number of characters of a filter."""
 MAX_DEPTH: Final = 32
-"""Maximum nesting of parentheses."""
 MAX_VALUES: Final = 5_000
-"""Maximum number of values in a list."""
 _INT64: Final = 2**63
 _DIGITS: Final = 40
 
@@ -76,12 +73,7 @@ class TreeBuilder:
 
 
 def parse(syntax: Syntax, text: str, what: str) -> FilterNode:
-    """Parse a filter text.
-
-    Args:
-        syntax: The filter language.
-        text: The filter; not empty.
-        what: The name of the filter in error messages.
+    """Parse a filter text that is not empty; ``what`` is its name in error messages.
 
     Raises:
         InvalidRequestError: The text is no valid filter, or exceeds the limits of this module. The message names the

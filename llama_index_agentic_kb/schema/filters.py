@@ -94,20 +94,20 @@ class Condition(Model):
 
         Keys are untrusted input too: stores interpret ``$or`` and similar keys as operators.
         """
-        key, wants_list = without_surrogates(self.key), self.operator in _LISTS
+        key, wants_list, given = without_surrogates(self.key), self.operator in _LISTS, self.values
         if key.startswith("$") or key in _RESERVED:
             raise ValueError(f"{key!r} is no field of a document: a name must not begin with '$', nor be a store's own")
         values: list[Scalar] = []
-        for value in self.values:
+        for value in given:
             if isinstance(value, str):
                 values.append(without_surrogates(value))
             elif math.isfinite(value) if isinstance(value, float) else -_INT64 <= value < _INT64:
                 values.append(value)
         if wants_list != isinstance(self.value, list):
             reason = f"{self.operator.value} takes a {'list' if wants_list else 'scalar'}"
-        elif not self.values:
+        elif not given:
             reason = f"{self.operator.value} takes at least one value"
-        elif len(values) < len(self.values):
+        elif len(values) < len(given):
             reason = "a number must be finite, a whole one within 64 bits"
         elif self.operator in _ALWAYS_TRUE and self.value is not True:
             reason = f"{self.operator.value} takes true"
@@ -141,7 +141,6 @@ def _kind(value: object) -> str:
 FilterNode: TypeAlias = Annotated[
     Annotated[Condition, Tag("condition")] | Annotated[FilterGroup, Tag("group")], Discriminator(_kind)
 ]
-"""A filter tree: a condition or a group."""
 
 FilterGroup.model_rebuild()
 
@@ -160,14 +159,9 @@ def any_of(*filters: FilterNode) -> FilterNode:
 
 
 def matches(tree: FilterNode, metadata: Mapping[str, object]) -> bool:
-    """Return whether a node's metadata passes a filter.
+    """Return whether a node's flat metadata passes a filter.
 
-    Args:
-        tree: The filter.
-        metadata: The node's metadata, flat.
-
-    Returns:
-        Whether it matches; False also if a key is absent or a value can't be compared (fail closed).
+    False also if a key is absent or a value can't be compared (fail closed).
     """
     return _ready(tree)(metadata) is True
 

@@ -27,18 +27,15 @@ MAX_ANSWER_TOKENS: Final = 4_096
 MAX_RECORDS: Final = 200
 
 UnitScore: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-"""A score from 0 to 1."""
 
 
 class Verdict(StrEnum):
     """The relation of the evidence to a claim."""
 
     SUPPORTED = "supported"
-    """The evidence supports the whole claim."""
     PARTIALLY_SUPPORTED = "partiallySupported"
     """The evidence supports a part of the claim. Google counts it as not grounded."""
     UNSUPPORTED = "unsupported"
-    """The evidence does not support the claim."""
     CONTRADICTED = "contradicted"
     """The evidence contradicts the claim: another number, date or name, or the opposite."""
     NOT_CHECKABLE = "notCheckable"
@@ -157,7 +154,6 @@ class ConflictingValue(Model):
     """The value as written in the source ("1969", "3 March"), or the whole quote."""
     support: Support
     date: str | None = None
-    """The date of the source, if its metadata contains one."""
 
 
 class Conflict(Model):
@@ -180,7 +176,6 @@ class AnswerChange(Model):
     span: Span
     """The position of ``before`` in the original answer."""
     verdict: Verdict
-    """The verdict on ``before``."""
     reason: str = ""
 
 
@@ -191,7 +186,6 @@ class GroundingLedger(Model):
     grounding_score: UnitScore | None = None
     """The mean score of the checked claims; None if no claim was checked."""
     scorer: str = ""
-    """The name of the scorer."""
     conflicts: list[Conflict] = Field(default_factory=list)
     changes: list[AnswerChange] = Field(default_factory=list)
     """The changes made by repair; ``claims`` are those of the repaired answer."""
@@ -267,7 +261,6 @@ class GroundingQuery(Model):
     citation_threshold: UnitScore = CITATION_THRESHOLD
     """The minimum score for citing a fact for a claim."""
     claim_scores: bool = False
-    """Whether to return a score for each claim."""
 
 
 class RankRecord(Model):

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from lark import Lark, Token
 
 MAX_TERMS: Final = 1_000
-"""Maximum number of fields and values in a filter."""
 _RESERVED: Final = ("or", "and", "not", "in", "eq", "ne", "gt", "ge", "lt", "le", "true", "false", "null")
 """Reserved words; as field names they are written in brackets."""
 

@@ -38,9 +38,7 @@ MAX_TOKENS: Final = 10_000_000
 MAX_SECONDS: Final = 86_400
 """Maximum runtime of a request: one day. Operating system timers fail for very large numbers."""
 MAX_NAME: Final = 256
-"""Maximum number of characters in the name of a tenant, user or group."""
 MAX_GROUPS: Final = 10_000
-"""Maximum number of groups of one principal."""
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories of invisible characters; rejected, so that names that look the same are the same."""
 
@@ -97,7 +95,6 @@ class ReasoningEffort(StrEnum):
     MINIMAL = "minimal"
     """No language model: the question, expanded if it leans on its conversation, or each intent, is searched."""
     LOW = "low"
-    """One planning call of the language model."""
     MEDIUM = "medium"
     """A plan with dependent sub-queries, searched in several rounds, and one check for gaps."""
     AUTO = "auto"
@@ -278,7 +275,6 @@ class RetrievalRequest(_Sent):
     messages: list[Message] | None = None
     """The conversation, oldest first; the last user message is the question."""
     intents: list[Intent] | None = None
-    """Queries to search without planning."""
     retrieval_reasoning_effort: EffortField | None = None
     output_mode: OutputMode | None = None
     include_activity: Flag = True

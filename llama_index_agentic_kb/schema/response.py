@@ -76,7 +76,6 @@ class Reference(Model):
     url: str | None = None
     citation_url: str | None = None
     node_id: str
-    """The id of the LlamaIndex node."""
     score: float | None = None
     """The source's own score; scales differ between sources."""
     reranker_score: float | None = None
@@ -105,7 +104,6 @@ class MissingPart(Model):
     """A missing part of the response."""
 
     what: str
-    """The name of the source or stage that failed."""
     outcome: Outcome
     reason: str
     sub_query_id: str | None = None

@@ -13,11 +13,8 @@ from pydantic import ConfigDict, Field
 from llama_index_agentic_kb.schema._model import Model
 
 MAX_RECENT: Final = 2
-"""Number of latest turns whose documents stay in the scope."""
 MAX_DOCUMENTS: Final = 100
-"""Maximum number of pinned documents, and of one turn's."""
 MAX_SHIFTS: Final = 100
-"""Maximum number of topic shifts that a state lists, the latest."""
 
 Cosine: TypeAlias = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
 _Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=2_000)]
@@ -27,7 +24,6 @@ class Topic(StrEnum):
     """How a message relates to the messages before it."""
 
     FIRST = "first"
-    """There are no earlier messages."""
     CONTINUED = "continued"
     SHIFTED = "shifted"
     UNKNOWN = "unknown"
@@ -79,13 +75,10 @@ class TurnScope(Model):
     documents: int | None = Field(default=None, ge=0)
     """Number of documents before contraction; None if there was none, or if some may be hidden from the caller."""
     scope: int | None = Field(default=None, ge=0)
-    """Number of documents in the scope."""
     reason: ScopeReason | None = None
-    """Why the search was not narrowed; None if it was."""
     scope_miss: float | None = Field(default=None, ge=0, le=1)
     """Share of the best passages of each search of the whole corpus that are outside the scope. They are kept."""
     scope_ms: float | None = Field(default=None, ge=0)
-    """Milliseconds that the contraction took."""
 
 
 class ScopeState(Model):
@@ -101,7 +94,6 @@ class ScopeState(Model):
     model_config = ConfigDict(frozen=True)
 
     turn: int = Field(default=0, ge=0)
-    """Number of turns so far."""
     recent: Annotated[tuple[_Documents, ...], Field(max_length=MAX_RECENT)] = ()
     """The documents of the latest turns' references; they stay in the scope."""
     pinned: _Documents = ()
@@ -109,7 +101,6 @@ class ScopeState(Model):
     shifts: Annotated[tuple[int, ...], Field(max_length=MAX_SHIFTS)] = ()
     """Numbers of the turns that changed the topic."""
     last: TurnScope | None = None
-    """How the latest turn was searched."""
 
     def pin(self, source: str, document: str) -> Self:
         """Return a state with a document that stays in the scope; the oldest of more than 100 is unpinned."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from llama_index_agentic_kb.testing.embeddings import HashEmbedding, count_tokens, hash_vector
 from llama_index_agentic_kb.testing.llms import ScriptedLLM, ScriptedReply, ScriptExhaustedError
-from llama_index_agentic_kb.testing.server import ChatRequest, LoopbackOpenAI, RecordedRequest, Reply, Usage
+from llama_index_agentic_kb.testing.openai_api import ChatRequest, Reply, Usage
+from llama_index_agentic_kb.testing.server import LoopbackOpenAI, RecordedRequest
 from llama_index_agentic_kb.testing.sources import MemoryRetriever, RecordedQuery, Verbatim
 
 __all__ = [
