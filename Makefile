@@ -100,10 +100,11 @@ faults: $(VENV)/.dev
 # The long forms of what CI runs in short ones; each prints what it did and found.
 KILLS ?= 100
 REPAIRS ?= 12
+POSTGRES_KILLS ?= 30
 CASES ?= 10000
 SECONDS ?= 600
 kills: $(VENV)/.dev
-	$(BIN)/python -m tests.kills --kills $(KILLS) --repairs $(REPAIRS)
+	$(BIN)/python -m tests.kills --kills $(KILLS) --repairs $(REPAIRS) --postgres $(POSTGRES_KILLS)
 	$(BIN)/python -m tests.kills_sessions --kills $(KILLS)
 
 leaks: $(VENV)/.dev

@@ -8,7 +8,6 @@ import gc
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, Unpack
@@ -214,7 +213,6 @@ class KnowledgeBase(NotPickled, MetadataQueries):
                     info.name,
                     info.description,
                     index=store.index(info.name),
-                    metadata_reader=partial(store.metadata, info.name),
                     hybrid=hybrid is not False and store.lexical(info.name),
                     permissions=allowed[info.name],
                 )

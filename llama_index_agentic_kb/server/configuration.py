@@ -194,7 +194,6 @@ def _indexes_of(settings: StoreSettings) -> Iterator[tuple[str, Index]]:
             partial(
                 KnowledgeSource,
                 index=store.index(name),
-                metadata_reader=partial(store.metadata, name),
                 hybrid=store.lexical(name),
                 permissions=permissions,
             ),

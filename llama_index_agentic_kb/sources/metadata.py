@@ -152,6 +152,9 @@ def metadata_reader(source: KnowledgeSource, filters: FilterNode | None) -> Meta
     if source.metadata_reader is not None:
         return source.metadata_reader
     index = source.index
+    offered = getattr(getattr(index, "vector_store", None), "metadata_rows", None)
+    if offered is not None:  # a knowledge store, which reads under the filter
+        return partial(offered, filters)
     if isinstance(index, VectorStoreIndex):
         store = with_request_timeouts(index.vector_store)
         if isinstance(store, SimpleVectorStore):  # the docstore may be shared, and keeps what was deleted here

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import astuple, dataclass
 from itertools import islice
 from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
@@ -18,7 +18,8 @@ from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, StoreDamagedError
+from llama_index_agentic_kb.errors import ConfigurationError, DeniedError, IngestionError, StoreDamagedError
+from llama_index_agentic_kb.schema.filters import FilterNode
 from llama_index_agentic_kb.store.sql_filter import Dialect
 
 MetadataValue: TypeAlias = str | int | float | bool
@@ -263,10 +264,18 @@ class DocumentDatabase(ABC):
         rows = self.stream("SELECT id, node_id FROM chunks WHERE source = ? ORDER BY id", (source,))
         return ((row, node_id) for row, node_id in rows)
 
-    def metadata(self, source: str) -> Iterator[tuple[str, dict[str, MetadataValue]]]:
-        """Yield the document path and metadata of each chunk of a source, grouped by document."""
-        statement = "SELECT path, CAST(metadata AS text) FROM chunks WHERE source = ? ORDER BY path, chunk_index"
-        for path, metadata in self.stream(statement, (source,)):
+    def metadata(
+        self, source: str, filters: FilterNode | None = None
+    ) -> Iterator[tuple[str, dict[str, MetadataValue]]]:
+        """Yield the document path and metadata of each chunk of a source, grouped by document.
+
+        A filter that has no form in SQL lets all chunks through: the caller checks each of them.
+        """
+        condition, parameters = "TRUE", list[object]()
+        with suppress(DeniedError):
+            condition, parameters = (condition, parameters) if filters is None else self.dialect.filter(filters)
+        statement = f"SELECT path, CAST(metadata AS text) FROM chunks WHERE source = ? AND {condition}"  # noqa: S608
+        for path, metadata in self.stream(f"{statement} ORDER BY path, chunk_index", (source, *parameters)):
             with self._intact():
                 parsed = dict(json.loads(metadata))
             yield path, parsed

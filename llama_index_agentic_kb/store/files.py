@@ -69,7 +69,7 @@ class SourceFiles:
     files: dict[str, FoundFile] = field(default_factory=dict)
     """The files by their path relative to the source."""
     roots: set[str] = field(default_factory=set)
-    """The ingested folders; their stored documents that are not in ``files`` were removed from disk."""
+    """The ingested folders and deleted paths; their stored documents that are not in ``files`` are gone from disk."""
     unlisted: set[str] = field(default_factory=set)
     """Folders that could not be listed; documents below them are left unchanged."""
 
@@ -116,7 +116,7 @@ class Selection:
                 # The documents of a deleted path are removed from the store; an unknown path is an error.
                 names = [name for name in sources_at(str(path)) if source in (None, name)]
                 for name in names:
-                    self._group(name)
+                    self._group(name).roots.add(str(path))
                 if not names:
                     self._fail(path, NO_SUCH_PATH)
             elif path.suffix.lower() not in self._suffixes:

@@ -220,7 +220,7 @@ class _Ingestion:
         self._flush(source)
         # Last, so that a renamed file can reuse the vectors stored under its old name.
         for path, known in self.known.items():
-            if path not in group.files and _is_gone(known, group):
+            if path not in group.files and _is_gone(known, group, shared=self.store.shared):
                 self._remove(path)
         self.store.update_indexes(source)
 
@@ -373,12 +373,15 @@ def _embed(store: KnowledgeStore, chunks: Sequence[Chunk]) -> list[Floats]:
     return vectors
 
 
-def _is_gone(known: StoredDocument, group: SourceFiles) -> bool:
-    """Return whether a document's file was deleted, or is no longer found in its ingested folder."""
+def _is_gone(known: StoredDocument, group: SourceFiles, *, shared: bool) -> bool:
+    """Return whether a document's file was deleted, or is no longer found in its ingested folder.
+
+    Into a shared store, other machines may have ingested files that are not on this one.
+    """
     if not known.origin:
         return False  # it was passed as a document
     if any(Path(known.origin).is_relative_to(folder) for folder in group.unlisted):
         return False
-    if not os.path.lexists(known.origin):
+    if known.root in group.roots or known.origin in group.roots:
         return True
-    return known.root in group.roots
+    return not shared and not os.path.lexists(known.origin)

@@ -231,6 +231,7 @@ class _Statements:
 class PostgresStore(KnowledgeStore):
     """A store in PostgreSQL; see the module, and `KnowledgeStore` for the methods."""
 
+    shared = True
     _documents: PostgresDatabase
 
     def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:  # noqa: ARG002 (of the other kind of store)

@@ -9,8 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, Self, TypeAlias
 
 from llama_index_agentic_kb.errors import ConfigurationError, StoreDamagedError, StoreMismatchError
 from llama_index_agentic_kb.store.access import unprotected
@@ -76,6 +77,9 @@ class KnowledgeStore(ABC):
     `KnowledgeStore.open`; close it with `close` or as a context manager. Safe to use from many threads and processes:
     a document is searchable once it is stored.
     """
+
+    shared: ClassVar[bool] = False
+    """Whether several machines may write to the store."""
 
     def __init__(
         self, documents: DocumentDatabase, fingerprint: EmbedModelFingerprint, embed_model: BaseEmbedding | str | None
@@ -213,7 +217,7 @@ class KnowledgeStore(ABC):
         self._check_source(source)
         with self._lock:
             if source not in self._indexes:
-                vectors = StoreVectorStore(self.vectors(source), self.lexical(source))
+                vectors = StoreVectorStore(self.vectors(source), self.lexical(source), partial(self.metadata, source))
                 self._indexes[source] = VectorStoreIndex.from_vector_store(vectors, embed_model=self.embed_model)
             return self._indexes[source]
 
@@ -247,14 +251,18 @@ class KnowledgeStore(ABC):
         self._check_source(source)
         return [chunk_to_node(chunk) for chunk in self.documents.chunks(source)]
 
-    def metadata(self, source: str) -> Iterator[tuple[str, dict[str, MetadataValue]]]:
+    def metadata(
+        self, source: str, filters: FilterNode | None = None
+    ) -> Iterator[tuple[str, dict[str, MetadataValue]]]:
         """Yield the document id and metadata of each chunk of a source, grouped by document.
+
+        Filters that have no form in SQL are not applied; see ``sources.metadata``, which checks each chunk.
 
         Raises:
             ConfigurationError: The source does not exist.
         """
         self._check_source(source)
-        return ((f"{source}/{path}", metadata) for path, metadata in self.documents.metadata(source))
+        return ((f"{source}/{path}", metadata) for path, metadata in self.documents.metadata(source, filters))
 
     def check_permissions(self, source: str, permissions: Permissions) -> None:
         """Check that the permission fields of a source's documents can't have been set by their files.

@@ -73,6 +73,7 @@ _MAX_PORTION: Final = 2_000
 Key = TypeVar("Key", int, str)
 Passes: TypeAlias = Callable[[BaseNode], bool]
 """A function that returns whether a node matches a filter."""
+MetadataRows: TypeAlias = Callable[[FilterNode | None], Iterator[tuple[str, Mapping[str, Any]]]]
 Ranked: TypeAlias = tuple[int, float]
 """A chunk's id and its cosine distance to the query."""
 
@@ -360,6 +361,7 @@ class StoreVectorStore(BasePydanticVectorStore):
     Args:
         vectors: The source's dense search.
         lexical: The source's lexical search (BM25).
+        metadata: The function that yields the document id and metadata of each chunk under a filter.
     """
 
     stores_text: bool = True
@@ -368,11 +370,13 @@ class StoreVectorStore(BasePydanticVectorStore):
 
     _vectors: DenseSearch = PrivateAttr()
     _lexical: LexicalSearch = PrivateAttr()
+    _metadata: MetadataRows = PrivateAttr()
 
-    def __init__(self, vectors: DenseSearch, lexical: LexicalSearch) -> None:
+    def __init__(self, vectors: DenseSearch, lexical: LexicalSearch, metadata: MetadataRows) -> None:
         super().__init__(stores_text=True)
         self._vectors = vectors
         self._lexical = lexical
+        self._metadata = metadata
 
     @classmethod
     def class_name(cls) -> str:
@@ -393,6 +397,11 @@ class StoreVectorStore(BasePydanticVectorStore):
     def lexical_search(self) -> LexicalSearch:
         """The lexical search (BM25) that sources use in addition to dense search."""
         return self._lexical
+
+    @property
+    def metadata_rows(self) -> MetadataRows:
+        """The function that yields the document id and metadata of each chunk, read under a filter."""
+        return self._metadata
 
     def vector_reader(self) -> SourceReader:
         """Return the reader of the source's vectors, from which its scope index is made."""

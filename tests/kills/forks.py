@@ -50,13 +50,16 @@ class Child:
         finally:
             os._exit(code)
 
-    def end(self, seconds: float, *, kill: bool = False, after: int = 0) -> tuple[list[str], int]:
+    def end(
+        self, seconds: float, *, kill: bool = False, after: int = 0, strike: Callable[[], None] | None = None
+    ) -> tuple[list[str], int]:
         """Wait for its end, so long, then kill it.
 
         Args:
             seconds: How long.
             kill: Whether it is meant to be killed; else being late is an error.
             after: How many lines it tells before the time begins to count; it is given five minutes for them.
+            strike: What is done to something else at that moment in place of the kill; it then has five minutes.
 
         Returns:
             What it told, and how it ended: an exit code, or minus a signal.
@@ -64,7 +67,12 @@ class Child:
         told = b""
         deadline = time.monotonic() + (300.0 if after else seconds)
         killed = False
-        while piece := self._piece(deadline):
+        while (piece := self._piece(deadline)) or (piece is None and strike is not None):
+            if piece is None and strike is not None:
+                strike()
+                strike, deadline = None, time.monotonic() + 300.0
+                continue
+            assert piece is not None
             told += piece
             if after and told.count(b"\n") >= after:
                 after, deadline = 0, time.monotonic() + seconds

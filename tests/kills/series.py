@@ -10,16 +10,18 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from llama_index.core.schema import MetadataMode
 from llama_index.core.vector_stores.types import VectorStoreQuery
 
-from llama_index_agentic_kb.store import chroma, ingest, ingestion, repair_store
+from llama_index_agentic_kb.store import KnowledgeStore, chroma, ingest, ingestion, postgres, repair_store
 from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.kills.forks import Child, Tell
+from tests.kills_sessions.postgres import PostgresServer
 
 __all__ = ["Result", "kills_during_ingestion", "kills_during_repair"]
 
@@ -52,6 +54,7 @@ class Result:
         ended: Processes that had ended before they were to be killed; not counted above.
         acknowledged: Documents that were told as stored, over all rounds.
         lost: Those that were not there afterwards, or not as they had been told.
+        doubled: Chunks at the place of another one, over all openings.
         not_found: Chunks of documents, of those that were tried, that a search with their own vector or words missed.
         graphs: Openings that found a graph.
         outside: Chunks that the graphs lacked, over all openings.
@@ -65,6 +68,7 @@ class Result:
     ended: int = 0
     acknowledged: int = 0
     lost: list[str] = field(default_factory=list)
+    doubled: int = 0
     not_found: int = 0
     tried: int = 0
     graphs: int = 0
@@ -74,7 +78,9 @@ class Result:
     seconds: float = 0.0
 
 
-def kills_during_ingestion(kills: int, folder: Path, seed: int, tell: Callable[[str], None]) -> Result:
+def kills_during_ingestion(
+    kills: int, folder: Path, seed: int, tell: Callable[[str], None], server: PostgresServer | None = None
+) -> Result:
     """Kill ingestions of a folder whose files change from round to round.
 
     Args:
@@ -82,9 +88,10 @@ def kills_during_ingestion(kills: int, folder: Path, seed: int, tell: Callable[[
         folder: An empty directory to work in.
         seed: Of the files and of the times.
         tell: Called with a line after each kill.
+        server: Where the store is, if not in the folder; every second kill is the server's, and the writer goes on.
     """
     drawn = random.Random(seed)
-    docs, where = folder / SOURCE, folder / "store"
+    docs, where = folder / SOURCE, str(folder / "store") if server is None else server.url
     docs.mkdir(parents=True)
     result, began = Result(), time.monotonic()
     _change(docs, drawn, 1.0)
@@ -95,11 +102,17 @@ def kills_during_ingestion(kills: int, folder: Path, seed: int, tell: Callable[[
         child = Child(lambda told: _ingest(docs, where, told))
         # Each third of the kills: while it opens and reads, anywhere, and soon after a batch was stored.
         after = drawn.choice([0, drawn.randrange(FILES), FILES // 3])
-        lines, code = child.end(drawn.uniform(0.0, 0.2 if after else 1.5), kill=True, after=after)
+        moment = drawn.uniform(0.0, 0.2 if after else 1.5)
+        if server is not None and result.kills % 2:
+            lines, code = child.end(moment, after=after, strike=partial(_restart, server))
+            result.kills += 1
+            assert code == 0, "the writer did not outlive the server"
+        else:
+            lines, code = child.end(moment, kill=True, after=after)
         acknowledged = {path: _hash(docs / path) for path in lines}
         told.update(acknowledged)
         result.kills += code < 0
-        result.ended += code >= 0
+        result.ended += code >= 0 and server is None
         result.acknowledged += len(acknowledged)
         now = {path.name: _hash(path) for path in docs.iterdir()}
         result.between += code < 0 and 0 < len(acknowledged) < len(now)
@@ -109,6 +122,11 @@ def kills_during_ingestion(kills: int, folder: Path, seed: int, tell: Callable[[
         tell(f"{result.kills:3}/{kills} {len(acknowledged)} acknowledged, {seen['outside']} outside of the graph")
     result.seconds = time.monotonic() - began
     return result
+
+
+def _restart(server: PostgresServer) -> None:
+    server.kill()
+    server.start()
 
 
 def kills_during_repair(kills: int, folder: Path, seed: int, tell: Callable[[str], None]) -> Result:
@@ -145,6 +163,7 @@ def _judge(
         if there.get(path, "") not in allowed and path in now:
             result.lost.append(path)
     result.not_found += seen["not_found"]
+    result.doubled += seen["doubled"]
     result.tried += seen["tried"]
     result.graphs += seen["graph"]
     result.outside += seen["outside"]
@@ -155,10 +174,11 @@ def _judge(
 # -- in processes of their own ---------------------------------------------------------------------------------------
 
 
-def _ingest(docs: Path, where: Path, told: Tell) -> None:
+def _ingest(docs: Path, where: Path | str, told: Tell) -> None:
     ingestion._BATCH_CHUNKS = BATCH
     chroma.EXACT_ROWS = GRAPH
-    with DirectoryStore.open(where, embed_model=_model(), create=True) as store:
+    postgres.INDEXED_ROWS = GRAPH
+    with KnowledgeStore.open(where, embed_model=_model(), create=True) as store:
         ingest(docs, store, progress=lambda _done, _total, path: told(Path(path).name))
 
 
@@ -167,10 +187,10 @@ def _repair(where: Path) -> dict[str, Any]:
     return asdict(repair_store(where))
 
 
-def _look(where: Path) -> dict[str, Any]:
+def _look(where: Path | str) -> dict[str, Any]:
     """Open a store as a program does that answers questions, and look at all that it holds."""
     began = time.monotonic()
-    with DirectoryStore.open(where, embed_model=_model(), create=True) as store:
+    with KnowledgeStore.open(where, embed_model=_model(), create=True) as store:
         seconds = time.monotonic() - began
         store.documents.put_source(SOURCE)  # an ingestion may have been killed before it made it
         nodes = {node.node_id: node for node in store.nodes(SOURCE)}
@@ -181,13 +201,14 @@ def _look(where: Path) -> dict[str, Any]:
             "not_found": sum(not _is_found(store, nodes[node_id]) for node_id in drawn),
             "tried": len(drawn),
             "graph": bool(state and state.directory),
-            "outside": store.outside_graph(SOURCE),
+            "outside": store.outside_graph(SOURCE) if isinstance(store, DirectoryStore) else 0,
+            "doubled": len(nodes) - len({(one.ref_doc_id, one.metadata["chunk_index"]) for one in nodes.values()}),
             "chunks": len(nodes),
             "seconds": seconds,
         }
 
 
-def _is_found(store: DirectoryStore, node: Any) -> bool:
+def _is_found(store: KnowledgeStore, node: Any) -> bool:
     vector = _model().get_text_embedding(node.get_content(MetadataMode.EMBED))
     found, _ = store.vectors(SOURCE).search(VectorStoreQuery(query_embedding=vector, similarity_top_k=10))
     by_vector = node.node_id in (found.ids or []) or max(found.similarities or [0.0]) > 1 - 1e-5
