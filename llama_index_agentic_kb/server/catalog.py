@@ -25,8 +25,7 @@ from llama_index_agentic_kb._aio import Call, WorkerPool
 from llama_index_agentic_kb.errors import NotFoundError
 from llama_index_agentic_kb.server.definitions import Definition, KnowledgeBaseDefinition, SourceDefinition
 from llama_index_agentic_kb.server.errors import ConflictError, PreconditionError
-from llama_index_agentic_kb.store.server_tables import api_keys, definitions
-from llama_index_agentic_kb.store.session_database import SESSIONS, microseconds
+from llama_index_agentic_kb.store.session_database import SESSIONS, api_keys, definitions, microseconds
 from llama_index_agentic_kb.store.sql import SqlDatabase
 
 T = TypeVar("T")

@@ -183,11 +183,9 @@ class DocumentDatabase(ABC):
         return rows[0][0] if rows else None
 
     def put_state(self, key: str, value: object) -> None:
-        """Set a store-wide value, such as the embedding model's fingerprint."""
+        """Set a store-wide value, such as the embedding model's fingerprint, unless another process has set it."""
         with self.transaction() as connection:
-            connection.execute(
-                "INSERT INTO state VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value)
-            )
+            connection.execute("INSERT INTO state VALUES (?, ?) ON CONFLICT DO NOTHING", (key, value))
 
     def sources(self) -> list[SourceInfo]:
         """Return the sources in order of name, with their document and chunk counts."""

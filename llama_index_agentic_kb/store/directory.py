@@ -52,6 +52,37 @@ class DirectoryStore(KnowledgeStore):
         self.path = self._documents.path.parent
         self._graphs = Graphs(self.path / "graphs", self._documents, fingerprint.dimension)
 
+    @classmethod
+    def is_new(cls, path: str | Path) -> bool:
+        """Return whether there is no store in a directory yet; raise ``ConfigurationError`` if there can be none."""
+        directory = Path(path).resolve()
+        if (directory / _DOCUMENTS).exists():
+            return False
+        _check_empty(directory)
+        return True
+
+    @classmethod
+    def open_documents(cls, path: str | Path, *, create: bool) -> SqliteDatabase:
+        """Open the document database, or create it."""
+        directory = Path(path).resolve()
+        documents = directory / _DOCUMENTS
+        if create and not documents.exists():
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+                directory.chmod(0o700)
+            except OSError as error:
+                raise ConfigurationError(f"No store can be made in {str(directory)!r}: {error.strerror}.") from error
+        elif not documents.exists():
+            if any((directory / name).exists() for name in ("graphs", "lexical")):
+                raise StoreDamagedError(
+                    f"{str(documents)!r} is gone, and with it the store's documents. Restore it, or make the "
+                    "store again with `agentic-kb ingest` in a directory of its own."
+                )
+            raise ConfigurationError(
+                f"There is no store in {str(directory)!r}. Make one with `agentic-kb ingest FOLDER --store {path}`."
+            )
+        return SqliteDatabase(documents)
+
     def close(self) -> None:
         """Close all files; a second call does nothing."""
         super().close()
@@ -91,19 +122,7 @@ class DirectoryStore(KnowledgeStore):
 
     @contextmanager
     def writing(self, wait: float = 0.0) -> Iterator[None]:
-        """Acquire the store's write lock, which excludes all other processes and threads, for the ``with`` block.
-
-        The operating system releases the lock if the process dies.
-
-        Args:
-            wait: The seconds to wait while another process has the lock. Defaults to 0.
-
-        Yields:
-            None, inside the lock.
-
-        Raises:
-            IngestionError: Another process or thread has the lock; the message contains its process id.
-        """
+        """Hold the lock of the one writer, which the operating system releases if the process dies."""
         path, pid = self.documents.path.with_name("write.lock"), self.path / "writer.pid"
         lock = FileLock(path, timeout=wait, mode=0o600, thread_local=False)
         try:
@@ -134,24 +153,12 @@ class DirectoryStore(KnowledgeStore):
         self.update_graph(source)
 
     def update_graph(self, source: str) -> None:
-        """Update a source's HNSW graph if over 20,000 chunks are missing or deleted; requires the write lock.
-
-        Raises:
-            IngestionError: The graph can't be written.
-        """
+        """Update a source's HNSW graph if over 20,000 chunks are missing or deleted."""
         if self.outside_graph(source) > chroma.EXACT_ROWS:
             self._graphs.build(source, anew=False)
 
     def mend(self, *, rebuild_all: bool, progress: RepairProgress | None) -> str:
-        """Update or repair the HNSW graphs and lexical indexes; the caller must have the write lock.
-
-        Args:
-            rebuild_all: Whether to rebuild all indexes; otherwise only missing or damaged ones.
-            progress: A function called after each batch of chunks; see ``RepairProgress``.
-
-        Returns:
-            A description of the damage found; empty if there was none.
-        """
+        """Update or repair the HNSW graphs and lexical indexes."""
         found = []
         for info in self.sources():
             tell, lexical = partial(_tell, progress, info), self.lexical(info.name)
@@ -191,42 +198,6 @@ class DirectoryStore(KnowledgeStore):
 def _tell(progress: RepairProgress | None, info: SourceInfo, done: int) -> None:
     if progress is not None:
         progress(done, info.chunks, info.name)
-
-
-def is_new_directory(path: str | Path) -> bool:
-    """Return whether there is no store in a directory yet; raise ``ConfigurationError`` if there can be none."""
-    directory = Path(path).resolve()
-    if (directory / _DOCUMENTS).exists():
-        return False
-    _check_empty(directory)
-    return True
-
-
-def open_directory(path: str | Path, *, create: bool) -> SqliteDatabase:
-    """Open the document database of a store.
-
-    Raises:
-        StoreDamagedError: The database is damaged, or missing although the store's indexes exist.
-        ConfigurationError: The directory contains no store, and none is or can be created.
-    """
-    directory = Path(path).resolve()
-    documents = directory / _DOCUMENTS
-    if create and not documents.exists():
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            directory.chmod(0o700)
-        except OSError as error:
-            raise ConfigurationError(f"No store can be made in {str(directory)!r}: {error.strerror}.") from error
-    elif not documents.exists():
-        if any((directory / name).exists() for name in ("graphs", "lexical")):
-            raise StoreDamagedError(
-                f"{str(documents)!r} is gone, and with it the store's documents. Restore it, or make the "
-                "store again with `agentic-kb ingest` in a directory of its own."
-            )
-        raise ConfigurationError(
-            f"There is no store in {str(directory)!r}. Make one with `agentic-kb ingest FOLDER --store {path}`."
-        )
-    return SqliteDatabase(documents)
 
 
 def _check_empty(directory: Path) -> None:

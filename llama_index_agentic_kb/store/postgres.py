@@ -78,6 +78,7 @@ class PostgresDatabase(DocumentDatabase):
         url: The database's URL; libpq's environment variables and password file hold where it says nothing.
         timeout: The time limit of a transaction in seconds, including the wait for a server that restarts.
         connections: The maximum number of concurrent connections.
+        create: Whether to create a store if there is none.
 
     Raises:
         ConfigurationError: The database can't be reached or used; the message names the remedy.
@@ -85,14 +86,14 @@ class PostgresDatabase(DocumentDatabase):
 
     dialect = PostgresDialect()
 
-    def __init__(self, url: str, *, timeout: float = 30.0, connections: int = 8) -> None:
+    def __init__(self, url: str, *, timeout: float = 30.0, connections: int = 8, create: bool = True) -> None:
         parsed = make_url(url)
         know_secrets(filter(None, [parsed.password and str(parsed.password)]))
         self.location = redacted(parsed.set(query={}).render_as_string(hide_password=True))
         self.timeout = timeout
         self._analyzer = Analyzer()
         try:
-            self._database = SqlDatabase(url, DOCUMENTS, connections=connections, timeout=timeout)
+            self._database = SqlDatabase(url, DOCUMENTS, connections=connections, timeout=timeout, create=create)
         except (SessionStoreError, DeadlineExceededError) as error:
             code = str(getattr(getattr(error.__cause__, "orig", None), "sqlstate", None) or "")
             remedy = _REMEDIES.get(code, "Check the address, the database's name, the user and its password.")
@@ -233,6 +234,11 @@ class PostgresStore(KnowledgeStore):
 
     shared = True
     _documents: PostgresDatabase
+
+    @classmethod
+    def open_documents(cls, path: str | Path, *, create: bool) -> PostgresDatabase:
+        """Connect to the database."""
+        return PostgresDatabase(str(path), create=create)
 
     def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:  # noqa: ARG002 (of the other kind of store)
         """Return a block for writing, which excludes nobody: each document has a lock of its own."""

@@ -1,4 +1,4 @@
-"""The tables of sessions, in SQLite or PostgreSQL.
+"""The tables of sessions and of the server, in SQLite or PostgreSQL.
 
 Times are microseconds since 1970 in UTC, in both databases. Questions and answers are stored as ASCII JSON, so that
 any text can be stored, including NUL and lone surrogates.
@@ -83,6 +83,26 @@ states: Final = Table(
     METADATA,
     *_of_a_session(),
     Column("data", Text, nullable=False),
+)
+
+# The server's: definitions of knowledge bases and sources, and hashes of API keys.
+definitions: Final = Table(
+    "agentic_kb_definitions",
+    METADATA,
+    Column("kind", String(32), primary_key=True),
+    Column("name", String(128), primary_key=True),
+    Column("etag", String(64), nullable=False),
+    Column("definition", Text, nullable=False),  # ASCII JSON
+    Column("updated_at", BigInteger, nullable=False),
+)
+api_keys: Final = Table(
+    "agentic_kb_api_keys",
+    METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("name", String(128), nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("hash", String(64), nullable=False, unique=True),
+    Column("created_at", BigInteger, nullable=False),
 )
 
 

@@ -69,15 +69,18 @@ class SqlDatabase:
         revisions: The tables, which are created or migrated.
         connections: The maximum number of concurrent PostgreSQL connections.
         timeout: The time limit for opening the database, in seconds.
+        create: Whether to create missing tables. Defaults to True.
 
     Raises:
         ConfigurationError: The URL is invalid, its driver is not installed, or a newer release created the database.
         SessionStoreError: The database can't be opened.
     """
 
-    def __init__(self, url: str | Path, revisions: Revisions, *, connections: int, timeout: float) -> None:
-        self._revisions, what = revisions, revisions.what
-        self._url = _database_url(url, what)
+    def __init__(
+        self, url: str | Path, revisions: Revisions, *, connections: int, timeout: float, create: bool = True
+    ) -> None:
+        self._revisions = revisions
+        self._url = _database_url(url, revisions.what)
         self._is_sqlite = self._url.get_backend_name() == "sqlite"
         self._connections = connections
         self._engine = self._make_engine()
@@ -85,14 +88,21 @@ class SqlDatabase:
         if self._is_sqlite:
             with suppress(OSError):  # readable only by the file's owner
                 os.close(os.open(str(self._url.database), os.O_CREAT, 0o600))
-        deadline = time.monotonic() + timeout
         try:
-            found = self.transact(self._revision, write=False, deadline=deadline, what=f"opening the {what}")
-            if found != revisions.latest:
-                self.transact(self._upgrade, write=True, deadline=deadline, what=f"upgrading the {what}")
+            self._open(time.monotonic() + timeout, create=create)
         except BaseException:
             self.close()
             raise
+
+    def _open(self, deadline: float, *, create: bool) -> None:
+        revisions, what = self._revisions, self._revisions.what
+        found = self.transact(self._revision, write=False, deadline=deadline, what=f"opening the {what}")
+        if found is None and not create:
+            raise ConfigurationError(
+                f"there are no {what} in this database; make them with `agentic-kb ingest FOLDER --store URL`"
+            )
+        if found != revisions.latest:
+            self.transact(self._upgrade, write=True, deadline=deadline, what=f"upgrading the {what}")
 
     def close(self) -> None:
         """Close idle connections."""

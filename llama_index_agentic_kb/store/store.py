@@ -127,18 +127,20 @@ class KnowledgeStore(ABC):
         if repair not in ("never", "auto"):
             raise ConfigurationError(f"repair is {repair!r}; it is 'never' or 'auto'.")
         new: EmbedModelFingerprint | None = None
-        if create and _is_new(path):
+        store_class = _class_of(path)
+        if create and store_class.is_new(path):
             embed_model = _loaded(embed_model or DEFAULT_EMBED_MODEL)
             new = embed_model_fingerprint(embed_model)  # first: a model that fails leaves no store
-        documents = _opened(path, create=create)
+        documents = store_class.open_documents(path, create=create)
         try:
             made_with = _fingerprint(documents)
             if made_with is None:  # new, or the process that created it died right after
-                made_with = new or embed_model_fingerprint(_loaded(embed_model or DEFAULT_EMBED_MODEL))
-                documents.put_state(_MODEL, made_with.to_json())
+                found = new or embed_model_fingerprint(_loaded(embed_model or DEFAULT_EMBED_MODEL))
+                documents.put_state(_MODEL, found.to_json())
+                made_with = _fingerprint(documents) or found
             if embed_model is not None:
                 _check_embed_model(documents.location, made_with, embed_model)
-            store = _store_class(path)(documents, made_with, embed_model)
+            store = store_class(documents, made_with, embed_model)
             assert isinstance(store, cls)
             if repair == "auto":
                 with suppress(BusyError), store.writing():  # the writing process builds the graphs itself
@@ -294,9 +296,17 @@ class KnowledgeStore(ABC):
             for kept in (self._indexes, self._lexical, self._vectors):
                 kept.pop(source, None)
 
+    # -- of each kind of store --------------------------------------------------------------------------------------
+
+    @classmethod
+    def is_new(cls, path: str | Path) -> bool:  # noqa: ARG003 (of a directory)
+        """Return whether there is surely no store yet; raise ``ConfigurationError`` if there can be none."""
+        return False
+
+    @classmethod
     @abstractmethod
-    def _remove(self, source: str) -> None:
-        """Delete a source."""
+    def open_documents(cls, path: str | Path, *, create: bool) -> DocumentDatabase:
+        """Open the store's database."""
 
     @abstractmethod
     def _make_vectors(self, source: str) -> DenseSearch:
@@ -307,43 +317,28 @@ class KnowledgeStore(ABC):
         """Return a new lexical search of a source."""
 
     @abstractmethod
-    def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:
-        """Return a ``with`` block for writing; a directory has one writer at a time, PostgreSQL many.
+    def _remove(self, source: str) -> None:
+        """Delete a source."""
 
-        Args:
-            wait: The seconds to wait while another process writes. Defaults to 0.
+    @abstractmethod
+    def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:
+        """Return a ``with`` block for writing: of one process at a time in a directory, of many in PostgreSQL.
 
         Raises:
-            IngestionError: Another process or thread is writing; the message contains its process id.
+            IngestionError: Another process was writing for ``wait`` seconds; the message contains its process id.
         """
 
     @abstractmethod
     def update_indexes(self, source: str) -> None:
-        """Update what is derived from a source's documents, after some of them have changed; inside `writing`.
-
-        Raises:
-            IngestionError: An index can't be written.
-        """
+        """Update what is derived from a source's documents, after some have changed; inside `writing`."""
 
     @abstractmethod
     def update_graph(self, source: str) -> None:
-        """Update a source's HNSW graph if it has many chunks outside of it; inside `writing`.
-
-        Raises:
-            IngestionError: The graph can't be written.
-        """
+        """Update a source's HNSW graph if it has many chunks outside of it; inside `writing`."""
 
     @abstractmethod
     def mend(self, *, rebuild_all: bool, progress: RepairProgress | None) -> str:
-        """Update or repair the indexes; inside `writing`.
-
-        Args:
-            rebuild_all: Whether to rebuild all indexes; otherwise only missing or damaged ones.
-            progress: A function called after each batch of chunks; see ``RepairProgress``.
-
-        Returns:
-            A description of the damage found; empty if there was none.
-        """
+        """Rebuild all indexes, or the missing and damaged ones; return a description of the damage, empty if none."""
 
     @abstractmethod
     def size(self) -> int:
@@ -351,19 +346,11 @@ class KnowledgeStore(ABC):
 
     @abstractmethod
     def load_scope(self, source: str) -> ScopeIndex | None:
-        """Return the scope index of a source; None if it has none.
-
-        Raises:
-            RetrievalError: The index is damaged.
-        """
+        """Return the scope index of a source, if it has one; raise ``RetrievalError`` if it is damaged."""
 
     @abstractmethod
     def save_scope(self, source: str, index: ScopeIndex) -> None:
-        """Keep the scope index of a source.
-
-        Raises:
-            IngestionError: It can't be written.
-        """
+        """Keep the scope index of a source; raise ``IngestionError`` if it can't be written."""
 
     def _check_source(self, source: str) -> None:
         if self.documents.source_state(source) is None:
@@ -414,9 +401,10 @@ def repair_store(
         IngestionError: Another process is writing to the store, or the disk is full.
     """
     started = time.monotonic()
-    documents = _opened(path)
+    store_class = _class_of(path)
+    documents = store_class.open_documents(path, create=False)
     fingerprint = _fingerprint(documents) or EmbedModelFingerprint("", 0)
-    with _store_class(path)(documents, fingerprint, None) as store, store.writing(wait):
+    with store_class(documents, fingerprint, None) as store, store.writing(wait):
         documents.check()
         fault = store.mend(rebuild_all=rebuild_all, progress=progress)
         sources = store.sources()
@@ -429,31 +417,9 @@ def repair_store(
     )
 
 
-def is_url(path: str | Path) -> bool:
-    """Return whether a store is named by a URL."""
-    return "://" in str(path)
-
-
-def _is_new(path: str | Path) -> bool:
-    if is_url(path):
-        return False  # only the database knows
-    from llama_index_agentic_kb.store.directory import is_new_directory  # noqa: PLC0415 (imports this module)
-
-    return is_new_directory(path)
-
-
-def _opened(path: str | Path, *, create: bool = False) -> DocumentDatabase:
-    if is_url(path):
-        from llama_index_agentic_kb.store.postgres import PostgresDatabase  # noqa: PLC0415 (loads SQLAlchemy)
-
-        return PostgresDatabase(str(path))
-    from llama_index_agentic_kb.store.directory import open_directory  # noqa: PLC0415 (imports this module)
-
-    return open_directory(path, create=create)
-
-
-def _store_class(path: str | Path) -> type[KnowledgeStore]:
-    if is_url(path):
+def _class_of(path: str | Path) -> type[KnowledgeStore]:
+    """Return the class of the store that a path or URL names."""
+    if "://" in str(path):
         from llama_index_agentic_kb.store.postgres import PostgresStore  # noqa: PLC0415 (loads SQLAlchemy)
 
         return PostgresStore
