@@ -299,7 +299,7 @@ def test_many_writers_lose_and_double_nothing(url: str, tmp_path: Path) -> None:
 
 def test_what_is_missing_is_named(server: PostgresServer, url: str) -> None:
     """Another model, a right, a database, the server: each error names the remedy, and none the password."""
-    with pytest.raises(ConfigurationError, match="no documents in this database.*agentic-kb ingest"):
+    with pytest.raises(ConfigurationError, match=r"no documents in this database.*agentic-kb ingest"):
         KnowledgeStore.open(url, embed_model=MODEL)
     KnowledgeStore.open(url, embed_model=MODEL, create=True).close()
     with pytest.raises(StoreMismatchError, match=r"'postgresql://\*\*\*@127.*made with the embedding model"):
