@@ -33,29 +33,24 @@ from llama_index.core.vector_stores.utils import metadata_dict_to_node
 
 from llama_index_agentic_kb.errors import DeniedError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, matcher
-from llama_index_agentic_kb.schema.filters import Scalar
 from llama_index_agentic_kb.sources.filters import conditions, flat, lower
+from llama_index_agentic_kb.sources.sql import (
+    EQUALITIES,
+    INEQUALITIES,
+    ORDERS,
+    TEXT,
+    DuckSql,
+    LanceSql,
+    PostgresSql,
+    quoted,
+    value_kind,
+)
 
 Store = TypeVar("Store", bound=BasePydanticVectorStore)
 
-_ORDERS: Final = {
-    FilterOperator.GT: ">",
-    FilterOperator.GE: ">=",
-    FilterOperator.LT: "<",
-    FilterOperator.LE: "<=",
-}
-_EQUALITIES: Final = (FilterOperator.EQ, FilterOperator.IN)
-_INEQUALITIES: Final = (FilterOperator.NE, FilterOperator.NIN)
-_TEXT: Final = (FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSENSITIVE)
 _EXACT: Final = 2**53
 """Whole numbers up to this are exact as floating-point numbers."""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MANY_FLAGS: Final = 4
-"""The number of boolean keys from which one pass over all of a row's metadata is faster than a look at each key."""
-
-
-def _kind(value: Scalar) -> str:
-    return "boolean" if isinstance(value, bool) else "string" if isinstance(value, str) else "number"
 
 
 class StoreKind:
@@ -151,153 +146,16 @@ class _Chroma(StoreKind):
 
     def why_not(self, store: Any, condition: Condition) -> str | None:  # noqa: ARG002
         key, operator = condition.key, condition.operator
-        if operator in _TEXT or operator is FilterOperator.IS_EMPTY:
+        if operator in TEXT or operator is FilterOperator.IS_EMPTY:
             return f"Chroma has no operator {operator.value!r} for metadata, as asked for on {key!r}"
         if operator is FilterOperator.ANY:
             return f"Chroma can't filter on items of lists, as 'any' on {key!r} does; keep a key for each item"
-        if operator in _ORDERS and isinstance(condition.value, str):
+        if operator in ORDERS and isinstance(condition.value, str):
             return _orders_numbers_only(self.name, condition)
         return None
 
     def narrowed(self, store: Any, tree: FilterNode | None) -> Any:  # noqa: ARG002 (its adapter is right)
         return store
-
-
-# -- SQL --------------------------------------------------------------------------------------------------------------
-
-
-class _Sql:
-    """Writes filters as SQL over metadata in a column of JSON, compared by the types of JSON."""
-
-    kinds: ClassVar[dict[str, str]]
-    """The database's names of JSON's types, quoted, by ours."""
-    order_by_code_point: ClassVar[str] = ""
-
-    def kind(self, key: str) -> str:
-        """Return the SQL for the type of a key's value: NULL where the key is absent."""
-        raise NotImplementedError
-
-    def scalar(self, key: str, kind: str) -> str:
-        """Return the SQL for a key's value, to be compared with a literal of that kind."""
-        raise NotImplementedError
-
-    def literal(self, value: Scalar) -> str:
-        """Return the SQL for a value."""
-        raise NotImplementedError
-
-    def any_of(self, key: str, values: Sequence[Scalar]) -> str:
-        """Return the SQL for a list that contains one of the values."""
-        raise NotImplementedError
-
-    def write(self, tree: FilterNode) -> str:
-        """Return a filter without negations that have an opposite (``flat``) as SQL."""
-        if isinstance(tree, Condition):
-            return f"({self._condition(tree)})"
-        parts = [self.write(child) for child in tree.filters]
-        if tree.logic is FilterLogic.NOT:
-            return f"(NOT ({' OR '.join(parts)}))"
-        return f"({f' {tree.logic.value.upper()} '.join(parts)})"
-
-    def _condition(self, condition: Condition) -> str:
-        key, operator, value = condition.key, condition.operator, condition.value
-        if operator in _EQUALITIES or operator in _INEQUALITIES:
-            equal = " OR ".join(self.compare(key, "=", one) for one in condition.values)
-            return equal if operator in _EQUALITIES else f"{self.is_scalar(key)} AND NOT ({equal})"
-        if operator is FilterOperator.ANY:
-            return self.any_of(key, condition.values)
-        if operator is FilterOperator.IS_EMPTY:
-            return self.is_empty(key)
-        if operator is FilterOperator.EXISTS:
-            return self.exists(key)
-        assert not isinstance(value, list)
-        if operator in _TEXT:
-            return self.contains(key, str(value), ignoring_case=operator is FilterOperator.TEXT_MATCH_INSENSITIVE)
-        return self.compare(key, _ORDERS[operator], value)
-
-    def compare(self, key: str, operator: str, value: Scalar) -> str:
-        kind = _kind(value)
-        collation = self.order_by_code_point if kind == "string" and operator != "=" else ""
-        scalar = self.scalar(key, kind)
-        return f"({self.kind(key)} IN ({self.kinds[kind]}) AND {scalar}{collation} {operator} {self.literal(value)})"
-
-    def contains(self, key: str, text: str, *, ignoring_case: bool) -> str:
-        value, part = self.scalar(key, "string"), self.literal(text)
-        if ignoring_case:
-            value, part = f"lower({value})", f"lower({part})"
-        return f"{self.kind(key)} IN ({self.kinds['string']}) AND strpos({value}, {part}) > 0"
-
-    def is_scalar(self, key: str) -> str:
-        return f"{self.kind(key)} IN ({self.kinds['string']}, {self.kinds['number']}, {self.kinds['boolean']})"
-
-    def is_empty(self, key: str) -> str:
-        kind, text, kinds = self.kind(key), self.scalar(key, "string"), self.kinds
-        empty_text, empty_list = (
-            f"{kind} = {kinds['string']} AND {text} = ''",
-            f"{kind} = {kinds['list']} AND {text} = '[]'",
-        )
-        return f"{kind} IS NULL OR {kind} = {kinds['null']} OR ({empty_text}) OR ({empty_list})"
-
-    def exists(self, key: str) -> str:
-        kind = f"NULLIF({self.kind(key)}, {self.kinds['null']})"  # as in ``matches``, the opposite of NULL is NULL
-        is_list = f"{kind} = {self.kinds['list']}"
-        return f"NOT ({is_list}) OR ({is_list} AND {self.scalar(key, 'string')} <> '[]')"
-
-
-class _PostgresSql(_Sql):
-    """Keys and values are bound, none stands in the text."""
-
-    kinds: ClassVar = {
-        "string": "'string'",
-        "number": "'number'",
-        "boolean": "'boolean'",
-        "list": "'array'",
-        "null": "'null'",
-    }
-    order_by_code_point = ' COLLATE "C"'
-
-    def __init__(self) -> None:
-        self.bound: dict[str, str] = {}
-        self._names: dict[str, str] = {}
-
-    def _bind(self, text: str) -> str:
-        if text not in self._names:
-            name = self._names[text] = f"agentic_kb_{len(self._names)}"
-            self.bound[name] = text
-        return f"CAST(:{self._names[text]} AS text)"
-
-    def _json(self, key: str) -> str:
-        return f"CAST(metadata_ -> {self._bind(key)} AS jsonb)"
-
-    def kind(self, key: str) -> str:
-        return f"jsonb_typeof({self._json(key)})"
-
-    def scalar(self, key: str, kind: str) -> str:
-        return self._json(key) if kind == "number" else f"(metadata_ ->> {self._bind(key)})"
-
-    def literal(self, value: Scalar) -> str:
-        if _kind(value) == "number":
-            return f"CAST({self._bind(json.dumps(value))} AS jsonb)"  # compared as decimals of any length
-        return self._bind(value if isinstance(value, str) else json.dumps(value))
-
-    def write(self, tree: FilterNode) -> str:
-        """Look for many boolean keys, as the groups of a principal are, in one pass over a row's metadata."""
-        if not isinstance(tree, FilterGroup) or tree.logic is not FilterLogic.OR:
-            return super().write(tree)
-        flags: list[FilterNode] = []
-        others: list[FilterNode] = []
-        for one in tree.filters:
-            is_flag = isinstance(one, Condition) and one.operator is FilterOperator.EQ and one.value is True
-            (flags if is_flag else others).append(one)
-        if len(flags) < _MANY_FLAGS:
-            return super().write(tree)
-        keys = ", ".join(self._bind(condition.key) for flag in flags for condition in conditions(flag))
-        held = f"SELECT 1 FROM json_each(CAST(metadata_ AS json)) AS held WHERE held.key IN ({keys})"  # noqa: S608 (bound)
-        parts = [f"EXISTS ({held} AND CAST(held.value AS text) = 'true')", *map(self.write, others)]
-        return f"({' OR '.join(parts)})"
-
-    def any_of(self, key: str, values: Sequence[Scalar]) -> str:
-        held = " OR ".join(f"{self._json(key)} @> CAST({self._bind(json.dumps(one))} AS jsonb)" for one in values)
-        return f"CASE WHEN {self.kind(key)} = 'array' THEN {held} END"
 
 
 _POSTGRES_UNITS: Final = ("id", "COALESCE(NULLIF(metadata_ ->> 'ref_doc_id', 'None'), node_id)")
@@ -384,7 +242,7 @@ def _postgres_clause(tree: FilterNode) -> Callable[[Any], Any]:
     """Return what makes a filter as a clause of SQLAlchemy, whatever the adapter's filter says."""
     from sqlalchemy import text  # noqa: PLC0415 (a second)
 
-    sql = _PostgresSql()
+    sql = PostgresSql()
     where = sql.write(flat(tree))
     return lambda _filters: text(where).bindparams(**sql.bound)
 
@@ -400,28 +258,6 @@ def _connected_copy(store: Any, **methods: Callable[..., Any]) -> Any:
     return twin
 
 
-class _DuckSql(_Sql):
-    kinds: ClassVar = {
-        "string": "'VARCHAR'",
-        "number": "'BIGINT', 'UBIGINT', 'DOUBLE'",
-        "boolean": "'BOOLEAN'",
-        "list": "'ARRAY'",
-        "null": "'NULL'",
-    }
-
-    def kind(self, key: str) -> str:
-        return f"json_type(metadata_, '$.{key}')"
-
-    def scalar(self, key: str, kind: str) -> str:
-        text = f"json_extract_string(metadata_, '$.{key}')"
-        return f"TRY_CAST({text} AS DOUBLE)" if kind == "number" else text
-
-    def literal(self, value: Scalar) -> str:
-        if isinstance(value, bool):
-            return _quoted(json.dumps(value))
-        return _quoted(value) if isinstance(value, str) else f"CAST('{value!r}' AS DOUBLE)"
-
-
 class _Duck(StoreKind):
     name = "DuckDB"
     ignores_doc_ids = True
@@ -434,44 +270,11 @@ class _Duck(StoreKind):
             return store
         from duckdb import SQLExpression  # noqa: PLC0415 (only who has such a store has the package)
 
-        where = _DuckSql().write(flat(tree))
+        where = DuckSql().write(flat(tree))
         return _copy(store, _build_metadata_filter_expressions=lambda metadata_filters: SQLExpression(where))  # noqa: ARG005
 
     def nodes(self, store: Any, tree: FilterNode | None) -> Iterable[BaseNode]:
         return super().nodes(self.narrowed(store, tree), tree)
-
-
-class _LanceSql(_Sql):
-    """Metadata is one column with a fixed set of typed fields: another key is absent everywhere."""
-
-    NEVER: ClassVar = "id IS NULL"
-
-    def __init__(self, fields: dict[str, str]) -> None:
-        self._fields = fields
-
-    def literal(self, value: Scalar) -> str:
-        return _quoted(value) if isinstance(value, str) else json.dumps(value)
-
-    def compare(self, key: str, operator: str, value: Scalar) -> str:
-        if self._fields.get(key) not in (_kind(value), *(("whole",) if _kind(value) == "number" else ())):
-            return self.NEVER
-        as_float = self._fields[key] == "whole" and isinstance(value, float)
-        column = f"CAST(metadata.{key} AS double)" if as_float else f"metadata.{key}"
-        return f"({column} {operator} {self.literal(value)})"
-
-    def contains(self, key: str, text: str, *, ignoring_case: bool) -> str:
-        if self._fields.get(key) != "string":
-            return self.NEVER
-        value, part = f"metadata.{key}", self.literal(text.lower() if ignoring_case else text)
-        return f"strpos({f'lower({value})' if ignoring_case else value}, {part}) > 0"
-
-    def is_scalar(self, key: str) -> str:
-        return f"metadata.{key} IS NOT NULL" if key in self._fields else self.NEVER
-
-    def is_empty(self, key: str) -> str:
-        if key not in self._fields:
-            return "id IS NOT NULL"
-        return f"metadata.{key} IS NULL OR {self.compare(key, '=', '')}"
 
 
 class _Lance(StoreKind):
@@ -483,13 +286,15 @@ class _Lance(StoreKind):
 
     def narrowed(self, store: Any, tree: FilterNode | None) -> Any:
         def where() -> dict[str, str]:  # the table is read when it is searched: it may be made, or grow, until then
-            return {} if tree is None else {"where": _LanceSql(_lance_fields(store)).write(flat(tree))}
+            return {} if tree is None else {"where": LanceSql(_lance_fields(store)).write(flat(tree))}
 
         def query(query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
             unfiltered = VectorStoreQuery(**{**vars(query), "filters": None})
             try:
                 return type(store).query(store, unfiltered, **kwargs, **where())  # type: ignore[no-any-return]
-            except Warning:  # this is how the adapter says that nothing was found
+            except Warning as nothing:  # this is how the adapter says that nothing was found
+                if type(nothing) is not Warning:
+                    raise
                 return VectorStoreQueryResult(nodes=[], similarities=[], ids=[])
 
         def get_nodes(node_ids: Any = None, filters: Any = None, **kwargs: Any) -> Any:  # noqa: ARG001
@@ -501,7 +306,7 @@ class _Lance(StoreKind):
         return super().nodes(self.narrowed(store, tree), tree)
 
     def with_ids(self, store: Any, node_ids: Sequence[str]) -> Iterable[BaseNode]:
-        where = f"id IN ({', '.join(map(_quoted, node_ids))})"  # the adapter quotes IDs as names of columns
+        where = f"id IN ({', '.join(map(quoted, node_ids))})"  # the adapter quotes IDs as names of columns
         nodes: list[BaseNode] = store.get_nodes(None, None, where=where) if node_ids else []
         return nodes
 
@@ -512,25 +317,21 @@ def _lance_fields(store: Any) -> dict[str, str]:
     return {one.name: names.get(str(one.type), "whole" if "int" in str(one.type) else "other") for one in fields}
 
 
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
 # -- Milvus and Qdrant ------------------------------------------------------------------------------------------------
 
 
 def _milvus_condition(condition: Condition) -> str:
     key, operator = condition.key, condition.operator
     values = [json.dumps(one, ensure_ascii=False) for one in condition.values]
-    if operator in _EQUALITIES:
+    if operator in EQUALITIES:
         return " or ".join(f"{key} == {value}" for value in values)
-    if operator in _INEQUALITIES:
+    if operator in INEQUALITIES:
         return " and ".join([f"exists {key}", *(f"{key} != {value}" for value in values)])
     if operator is FilterOperator.ANY:
         return f"json_contains_any({key}, [{', '.join(values)}])"
     if operator is FilterOperator.TEXT_MATCH:
         return f"{key} like {json.dumps(f'%{condition.value}%', ensure_ascii=False)}"
-    return f"{key} {_ORDERS[operator]} {values[0]}"
+    return f"{key} {ORDERS[operator]} {values[0]}"
 
 
 def _milvus(tree: FilterNode) -> str:
@@ -585,18 +386,18 @@ def _qdrant(tree: FilterNode) -> Any:
         }[tree.logic]()
     key, operator = tree.key, tree.operator
     empty = rest.IsEmptyCondition(is_empty=rest.PayloadField(key=key))
-    if operator in _ORDERS:
+    if operator in ORDERS:
         name = {FilterOperator.GE: "gte", FilterOperator.LE: "lte"}.get(operator, operator.value)
         return rest.FieldCondition(key=key, range=rest.Range(**{name: tree.value}))
     if operator is FilterOperator.IS_EMPTY:
         return rest.Filter(should=[empty, rest.FieldCondition(key=key, match=rest.MatchValue(value=""))])
     equal: list[Any] = []
     for value in tree.values:  # a range: 1 and 1.0 are one number
-        if _kind(value) == "number":
+        if value_kind(value) == "number":
             equal.append(rest.FieldCondition(key=key, range=rest.Range(gte=value, lte=value)))
         else:
             equal.append(rest.FieldCondition(key=key, match=rest.MatchValue(value=value)))
-    return rest.Filter(must_not=[*equal, empty]) if operator in _INEQUALITIES else rest.Filter(should=equal)
+    return rest.Filter(must_not=[*equal, empty]) if operator in INEQUALITIES else rest.Filter(should=equal)
 
 
 class _Qdrant(StoreKind):
@@ -605,11 +406,11 @@ class _Qdrant(StoreKind):
 
     def why_not(self, store: Any, condition: Condition) -> str | None:  # noqa: ARG002
         key, operator = condition.key, condition.operator
-        if operator in _TEXT:
+        if operator in TEXT:
             return f"what Qdrant finds by {operator.value!r} depends on a full-text index on {key!r}"
-        if operator in _ORDERS and isinstance(condition.value, str):
+        if operator in ORDERS and isinstance(condition.value, str):
             return _orders_numbers_only(self.name, condition)
-        if operator in _ORDERS and isinstance(condition.value, bool):
+        if operator in ORDERS and isinstance(condition.value, bool):
             return f"Qdrant does not order booleans, as {operator.value!r} on {key!r} does"
         return _not_a_name(self.name, condition) or _inexact(self.name, condition)
 
@@ -657,7 +458,7 @@ def _orders_numbers_only(store: str, condition: Condition) -> str:
 
 
 def _inexact(store: str, condition: Condition) -> str | None:
-    big = any(_kind(one) == "number" and abs(float(one)) > _EXACT for one in condition.values)
+    big = any(value_kind(one) == "number" and abs(float(one)) > _EXACT for one in condition.values)
     return (
         f"{store} compares numbers up to 2**53 exactly, and {condition.key!r} is compared with a larger one"
         if big
@@ -722,7 +523,7 @@ def _copy(store: Any, **methods: Callable[..., Any]) -> Any:
 
 _asked: Final[dict[int, set[FilterOperator]]] = {}
 """The operators that unknown stores, by ``id``, were found to apply."""
-_UNPROBED: Final = (*_INEQUALITIES, FilterOperator.IS_EMPTY, FilterOperator.EXISTS)
+_UNPROBED: Final = (*INEQUALITIES, FilterOperator.IS_EMPTY, FilterOperator.EXISTS)
 """Operators that stores may hold for true where the key is absent."""
 
 
@@ -735,7 +536,7 @@ def _seen(store: Any) -> set[FilterOperator]:
 
 def _impossible(operator: FilterOperator) -> MetadataFilters:
     """Return a filter that no row passes."""
-    value: Any = 2**52 if operator in _ORDERS else uuid4().hex
+    value: Any = 2**52 if operator in ORDERS else uuid4().hex
     many = operator in (FilterOperator.IN, FilterOperator.ANY)
     return lower(Condition(key="agentic_kb_probe", operator=operator, value=[value, uuid4().hex] if many else value))
 

@@ -9,6 +9,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -131,13 +132,16 @@ def _duckdb() -> Iterator[MakeStore]:
 
 
 @contextmanager
-def _milvus() -> Iterator[MakeStore]:
+def _milvus(*, with_words: bool = False) -> Iterator[MakeStore]:
     from llama_index.vector_stores.milvus import MilvusVectorStore  # noqa: PLC0415 (seconds)
+    from llama_index.vector_stores.milvus.utils import BM25BuiltInFunction  # noqa: PLC0415
 
     made: list[MilvusVectorStore] = []
 
     def make() -> BasePydanticVectorStore:
         settings: dict[str, Any] = {"similarity_metric": "COSINE", "use_async_client": False}
+        if with_words:
+            settings |= {"enable_sparse": True, "sparse_embedding_function": BM25BuiltInFunction()}
         uri = str(Path(folder, "milvus.db"))
         made.append(MilvusVectorStore(uri=uri, collection_name=_name(), dim=DIMENSIONS, **settings))
         return made[-1]
@@ -169,9 +173,10 @@ class Opened:
         self._open: dict[str, MakeStore] = {}
 
     def make(self, kind: str) -> BasePydanticVectorStore:
-        """Return an empty store."""
+        """Return an empty store of a kind, or of Milvus with BM25."""
         if kind not in self._open:
-            self._open[kind] = self._stack.enter_context(KINDS[kind]())
+            open_kind = KINDS[kind] if kind in KINDS else partial(_milvus, with_words=True)
+            self._open[kind] = self._stack.enter_context(open_kind())
         return self._open[kind]()
 
     def close_store(self, store: Any) -> None:

@@ -264,6 +264,25 @@ def test_words_are_found_by_the_stores_own_search(filled: Filled) -> None:
     assert best.get_content().endswith("item003")
 
 
+@pytest.mark.filterwarnings("ignore:create_fts_index:DeprecationWarning")
+def test_a_stores_hybrid_search_is_filtered_too(filled: Filled, opened: Opened) -> None:
+    """Where a retriever asks for it, both its sides find what passes, and nothing else takes a place."""
+    kwargs: dict[str, Any] = {"vector_store_query_mode": "hybrid"}
+    index = filled.index
+    if filled.kind == "LanceDB":
+        kwargs = {"vector_store_kwargs": {"query_type": "hybrid"}}
+    elif filled.kind == "Milvus Lite":
+        index = index_over(opened.make("Milvus Lite with BM25"))
+        index.insert_nodes(nodes(filled.rows))
+    elif filled.kind not in FULL_TEXT:
+        pytest.skip("it has none")
+    source = KnowledgeSource("rows", index=index, retriever_kwargs=kwargs)
+    tree = Condition(key="number", operator=Op.LE, value=1)
+    (ranked,) = search(source, "the row of item002", tree, top_k=8).lists
+    assert {int(node.node_id[-12:]) for node in ranked.nodes} == filled.expected(tree)
+    assert ranked.dropped_by_filter == 0
+
+
 @pytest.mark.parametrize("tree", [None, Condition(key="word", value="it's")], ids=["all", "some"])
 def test_an_async_door_finds_the_same_on_any_loop(filled: Filled, tree: FilterNode | None) -> None:
     """Clients that are bound to the loop of their first use, or are missing, harm nobody."""
