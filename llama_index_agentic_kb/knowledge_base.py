@@ -516,6 +516,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         if self.llm is not None:
             warm_up_llm(self.llm)
             import_module("llama_index_agentic_kb.grounding.repair")  # the answer checks
+            import_module("llama_index_agentic_kb.guard.links")
             check = self.grounding if isinstance(self.grounding, Grounding) else Grounding()
             if self.grounding is not False and isinstance(check.scorer, str | None):  # a judge would be called
                 from llama_index_agentic_kb.grounding.check import check_grounding  # noqa: PLC0415 (loads the scorers)

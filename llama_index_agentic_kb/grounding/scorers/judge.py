@@ -105,7 +105,6 @@ class LLMJudge:
 
     Args:
         llm: The language model, or a ``LanguageModel``.
-        template: Prompt template of the call. Defaults to ``JUDGE_TEMPLATE``.
         spotlighting: How the prompt marks passages as data. Defaults to "delimit".
     """
 
@@ -115,11 +114,9 @@ class LLMJudge:
         self,
         llm: LLM | LanguageModel,
         *,
-        template: BasePromptTemplate | None = None,
         spotlighting: Spotlighting | None = "delimit",
     ) -> None:
         self.model = llm if isinstance(llm, LanguageModel) else LanguageModel(llm, CallbackManager)
-        self.template = template or JUDGE_TEMPLATE
         self.spotlighting = spotlighting
 
     async def score(
@@ -145,7 +142,7 @@ class LLMJudge:
             passages.append(Passage(number, title, text, spotlight=spotlight))
         asked = (" ".join(f"{claim.context} {claim.plain}".split()) for claim in claims)
         lines = (f"{number}: {_CLAIMS_TAG.sub('(claims', as_data(text))}" for number, text in enumerate(asked))
-        messages = self.template.format_messages(
+        messages = JUDGE_TEMPLATE.format_messages(
             llm=self.model.llm, context_str=format_passages(passages), claims="\n".join(lines)
         )
         reply = await self.model.chat(messages, deadline=deadline)
