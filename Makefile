@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: openapi demo test test-long coverage check docs wheel-check format bench bench-conversations bench-grounding bench-scale bench-shards train-scorer faults fuzz injection \
+.PHONY: openapi demo test test-long coverage check docs wheel-check format bench bench-conversations bench-grounding bench-capacity bench-scale bench-shards train-scorer faults fuzz injection \
 	kills leaks same-prompts stores wire clean
 
 # Extracts over three real sources, then a recorded answer; no API key, no network.
@@ -84,6 +84,10 @@ bench-scale: $(VENV)/.dev
 CHUNKS ?= 1000000
 bench-shards: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks.shards --size $(CHUNKS)
+
+# What plan-capacity predicts beside real runs.
+bench-capacity: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmarks.capacity
 
 # How well a question is found in its conversation without a model: a BEIR-form SET whose questions have histories.
 bench-conversations: $(VENV)/.dev

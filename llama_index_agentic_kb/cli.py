@@ -425,6 +425,31 @@ def bench_command(  # noqa: PLR0917 (typer makes options of them)
 ConfigArgument = Annotated[Path, typer.Argument(help="The server's configuration, kb.yaml; see docs/server.md.")]
 
 
+@app.command("plan-capacity")
+def plan_capacity(
+    chunks: Annotated[list[float], typer.Option(help="The size of the collection; repeat it for several.", min=1)],
+    qps: Annotated[float, typer.Option(help="Questions a second.")],
+    effort: EffortOption = ReasoningEffort.AUTO,
+    measure: Annotated[bool, typer.Option(help="Measure this machine first (a minute); else recorded times.")] = False,
+    cores: Annotated[int, typer.Option(help="Cores of a machine.", min=1)] = 16,
+    memory: Annotated[float, typer.Option(help="Memory of a machine in GB.")] = 64,
+    price_hour: Annotated[float, typer.Option(help="Price of a machine for an hour.")] = 0.7,
+    price_in: Annotated[float, typer.Option(help="Price of a million tokens that the model reads.")] = 0.15,
+    price_out: Annotated[float, typer.Option(help="Price of a million tokens that the model writes.")] = 0.6,
+    model_seconds: Annotated[float, typer.Option(help="Duration of a call of the model; 0: extracts only.")] = 1.5,
+) -> None:
+    """Show the machines, memory, disk, time and money that a collection and its load need. Needs [capacity]."""
+    from llama_index_agentic_kb.evaluation import capacity  # noqa: PLC0415 (rarely needed)
+
+    with console.status("Measuring this machine") as status:
+        times = capacity.measure(lambda what: status.update(f"Measuring {what}")) if measure else capacity.RECORDED
+    terms = capacity.Terms(cores, memory, price_hour, price_in, price_out, model_seconds)
+    with _extra("capacity"):
+        plans = [capacity.plan(size, qps, effort, times, terms) for size in chunks]
+    console.print(Text(f"{qps:g} questions a second, effort {effort.value}; service times: {times.machine}"))
+    console.print(capacity.table_of(plans))
+
+
 @app.command()
 def serve(config: ConfigArgument) -> None:
     """Serve knowledge bases over HTTP: Azure's and Google's APIs, and MCP. Needs the extra [server]."""

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, Resilience, RetrieverOptions, ShardedSource
 from llama_index_agentic_kb.store.directory import DirectoryStore
+from llama_index_agentic_kb.testing import MemoryRetriever
 from tests.benchmarks.scale_store import SOURCE, TOP_K, ScaleStore, exact, percentile, store_block
 
 SHARDS: Final = 8
@@ -29,6 +30,7 @@ FACTOR: Final = 10
 CANDIDATES: Final = (1, 2, 3, 5, TOP_K)
 """Nodes that each shard is asked for."""
 GRACE: Final = 0.02
+WAIT: Final = 0.03
 
 Numbers = dict[str, float]
 
@@ -113,6 +115,19 @@ def ask(source: KnowledgeSource, queries: Sequence[str], best: Sequence[set[str]
     return {"p50": percentile(taken, 50), "p99": percentile(taken, 99), "recall": mean(recalls)}
 
 
+def waiting(shards: int, slow: int, grace: float | None) -> Numbers:
+    """Return times over shards that only wait, the first so many times longer, after it was as fast as the others."""
+    first = MemoryRetriever(["rain"], latency=WAIT, mode="async")
+    retrievers = [first, *(MemoryRetriever([f"rain {at}"], latency=WAIT, mode="async") for at in range(1, shards))]
+    resilience = Resilience(straggler_grace=grace)
+    made = [KnowledgeSource(f"s{at}", retriever=one, resilience=resilience) for at, one in enumerate(retrievers)]
+    source = ShardedSource(SOURCE, made)
+    ask(source, ["rain"] * 20, [{""}] * 20)
+    first.latency = slow * WAIT
+    numbers = ask(source, ["rain"] * 100, [{""}] * 100)
+    return {name: numbers[name] for name in ("p50", "p99")}
+
+
 def words_in_common(whole: DirectoryStore, stores: Sequence[DirectoryStore], queries: Sequence[str]) -> float:
     """Return the share of one index's best ten by words (BM25) that the merged shards find too."""
     shares = []
@@ -144,6 +159,12 @@ def measure(at: ScaleStore, shards: int, rounds: int) -> Iterator[tuple[str, Map
             ask(source, queries, best)  # its usual time
             with Slow(stores[0], FACTOR):
                 yield f"one shard {FACTOR} x slower, {rule}", ask(source, many, right)
+        for slow, grace, name in (
+            (1, None, "all alike"),
+            (FACTOR, None, "one slow, waited for"),
+            (FACTOR, GRACE, "one slow, given up"),
+        ):
+            yield f"{shards} shards that wait {1000 * WAIT:.0f} ms each: {name}", waiting(shards, slow, grace)
         yield "best ten by words, the same as of one index", {"recall": words_in_common(whole, stores, queries)}
 
 
@@ -159,7 +180,10 @@ def main() -> None:
     at = ScaleStore(arguments.cache, arguments.size)
     at.build(lambda _: None)
     at.build_lexical()
-    results = dict(measure(at, arguments.shards, arguments.rounds))
+    results = {}
+    for name, numbers in measure(at, arguments.shards, arguments.rounds):
+        results[name] = numbers
+        print(name, numbers, file=sys.stderr, flush=True)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     table = Table("", "p50 ms", "p99 ms", "recall@10", title=f"{arguments.size:,} chunks, synthetic vectors")
