@@ -43,7 +43,6 @@ DEMO_SOURCES: Final = {
 DEMO_QUESTION: Final = "Which rocket launched Cassini-Huygens, how tall was it, and how wide is Titan?"
 DEFAULT_STORE: Final = ".agentic-kb"
 CONFIG: Final = Path("agentic-kb.toml")
-DEFAULT_MODEL: Final = "gpt-4o-mini"
 _SKIPPED: Final = 3
 """The exit status of an ingestion that read all files but those of kinds that are not read."""
 _LISTED: Final = 20
@@ -63,7 +62,7 @@ errors = Console(stderr=True)
 StoreOption = Annotated[
     str, typer.Option("--store", help="The store: a directory, or postgresql://user@host/database.")
 ]
-ModelOption = Annotated[str | None, typer.Option("--model", help=f"A chat model. Default {DEFAULT_MODEL}.")]
+ModelOption = Annotated[str | None, typer.Option("--model", help="A chat model of the server.")]
 EmbedModelOption = Annotated[
     str | None,
     typer.Option("--embed-model", help="Of a new store: multilingual, a Hugging Face name, or a folder."),
@@ -108,15 +107,15 @@ def configure(
         raise ConfigurationError(f"{CONFIG} can't be read as TOML: {error}") from error
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     known = {name: _options(command) for name, command in commands.items()}
-    shared = {key: value for key, value in options.items() if not isinstance(value, dict)}
-    tables = {key: value for key, value in options.items() if isinstance(value, dict)}
-    unknown = {key for key in shared if not any(_option(key) in names for names in known.values())}
+    shared = _dashed({key: value for key, value in options.items() if not isinstance(value, dict)})
+    tables = {key: _dashed(value) for key, value in options.items() if isinstance(value, dict)}
+    unknown = {key for key in shared if not any(key in names for names in known.values())}
     unknown |= tables.keys() - known.keys()
     defaults: dict[str, dict[str, Any]] = {}
     for name, names in known.items():
         own = tables.get(name, {})
-        unknown |= {f"{name}.{key}" for key in own if _option(key) not in names}
-        mine = [(names[_option(key)], value) for key, value in (shared | own).items() if _option(key) in names]
+        unknown |= {f"{name}.{key}" for key in own if key not in names}
+        mine = [(names[key], value) for key, value in (shared | own).items() if key in names]
         defaults[name] = {
             option.name: [value] if option.multiple and isinstance(value, str) else value for option, value in mine
         }
@@ -125,9 +124,8 @@ def configure(
     context.default_map = defaults
 
 
-def _option(key: str) -> str:
-    """Return a key of agentic-kb.toml as an option's name: dashes and underscores are the same."""
-    return key.replace("_", "-")
+def _dashed(options: dict[str, Any]) -> dict[str, Any]:
+    return {key.replace("_", "-"): value for key, value in options.items()}
 
 
 def _options(command: Any) -> dict[str, Any]:
@@ -348,7 +346,7 @@ def demo(
     """Ask a corpus of 44 articles on space missions; it is ingested on the first run. Needs no API key."""
     from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads SQLite and more)
 
-    where = store or _demo_store()
+    where = store or str(_cache() / "demo-3")  # a store of this format
     with KnowledgeStore.open(where, create=True, repair="auto") as opened:
         for name, description in DEMO_SOURCES.items():
             _ingest([CORPUS / name], opened, source=name, description=description, trust_urls=True)
@@ -570,11 +568,7 @@ def _language_model(name: str | None, context_window: int) -> LLM | None:
         if name is not None:
             raise ConfigurationError("--model needs OPENAI_API_KEY, or OPENAI_BASE_URL for a server of your own")
         return None
-    return openai_from_environment(name or DEFAULT_MODEL, context_window=context_window)
-
-
-def _demo_store() -> str:
-    return str(_cache() / "demo-3")  # a store of this format
+    return openai_from_environment(name, context_window=context_window)
 
 
 def _cache() -> Path:

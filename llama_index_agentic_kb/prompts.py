@@ -16,36 +16,25 @@ from llama_index_agentic_kb.guard.text import quoted, sanitize
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A piece of evidence to be formatted for a prompt.
-
-    Args:
-        ref_id: Reference number, the N in ``[ref_id:N]``.
-        title: The document's title.
-        content: The passage's text.
-        source: Name of the knowledge source.
-        terms: The document's key terms; shown in extracts, not in prompts.
-        url: The document's URL, which links in the answer may use; not shown in prompts.
-        hidden: Number of hidden characters that were removed from the passage.
-        spotlight: Marks retrieved text as data; the same for all passages of a request.
-        metadata: Metadata of the document that the language model may see, on one line; see ``shown_metadata``.
-    """
+    """A piece of evidence to be formatted for a prompt, with the N of its ``[ref_id:N]``."""
 
     ref_id: int
     title: str
     content: str
     source: str = ""
     terms: str | None = None
+    """The document's key terms; shown in extracts, not in prompts."""
     url: str | None = None
+    """The document's URL, which links in the answer may use; not shown in prompts."""
     hidden: int = 0
+    """Number of hidden characters that were removed from the passage."""
     spotlight: Spotlight = PLAIN
     metadata: str = ""
+    """Metadata of the document that the language model may see, on one line; see ``shown_metadata``."""
 
 
 def as_data(text: str) -> str:
-    """Return retrieved text sanitized for a prompt: it can't contain citations, block delimiters or role markers.
-
-    See ``guard.text`` for the changes and the removed characters.
-    """
+    """Return retrieved text sanitized for a prompt: it can't contain citations, block delimiters or role markers."""
     return sanitize(text)
 
 
@@ -73,12 +62,7 @@ def as_answer(text: str) -> str:
 
 
 def format_partial(answer: str, number: int) -> str:
-    """Return a partial answer as prompt text: delimited, with its citation markers.
-
-    Args:
-        answer: Text that the model wrote (retrieved text needs ``format_passage``).
-        number: Number of the partial answer, from 1; not a reference id.
-    """
+    """Return a partial answer of the model as prompt text: delimited, numbered, with its citation markers."""
     return f'<partial_answer number="{number}">\n{as_answer(answer).strip()}\n</partial_answer>'
 
 
@@ -92,7 +76,7 @@ def format_question(question: str, history: Sequence[tuple[str, str]], chain: Se
     """Return a question as prompt text, with its conversation and the findings of its search steps.
 
     Args:
-        question: The question; returned unchanged if ``history`` and ``chain`` are empty.
+        question: The question.
         history: Earlier messages as (role, text) pairs, oldest first.
         chain: Findings of the search steps, one line per step; untrusted, as they come from passages.
     """
@@ -116,13 +100,7 @@ on them:"""
 
 
 def shortened(history: Sequence[tuple[str, str]], messages: int, characters: int) -> str:
-    """Return a note on what a prompt leaves out of a conversation; "" if nothing.
-
-    Args:
-        history: Earlier messages as (role, text) pairs.
-        messages: Maximum number of messages in the prompt, the last ones.
-        characters: Maximum number of characters of each.
-    """
+    """Return a note on what a prompt with the last messages, of so many characters each, leaves out; "" if nothing."""
     cut = sum(len(" ".join(text.split())) > characters for _, text in history[-messages:])
     notes = {"left out": max(0, len(history) - messages), f"cut to {characters:,} characters": cut}
     said = [f"{number} of {len(history)} earlier messages {what}" for what, number in notes.items() if number]
@@ -136,16 +114,7 @@ ON_SEARCHING: Final = "on what to search and where"
 def with_instructions(
     messages: Sequence[ChatMessage], instructions: str, about: str = "on tone, form and language"
 ) -> list[ChatMessage]:
-    """Return copies of prompt messages with the caller's instructions after the template's own.
-
-    They are appended to the first message if that is a system message, else they become a new system message: some
-    models accept only one.
-
-    Args:
-        messages: The messages of a formatted template.
-        instructions: The caller's instructions; if empty, the messages are returned unchanged.
-        about: What they are about, in a few words.
-    """
+    """Return a template's messages with the caller's instructions, and what these are about, after its own rules."""
     if not instructions.strip():
         return list(messages)
     note = f"Further instructions of the application, {about}. They change none of the rules above."
@@ -153,11 +122,9 @@ def with_instructions(
 
 
 def with_rules(messages: Sequence[ChatMessage], rules: str) -> list[ChatMessage]:
-    """Return prompt messages with rules at the end of the system message; the originals are not changed.
+    """Return prompt messages with rules at the end of the system message: some models accept only one.
 
-    Args:
-        messages: The messages of a formatted template.
-        rules: The rules as plain text, not empty.
+    The originals are not changed.
     """
     if not messages or messages[0].role is not MessageRole.SYSTEM:
         return [ChatMessage(role=MessageRole.SYSTEM, content=rules), *messages]

@@ -109,19 +109,9 @@ class AnswerEngine:
         self.sessions = sessions
 
     async def answer(self, query: AnswerQuery, *, observer: Observer = None, streaming: bool = False) -> AnswerResponse:
-        """Answer a query.
+        """Answer a query; for observer and errors see ``KnowledgeBase.answer``.
 
-        Args:
-            query: The question and the settings of the answer.
-            observer: Called with each activity record when it is opened and when it is closed.
-            streaming: Whether to emit lists of pieces: steps, references, text and citations, the whole response.
-
-        Raises:
-            InvalidRequestError: The query is invalid.
-            DeniedError: A required principal is missing, or the principal may not search any source.
-            RetrievalError: No selected source could answer.
-            SynthesisError: The language model failed while answering.
-            NotFoundError: The session does not exist, or belongs to another principal.
+        If streaming, lists of pieces are emitted: steps, references, text and citations, the whole response.
         """
         query = query.model_copy(update={"request": _instructed(query, self.engine.instructions)})
         retriever = self.engine.retriever
@@ -176,7 +166,6 @@ class _Answering:
     warnings: list[str] = field(default_factory=list)
 
     def skip(self, *reasons: SkippedReason, warning: str = "") -> None:
-        """Withhold the answer: add the reasons and the warning, and replace the text."""
         self.skipped += reasons
         self.text = self.notice
         self.warnings += [warning] if warning else []
@@ -278,15 +267,12 @@ class _Answering:
         return pieces
 
     def _checks(self) -> Grounding | None:
-        """Return the settings of the check; None if the engine has none and the query asks for no filtering.
-
-        Citations are returned as data, so markers are removed from the text.
-        """
+        """Return the settings of the check; None if the engine has none and the query asks for no filtering."""
         own, level = self.engine.grounding, self.query.filtering_level
         if own is None and level is None:
             return None
         own = own or Grounding()
-        return replace(own, markers=Markers.STRIP, filtering=level or own.filtering)
+        return replace(own, markers=Markers.STRIP, filtering=level or own.filtering)  # citations are data
 
     async def _judge(self, answered: Answered) -> None:
         """Set the text to the answer, or withhold it if it is poorly grounded or violates a policy."""
@@ -332,7 +318,6 @@ class _Answering:
         return shown
 
     def response(self) -> AnswerResponse:
-        """Return the response built from the current state."""
         retrieval, answered, shown = self.retrieval, self.answered, self.shown()
         ledger = None if answered is None else answered.ledger
         answer = make_answer(

@@ -59,12 +59,12 @@ def openai_address() -> str | None:
     return os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE") or None
 
 
-def openai_from_environment(model: str = DEFAULT_MODEL, **arguments: Any) -> LLM:
+def openai_from_environment(model: str | None = None, **arguments: Any) -> LLM:
     """Return a chat model of the environment's server: OPENAI_BASE_URL or OPENAI_API_BASE, and OPENAI_API_KEY."""
     from llama_index_agentic_kb.llm.openai_compatible import OpenAICompatible  # noqa: PLC0415 (loads the OpenAI client)
 
     key = os.environ.get("OPENAI_API_KEY") or None
-    return OpenAICompatible(model=model, api_key=key, api_base=openai_address(), **arguments)
+    return OpenAICompatible(model=model or DEFAULT_MODEL, api_key=key, api_base=openai_address(), **arguments)
 
 
 def warm_up_llm(llm: LLM) -> None:

@@ -307,30 +307,27 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         aside: Callable[[Spotlight], str] | None = None,
         **response_kwargs: Any,
     ) -> Synthesis:
-        """Synthesize the answer. If streaming, emit text deltas that add up to the text.
+        """Synthesize the answer from evidence, best first. If streaming, emit text deltas that add up to the text.
 
         Args:
             query: The question.
-            nodes: The evidence, best first; their positions are the reference ids.
-            deadline: The ``time.monotonic()`` value by which the answer must be complete. None means no deadline.
-            max_output_tokens: Maximum tokens of the answer. Defaults to the synthesizer's own.
+            nodes: The evidence; their positions are the reference ids.
+            deadline: The ``time.monotonic()`` value by which the answer must be complete.
+            max_output_tokens: Maximum tokens of the answer. Defaults to the synthesizer's own, as does ``streaming``.
             sources: The knowledge sources by name; they define the title and text fields of their nodes.
-            streaming: Whether to emit deltas. Defaults to the synthesizer's own setting.
-            instructions: The caller's instructions on tone, format or language, added after the template's
-                instructions with lower priority.
+            streaming: Whether to emit deltas.
+            instructions: The caller's instructions, added after the template's own.
             aside: Returns further text for the prompt, marked as data, that the model must not cite.
             response_kwargs: Further variables of the templates.
 
         Raises:
-            SynthesisError: The language model failed; ``partial`` is the text generated before.
-            DeadlineExceededError: The answer was not complete by the deadline; ``partial`` is the text so far.
+            SynthesisError: The language model failed; ``partial`` is the text so far.
+            DeadlineExceededError: The answer was not complete by the deadline; ``partial`` as above.
         """
         limit, helper = max_output_tokens or self.max_output_tokens, self._prompt_helper
         spotlight = draw(self.spotlighting) if self.needs_llm else PLAIN
         reading = partial(passages, nodes, sources, spotlight)
-        if (
-            sum(len(getattr(node.node, "text", None) or "") for node in nodes) > LONG
-        ):  # off the event loop: every character is scanned
+        if sum(len(getattr(node.node, "text", None) or "") for node in nodes) > LONG:
             shown = await Call(sync=reading, deadline=deadline, what="reading passages")
         else:
             shown = reading()
