@@ -272,9 +272,8 @@ class Steps:
         return asked_for(fill(text, {parent: self.words_for(parent) for parent in parents}))
 
     def words_for(self, name: str) -> str:
-        """Return a step's best answer, or a description of it if it is not known."""
-        answers = self.answers_of(name)
-        return answers[0].value if answers else self.description_of(name)
+        """Return a step's answers, or a description of them if none is known."""
+        return " or ".join(answer.value for answer in self.answers_of(name)) or self.description_of(name)
 
     @property
     def are_stated(self) -> bool:

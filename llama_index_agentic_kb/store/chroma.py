@@ -20,6 +20,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -63,24 +64,29 @@ class ChromaDirectory:
         self._finalizer.atexit = False
 
     def collection(self, name: str, *, create: bool) -> Collection:
-        """Return a collection; a new one is created with cosine distance.
+        """Return a collection, set to ``EF_SEARCH``; a new one is created with cosine distance.
 
         Raises:
             StoreMismatchError: The collection's configuration names an embedding function.
             ChromaError: The collection does not exist, or is damaged.
         """
-        if not create:
-            return self._client.get_collection(name, embedding_function=None)
-        found = self._client.get_or_create_collection(
-            name, embedding_function=None, configuration={"hnsw": {"space": "cosine", "ef_search": EF_SEARCH}}
-        )
+        if create:
+            found = self._client.get_or_create_collection(
+                name, embedding_function=None, configuration={"hnsw": {"space": "cosine", "ef_search": EF_SEARCH}}
+            )
+        else:
+            found = self._client.get_collection(name, embedding_function=None)
         # Only the raw JSON is read: Chroma's accessors (``configuration``, ``schema``) instantiate the function.
-        for configuration in (found.configuration_json, found.get_model().serialized_schema):
-            for embedding_function in _embedding_functions(configuration):
-                raise StoreMismatchError(
-                    f"The Chroma collection {name!r} names an embedding function ({embedding_function!r}), which this "
-                    "library never loads. Build it again: `agentic-kb repair --rebuild`."
-                )
+        raw = found.configuration_json
+        named = [*_embedding_functions(raw), *_embedding_functions(found.get_model().serialized_schema)]
+        if named and create:
+            raise StoreMismatchError(
+                f"The Chroma collection {name!r} names an embedding function ({named[0]!r}), which this "
+                "library never loads. Build it again: `agentic-kb repair --rebuild`."
+            )
+        if not named and (raw.get("hnsw") or {}).get("ef_search") != EF_SEARCH:  # of an earlier version
+            with suppress(Exception):  # where it can't be written, it is searched as it is
+                found.modify(configuration={"hnsw": {"ef_search": EF_SEARCH}})
         return found
 
     def vector_store(self, name: str) -> ChromaVectorStore:

@@ -142,6 +142,19 @@ def test_known_values_are_put_into_what_is_not_known() -> None:
     assert queries_of(made)["q3"] == "Which river crosses the birthplace of the director James Cameron?"
 
 
+def test_an_early_answer_of_a_step_with_several_parents_is_not_put_under_the_first() -> None:
+    """The chain names every parent, since the answer may be that of any."""
+
+    def both(prompt: str) -> str:
+        cameron = refs(prompt)["James Cameron"]
+        return f"{line('q2', ('Kapuskasing', cameron))}\n{line('q1', 'Ann', ('James Cameron', cameron))}"
+
+    plan = PLAN.replace("Who directed Titanic?", "Who made the film by James Cameron?")
+    made = world(plan=plan, findings=[both]).search(QUESTION)
+    assert made.chain[1].query == "Where was Ann or James Cameron born?"
+    assert queries_of(made)["q3"] == "Which river crosses Kapuskasing?"
+
+
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_nearer_fact_is_searched_on(inside: bool) -> None:
     """A partial answer is no answer: its own next search is made for the same step, which stays open.
