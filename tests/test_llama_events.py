@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from llama_index.core.callbacks import CallbackManager, CBEventType, EventPayload, LlamaDebugHandler
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.response_synthesizers import get_response_synthesizer
+from llama_index.observability.otel.base import OTelCompatibleSpanHandler
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.span_handlers import SimpleSpanHandler
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pydantic import PrivateAttr
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource
@@ -130,3 +138,51 @@ def test_every_question_is_one_tree(way: str, monkeypatch: pytest.MonkeyPatch) -
     assert names == (synthesis if "chat" in way else expected)
     assert str(events.one("SynthesizeEndEvent").response) == ANSWER
     assert events.names.count("RetrievalStartEvent") == events.names.count("RetrievalEndEvent") >= 1
+
+
+def _question(engine: str, manager: CallbackManager, llm: Any) -> None:
+    """Ask LlamaIndex's engine or ours, each over the same retriever."""
+    retriever = MemoryRetriever(["The Saturn V rocket was 110.6 m tall."])
+    if engine == "ours":
+        source = KnowledgeSource("docs", retriever=retriever)
+        KnowledgeBase([source], llm=llm, callback_manager=manager).as_query_engine().query(QUESTION)
+    else:
+        retriever.callback_manager = manager
+        synthesizer = get_response_synthesizer(llm=llm, callback_manager=manager)
+        RetrieverQueryEngine(retriever, synthesizer, callback_manager=manager).query(QUESTION)
+
+
+def _drawn(parents: Mapping[str, str | None], names: Mapping[str, str]) -> list[str]:
+    """Return the names as a tree, by indentation, in the order in which they began."""
+
+    def below(parent: str | None, depth: int) -> list[str]:
+        mine = [name for name, above in parents.items() if (above if above in names else None) == parent]
+        return [line for name in mine for line in (" " * 2 * depth + names[name], *below(name, depth + 1))]
+
+    return below(None, 0)
+
+
+def _trees(engine: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[str]]:
+    """Return the tree of ``LlamaDebugHandler`` and that of the OpenTelemetry export, of one question."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    handler = OTelCompatibleSpanHandler(provider.get_tracer("test"), tracer_provider=provider)
+    root, tree = get_dispatcher(), Tree()
+    with LoopbackOpenAI(reply) as server, monkeypatch.context() as patch:
+        patch.setattr(root, "span_handlers", [*root.span_handlers, handler])
+        manager = CallbackManager([tree])
+        _question(engine, manager, server.llm(callback_manager=manager))
+    spans = sorted(exporter.get_finished_spans(), key=lambda span: span.start_time or 0)
+    parents = {str(s.context.span_id): str(s.parent.span_id) if s.parent else None for s in spans}
+    names = {event: kind.value for event, kind in tree.kinds.items()}
+    return _drawn(dict(tree.parents), names), _drawn(parents, {str(s.context.span_id): s.name for s in spans})
+
+
+def test_the_page_shows_the_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/account.md has the trees of LlamaIndex's engine and of ours side by side; what runs at once has no order."""
+    page = (Path(__file__).parent.parent / "docs" / "account.md").read_text(encoding="utf-8")
+    lines = [line[4:] for line in re.sub(r"```.*?```", "", page, flags=re.DOTALL).splitlines() if line[:4].isspace()]
+    for column, engine in ((slice(52), "theirs"), (slice(52, None), "ours")):
+        shown = [line[column].rstrip() for line in lines if line[column].strip()]
+        debug, spans = _trees(engine, monkeypatch)
+        assert sorted(shown) == sorted(debug + spans), "\n".join(debug + spans)

@@ -7,7 +7,6 @@ from typing import Any
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell, new_notebook
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 SHOWN = {
@@ -44,9 +43,10 @@ def test_notebooks_run_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{Path('/usr/bin')}:/bin")
     notebooks = {name: notebook_of(name) for name in SHOWN}
-    whole = new_notebook()
+    make: Any = nbformat.v4
+    whole = make.new_notebook()
     for notebook in notebooks.values():
-        whole.cells += [new_code_cell("%reset -sf"), *notebook.cells]
+        whole.cells += [make.new_code_cell("%reset -sf"), *notebook.cells]
     NotebookClient(whole, timeout=300, kernel_name="python3").execute()
     missing = {name: [text for text in SHOWN[name] if text not in outputs(notebooks[name])] for name in SHOWN}
     assert missing == {name: [] for name in SHOWN}

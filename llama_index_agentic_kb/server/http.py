@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
+from llama_index_instrumentation.dispatcher import instrument_tags
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
@@ -119,7 +120,8 @@ class Gateway:
         self.running += 1
         self._metrics.running.inc()
         try:
-            await self._serve(request, receive, send_with_headers)
+            with instrument_tags({"agentic_kb.request_id": own_id}):  # an attribute of each span of the request
+                await self._serve(request, receive, send_with_headers)
         finally:
             self.running -= 1
             self._metrics.running.dec()
