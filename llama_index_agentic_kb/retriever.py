@@ -98,8 +98,7 @@ class RetrieverOptions:
         max_per_document: Maximum references per document while other documents have candidates: a number, None for no
             limit, or "auto" (default): a third of all references, but at least 3.
         results_processing: The default of requests. "none" interleaves the searches' results without reranking.
-        embedding_cache: The cache of query embeddings. Default ``SHARED_CACHE``, shared by the process; None disables
-            caching.
+        embedding_cache: The cache of query embeddings. Defaults to one that the process shares; None for no caching.
         retries: The retry policy for failed calls of the language model. Default three attempts with full jitter.
         scope: The scope indexes by source name (``sources.vectors.scope_indexes``), by which a question in a
             conversation is narrowed to the documents that the conversation is about. Defaults to no narrowing.
@@ -107,7 +106,7 @@ class RetrieverOptions:
             "delimit" (default), "datamark", "encode", or None for not at all; see ``guard.spotlighting``.
         require_principal: Whether to deny requests without a principal even if no source has permissions.
         input_limits: The maximum size of a request: characters, messages, intents.
-        retrieval_instructions: The default of requests: instructions for planning. Default none.
+        retrieval_instructions: The default of requests: instructions for planning.
 
     Raises:
         ConfigurationError: An option is invalid.
@@ -336,9 +335,8 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             bundle: The caller's query. Its embedding, if any, is used to search for the question itself.
             answer_share: The fraction of the time limit to reserve for the stages after retrieval.
             observer: Called with each activity record. Defaults to the retriever's own.
-            classification: The classes to sort the question into as part of planning; the plan has the results. It
-                forces planning even for questions that need no plan. Ignored at minimal effort, with intents, and
-                without a model.
+            classification: The classes to sort the question into as part of planning, even if it is simple. Ignored at
+                minimal effort, with intents, and without a model.
 
         Raises:
             InvalidRequestError: The request names an unknown source, excludes all sources, or is too large.
@@ -349,30 +347,58 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             request = request.model_copy(update={"retrieval_instructions": self.options.retrieval_instructions})
         self.options.input_limits.check(request)
         effort = request.retrieval_reasoning_effort or self.effort
-        limits, log = self.limits[effort], ActivityLog(self.callback_manager, observer or self.observer)
         budget = Budget(
             request.max_runtime_in_seconds or self.max_runtime_in_seconds,
             answer_share=answer_share,
             output_tokens=request.max_output_size_in_tokens,
             output_documents=request.max_output_documents,
-            retrieval_seconds=limits.seconds,
+            retrieval_seconds=self.limits[effort].seconds,
         )
         set_budget(budget)
+        principal, log = (
+            self.resolve_principal(request.principal),
+            ActivityLog(self.callback_manager, observer or self.observer),
+        )
+        set_principal(principal)
         options = self.evidence
         if request.results_processing is not None:
             options = replace(options, results_processing=request.results_processing)
-        principal = self.resolve_principal(request.principal)
-        set_principal(principal)
         selected = select(self.sources, request, self.filters, calibrated=options.calibrated)
         if self.memory is not None:
             owner_of(self.memory).claim(principal)
         memory, forgotten = await self._remember(request.question, budget.retrieval_share(0.25, MEMORY_SECONDS))
-        asked = [request.max_output_documents, *(p.max_output_documents for p in request.knowledge_source_params)]
-        whole = scope = Scope.of(request, memory, classification)
+        whole = Scope.of(request, memory, classification)
+        task = self._task(request, whole, effort, selected, log, bundle)
+        turn, outcome = await search_turn(task, request.dialogue, selected)
+        if not turn.reply:
+            raise_if_lost(outcome.searches)
+        conversation, narrowing = Conversation(task.fan_out.follow_up, request.scope_state, self.options.scope), None
+        if task.scope.history or request.scope_state is not None:
+            narrowing = await conversation.narrow(task.fan_out, outcome.searches, self._limit(task))
+        missing = [*forgotten, *missing_parts(outcome.searches), *task.fan_out.left_out, *outcome.withheld]
+        found = outcome.findings, outcome.chain
+        retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, whole, *found)
+        retrieval.dialogue, retrieval.reply = turn.state, turn.reply
+        query = bundle or QueryBundle(request.question)
+        await self._gather(request, retrieval, outcome, task, options, query, narrowing or NOT_NARROWED)
+        if request.scope_state is not None and narrowing is not None and narrowing.turn is not None:
+            retrieval.scope_state = conversation.after(narrowing.turn, retrieval.nodes)
+        return retrieval
+
+    def _task(
+        self,
+        request: RetrievalRequest,
+        scope: Scope,
+        effort: ReasoningEffort,
+        selected: Mapping[str, SelectedSource],
+        log: ActivityLog,
+        bundle: QueryBundle | None,
+    ) -> Task:
+        limits = self.limits[effort]
         if not all(one.may_learn_from(other) for one, other in permutations(self.sources.values(), 2)):
-            scope = whole.without_answers()  # what is searched may go to every source
+            scope = scope.without_answers()  # what is searched may go to every source
         plain = self._model is None or effort is ReasoningEffort.MINIMAL
-        follow_up = FollowUp.of(scope.question, scope.history) if plain and not scope.intents else None
+        asked = [request.max_output_documents, *(p.max_output_documents for p in request.knowledge_source_params)]
         fan_out = FanOut(
             {name: chosen for name, chosen in selected.items() if not isinstance(chosen.source, ToolSource)},
             log,
@@ -381,41 +407,16 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             max_searches=limits.searches,
             bundle=bundle,
             embedding_cache=self.options.embedding_cache,
-            follow_up=follow_up,
+            follow_up=FollowUp.of(scope.question, scope.history) if plain and not scope.intents else None,
         )
-        task = Task(
-            scope=scope,
-            effort=effort,
-            limits=limits,
-            model=self._model,
-            fusion=options.fusion,
-            fan_out=fan_out,
-            budget=budget,
-            log=log,
-        )
-        turn, outcome = await search_turn(task, request.dialogue, selected)
-        if not turn.reply:
-            raise_if_lost(outcome.searches)
-        conversation, narrowing = Conversation(follow_up, request.scope_state, self.options.scope), NOT_NARROWED
-        if scope.history or request.scope_state is not None:
-            asked_for = budget.output_documents or self.similarity_top_k or limits.documents
-            narrowing = await conversation.narrow(fan_out, outcome.searches, asked_for)
-        missing = [*forgotten, *missing_parts(outcome.searches), *fan_out.left_out, *outcome.withheld]
-        found = outcome.findings, outcome.chain
-        retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, whole, *found)
-        retrieval.dialogue, retrieval.reply = turn.state, turn.reply
-        bundle = bundle or QueryBundle(request.question)
-        await self._gather(request, retrieval, outcome, task, options, bundle, narrowing)
-        if request.scope_state is not None and narrowing.turn is not None:
-            retrieval.scope_state = conversation.after(narrowing.turn, retrieval.nodes)
-        return retrieval
+        return Task(scope, effort, limits, self._model, self.evidence.fusion, fan_out, log)
+
+    def _limit(self, task: Task) -> int:
+        """Return the number of documents in the result."""
+        return task.budget.output_documents or self.similarity_top_k or task.limits.documents
 
     async def _remember(self, question: str, deadline: float | None) -> tuple[list[Any], list[MissingPart]]:
-        """Read the shared memory with the question as input, as LlamaIndex's chat engines do.
-
-        Returns:
-            The messages, and the missing part to report if the memory could not be read.
-        """
+        """Read the shared memory with the question as input, and report a failure as a missing part."""
         if self.memory is None:
             return [], []
         read, aread = partial(self.memory.get, input=question), partial(self.memory.aget, input=question)
@@ -438,7 +439,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
     ) -> None:
         """Merge the search results into ``retrieval.nodes``, and log how many candidates each stage dropped."""
         log, budget = retrieval.log, retrieval.budget
-        limit = budget.output_documents or self.similarity_top_k or task.limits.documents
+        limit = self._limit(task)
         ranked = max(MAX_RANKED, limit)
         with log.record(
             AgenticReasoningActivity,

@@ -124,17 +124,10 @@ class MultiHopSearch:
         The question is searched while the model plans; ``first`` are its searches if they were started already.
         """
         self._decide(why)
-        planning = start(
-            plan_searches(
-                self._model,
-                self._task.scope,
-                self._sources,
-                self._limits,
-                deadline=self._call_deadline,
-                log=self._task.log,
-                begin=self._search,
-            )
-        )
+        deadline, log, begin = self._call_deadline, self._task.log, self._search
+        scope = self._task.scope
+        work = plan_searches(self._model, scope, self._sources, self._limits, deadline=deadline, log=log, begin=begin)
+        planning = start(work)
         await asyncio.sleep(0)  # the planning call is recorded first
         await self._search(question.sub_queries, first)
         await wait([planning])
@@ -144,8 +137,6 @@ class MultiHopSearch:
             await self._follow(self._outcome.rounds + 1)
         await wait([search.job for search in self._running])
         return self._finished()
-
-    # -- searching -------------------------------------------------------------------------------------------------
 
     async def _search(self, sub_queries: Sequence[SubQuery], running: Sequence[SourceSearch] | None = None) -> None:
         """Start the searches of sub-queries (embedded in one batch), or record ``running`` searches as started."""
@@ -168,8 +159,7 @@ class MultiHopSearch:
     async def _wait_for(self, ids: Collection[str]) -> None:
         """Wait for these searches (see ``FanOut.wait_for``), then up to ``OTHERS_SECONDS`` for all others.
 
-        The passages that the model reads then do not depend on which search finished first. Each search that is still
-        running after that is reported in a warning.
+        So the passages that the model reads do not depend on which search finished first.
         """
         await self._task.fan_out.wait_for([search for search in self._running if search.sub_query.id in ids])
         jobs = [search.job for search in self._running if not search.job.done]
@@ -227,9 +217,8 @@ class MultiHopSearch:
             asked = {name for name, ids in call.in_full.items() if not ids <= self._in_full}
             self._in_full.update(*call.in_full.values())
             if call.error is not None:
-                self._warn(
-                    "what the searches found could not be read; the rest is searched in the question's own words"
-                )
+                unread = "what the searches found could not be read"
+                self._warn(f"{unread}; the rest is searched in the question's own words")
                 break
             again = [step for step in to_read if step in steps.next or not asked.isdisjoint(steps.searches_of([step]))]
             await self._search_ready(number, read=[step for step in to_read if step not in again])
@@ -255,18 +244,14 @@ class MultiHopSearch:
             # with a further branch's answers, or corrected ones
             await self._search_steps(steps.started_children_of(name), number)
 
+        asked = {name: steps.searched[name].query for name in searches}
+        later = {one.id: one.template or one.query for one in steps.waiting.values()}
+        known = {name: answers for name, answers in steps.found.items() if answers}
+        passages = await self._passages(searches, again=False)
+        question, deadline = self._task.scope.question, self._call_deadline
+        to_answer = OpenSteps(asked, later, known)
         return await read_findings(
-            self._model,
-            self._task.scope.question,
-            OpenSteps(
-                {name: steps.searched[name].query for name in searches},
-                {one.id: one.template or one.query for one in steps.waiting.values()},
-                {name: answers for name, answers in steps.found.items() if answers},
-            ),
-            await self._passages(searches, again=False),
-            take,
-            deadline=self._call_deadline,
-            log=self._task.log,
+            self._model, question, to_answer, passages, take, deadline=deadline, log=self._task.log
         )
 
     def _take(self, name: str, answers: list[Finding]) -> None:
@@ -316,8 +301,6 @@ class MultiHopSearch:
                         self._warn(f"{parent} found no answer; {child.id} was searched in the question's own words")
         await self._search(started)
 
-    # -- gaps ------------------------------------------------------------------------------------------------------
-
     async def _revised(self) -> bool:
         """Ask the model for gaps in the evidence and add its new searches to the plan; return whether it had any."""
         outcome, steps = self._outcome, self._steps
@@ -346,13 +329,8 @@ class MultiHopSearch:
             steps.withhold(f"r{outcome.revisions}", held)
         graph = PlanGraph(plan, allowed, self._limits, revision=outcome.revisions, steps=known, first_round=last + 1)
         # A known query in further sources becomes a new search: passages must not change the user's plan.
-        change: dict[str, object] = {
-            "filters": {},
-            "depends_on": [],
-            "part_of": None,
-            "template": None,
-            "origin": SubQueryOrigin.REVISION,
-        }
+        change: dict[str, object] = {"filters": {}, "depends_on": [], "part_of": None, "template": None}
+        change["origin"] = SubQueryOrigin.REVISION
         further = [
             one.model_copy(update={**change, "id": f"r{outcome.revisions}.again{place}", "wave": last + 1})
             for place, one in enumerate(graph.add(verdict.proposals), start=1)
@@ -452,15 +430,13 @@ class MultiHopSearch:
         """Return whether to stop because a round found no new document; always False except at auto effort."""
         if self._task.effort is not ReasoningEffort.AUTO:
             return False
-        before: set[NodeKey] = set()
-        after: set[NodeKey] = set()
+        before, after = set[NodeKey](), set[NodeKey]()
         for search in self._done:
             seen = before if search.sub_query.wave < number else after
             seen.update(node_key(node.node) for node in search.nodes[:NEWS_DEPTH])
-        if after - before:
-            return False
-        self._decide(f"round {number} brought nothing new")
-        return True
+        if after <= before:
+            self._decide(f"round {number} brought nothing new")
+        return after <= before
 
     @property
     def _last_round(self) -> int:
@@ -481,7 +457,7 @@ class MultiHopSearch:
 
     def _may_ask(self) -> bool:
         """Return whether the model may be called again; add a warning if its tokens or its time are used up."""
-        spent = (self._outcome.usage.input_tokens or 0) + (self._outcome.usage.output_tokens or 0)
+        spent = self._outcome.usage.tokens or 0
         if self._model_lost:
             return False
         if spent >= self._limits.tokens:

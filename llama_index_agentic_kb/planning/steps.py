@@ -16,6 +16,7 @@ from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb._text import normalize
 from llama_index_agentic_kb.account import ActivityLog, Budget
+from llama_index_agentic_kb.account.budget import current_budget
 from llama_index_agentic_kb.evidence.candidates import Fusion, Proof
 from llama_index_agentic_kb.evidence.provenance import provenance
 from llama_index_agentic_kb.llm import Usage
@@ -51,7 +52,7 @@ class FoundStep:
     findings: list[Finding]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Task:
     """The question, limits and components of one request's search."""
 
@@ -63,8 +64,12 @@ class Task:
     fusion: Fusion
     """Fuses ranked lists of different corpora into the passages that the model reads."""
     fan_out: FanOut
-    budget: Budget
     log: ActivityLog
+
+    @property
+    def budget(self) -> Budget:
+        """The request's budget."""
+        return current_budget()
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -50,7 +51,6 @@ from llama_index_agentic_kb.search.tokenizing import Analyzer, detect_language, 
 from llama_index_agentic_kb.sources.fan_out import FanOut, SourceSearch
 from llama_index_agentic_kb.sources.selection import SelectedSource
 from llama_index_agentic_kb.sources.tool import IDEMPOTENCY_KEY, ToolSource, WriteRecord, digest_of
-from llama_index_agentic_kb.sources.tool_parameters import Parameter
 
 TOOL_SECONDS: Final = 20.0
 """Maximum seconds for the model's choice of a tool, or a quarter of the retrieval time if that is less."""
@@ -142,7 +142,11 @@ async def take_turn(
     if change is not None and not scope.question.strip()[change.end() :].strip():
         left = _moved(state, None, tools, scope.question)
         return ToolTurn(left, reply=_left(old, left) or "All right.", documents=False)
-    messages = _messages(scope, old)
+    said = [text for role, text in scope.history if role == "user"]
+    if old.topic:  # the messages of the present topic
+        starts = [position for position, text in enumerate(said) if text.strip() == old.topic]
+        said = said[starts[-1] :] if starts else []
+    messages = [*said[-MAX_MESSAGES:], scope.question]
     choice = _Choice()
     if models is not None and tools:
         await _choose(choice, models, messages, state, tools, log, deadline)
@@ -153,15 +157,6 @@ async def take_turn(
     failed = "" if choice.error is None else f"no model chose among the tools: {error_message(choice.error)}"
     moved = "" if turn.state is None else _left(old, turn.state)
     return replace(turn, warning="; ".join(filter(None, (failed, moved))))
-
-
-def _messages(scope: Scope, state: DialogueState) -> list[str]:
-    """Return the user's messages of the present topic, the last one last."""
-    said = [text for role, text in scope.history if role == "user"]
-    if state.topic:
-        starts = [position for position, text in enumerate(said) if text.strip() == state.topic]
-        said = said[starts[-1] :] if starts else []
-    return [*said[-MAX_MESSAGES:], scope.question]
 
 
 def _next(choice: _Choice, old: DialogueState, state: DialogueState, tools: Tools, message: str) -> ToolTurn:
@@ -176,7 +171,12 @@ def _next(choice: _Choice, old: DialogueState, state: DialogueState, tools: Tool
     names = tuple(one.name for one in missing)
     state = state.model_copy(update={"tool": tool.name, "slots": slots, "missing": names})
     if missing:
-        question = _plain(" ".join([part for part in (_left(old, state), _question(tool, missing)) if part]))
+        parts = []
+        for one in missing:
+            options = ", ".join(str(option) for option in one.options[:10])
+            parts.append(f"{one.label} ({options})" if options else one.label)
+        wanted = f"For {tool.name.replace('_', ' ')}, please tell: {'; '.join(parts)}."
+        question = _plain(" ".join(filter(None, (_left(old, state), wanted))))
         asking = state.model_copy(update={"stage": DialogueStage.ASKING, "question": question})
         return ToolTurn(asking, reply=question, documents=False)
     arguments = {name: slots[name] for name in tool.parameters if name in slots}
@@ -195,15 +195,6 @@ def _next(choice: _Choice, old: DialogueState, state: DialogueState, tools: Tool
 def _call(tool: ToolSource, arguments: Mapping[str, JsonValue]) -> SubQuery:
     text = json.dumps(arguments, ensure_ascii=False)
     return SubQuery(id="t1", query=text, sources=[tool.name], origin=SubQueryOrigin.TOOL)
-
-
-def _question(tool: ToolSource, missing: Sequence[Parameter]) -> str:
-    """Return the question for missing arguments."""
-    parts = []
-    for one in missing:
-        options = ", ".join(str(option) for option in one.options[:10])
-        parts.append(f"{one.label} ({options})" if options else one.label)
-    return f"For {tool.name.replace('_', ' ')}, please tell: {'; '.join(parts)}."
 
 
 def _plain(text: str) -> str:
@@ -249,9 +240,6 @@ def _decided(state: DialogueState, pending: PendingWrite, tools: Tools, *, agree
     return ToolTurn(state, call=_call(tool, {**pending.arguments, **key}), write=pending, documents=False)
 
 
-# -- changes of mind --------------------------------------------------------------------------------------------------
-
-
 def _moved(state: DialogueState, to: ToolSource | None, tools: Tools, message: str) -> DialogueState:
     """Return the state after the user has turned to another tool, or to none.
 
@@ -274,10 +262,9 @@ def _moved(state: DialogueState, to: ToolSource | None, tools: Tools, message: s
 
 
 def _takes(tool: ToolSource, name: str, value: JsonValue) -> bool:
-    try:
+    with suppress(ValueError):
         return name in tool.parameters and tool.parameters[name].read(value) == value
-    except ValueError:
-        return False
+    return False
 
 
 def _left(old: DialogueState, state: DialogueState) -> str:
@@ -286,9 +273,6 @@ def _left(old: DialogueState, state: DialogueState) -> str:
         return ""
     kept = ", ".join(f"{name}: {one_line(str(state.slots[name]))}" for name in state.shift.kept if name in state.slots)
     return f"All right, no {state.shift.from_tool.replace('_', ' ')}" + (f" (kept: {kept})." if kept else ".")
-
-
-# -- the choice of a model --------------------------------------------------------------------------------------------
 
 
 async def _choose(
@@ -323,11 +307,7 @@ async def _choose(
 
 
 def read_choice(text: str) -> tuple[str, dict[str, object]]:
-    """Return the name of the chosen tool ("" for none) and its arguments from a reply.
-
-    Raises:
-        PlanningError: The reply contains no choice.
-    """
+    """Return the chosen tool's name ("" for none) and arguments; raise ``PlanningError`` if there is no choice."""
     body = strip_code_fence(text)
     start = body.find("{")
     try:
@@ -345,16 +325,10 @@ def _accepted(tool: ToolSource, given: Mapping[str, object], said: Sequence[str]
     words = {word for text in said for word in re.findall(r"\w+", normalize(text))}
     made: dict[str, JsonValue] = {}
     for name, value in given.items():
-        parameter = tool.parameters.get(name)
-        if parameter is None:
-            continue
-        try:
-            read = parameter.read(value)
-        except ValueError:
-            continue
-        parts = re.findall(r"\w+", normalize(str(value)))
-        if parameter.derived or (parts and words.issuperset(parts)):
-            made[name] = read
+        parameter, parts = tool.parameters.get(name), re.findall(r"\w+", normalize(str(value)))
+        if parameter is not None and (parameter.derived or (parts and words.issuperset(parts))):
+            with suppress(ValueError):
+                made[name] = parameter.read(value)
     return made
 
 

@@ -1,8 +1,8 @@
 """Searches every (sub-query x source) pair of a plan concurrently; a search that fails or hangs affects no other.
 
-A hanging source would cost each request its whole timeout, although other sources answer in milliseconds. So there is
-one rule for slow searches, called stragglers (``FanOut._waited_until``). Once another source has found something, a
-running search gets, counted from the last answer or from its own start,
+A hanging source would cost each request its whole timeout. So there is one rule for slow searches, called stragglers
+(``FanOut._waited_until``). Once another source has found something, a running search gets, counted from the last answer
+or from its own start,
 
     the maximum of  its source's ``straggler_grace`` (1 s; 3 s until the source has answered for the first time),
                     twice the duration of the slowest search of another source,
@@ -57,14 +57,9 @@ from llama_index_agentic_kb.sources.search import NodeList, PreparedSource, dist
 from llama_index_agentic_kb.sources.selection import SelectedSource
 from llama_index_agentic_kb.sources.shards import ShardedSource
 
-USUAL_FACTOR: Final = 2.0
-"""A search may take this multiple of the usual duration before it counts as hanging."""
-
-FIRST_FACTOR: Final = 3.0
-"""The multiple of the grace for a source that has never answered: it may have to load first."""
-
-LOOK_SECONDS: Final = 0.05
-"""The minimum number of seconds between two checks of a running search."""
+USUAL_FACTOR: Final = 2.0  # of the usual duration, before a search counts as hanging
+FIRST_FACTOR: Final = 3.0  # of the grace, for a source that has never answered: it may have to load first
+LOOK_SECONDS: Final = 0.05  # at least, between two checks of a running search
 
 
 @dataclass(eq=False, slots=True)
@@ -155,7 +150,7 @@ class FanOut:
         self._top_k = top_k
         self._search_seconds = search_seconds
         self._bundle = bundle
-        self._follow_up = follow_up
+        self.follow_up = follow_up
         self._embeddings = QueryEmbeddings(log.manager, deadline=self._deadline, cache=embedding_cache)
         self._prepared: dict[tuple[str, str], PreparedSource | Exception] = {}
         self._searches: list[SourceSearch] = []  # of sources without shards, and of shards
@@ -224,7 +219,7 @@ class FanOut:
 
     @property
     def left_out(self) -> list[MissingPart]:
-        """A report of the searches that exceeded ``max_searches``; empty if there are none."""
+        """A report of the searches that exceeded ``max_searches``, if any."""
         if self._max_searches is None or self._planned <= self._max_searches:
             return []
         many = self._planned - self._max_searches
@@ -287,8 +282,6 @@ class FanOut:
         times = [other.seconds for other in others if other.seconds is not None]
         slowest = max(came - started for started, came in times)
         return max(since, *(came for _, came in times)) + max(search.grace, USUAL_FACTOR * slowest)
-
-    # -- one search ------------------------------------------------------------------------------------------------
 
     async def _search(self, search: SourceSearch, chosen: SelectedSource) -> None:
         """Search one source. Errors are stored in the search and its record; only cancellation is raised."""
@@ -422,8 +415,7 @@ class FanOut:
         return made
 
     def _followed(self, sub_query: SubQuery) -> FollowUp | None:
-        """Return how a sub-query is searched in the conversation; None if it is searched as it is."""
-        return self._follow_up if sub_query.origin is SubQueryOrigin.QUESTION else None
+        return self.follow_up if sub_query.origin is SubQueryOrigin.QUESTION else None
 
     async def _vector(self, model: BaseEmbedding, sub_query: SubQuery) -> Vector:
         follow_up, deadline = self._followed(sub_query), call_deadline()
@@ -437,9 +429,9 @@ class FanOut:
         """Return a source's embedding model and the vectors of the conversation's texts; None if it has none."""
         prepared = self._prepared.get((source, ""))
         model = prepared.traits.embed_model if isinstance(prepared, PreparedSource) else None
-        if model is None or self._follow_up is None:
+        if model is None or self.follow_up is None:
             return None
-        texts = self._follow_up.texts
+        texts = self.follow_up.texts
         try:
             return model, {text: await self._embeddings.get(model, text, deadline=self._deadline) for text in texts}
         except Exception:  # noqa: BLE001 (the search that failed for it has reported it)
