@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
 from importlib import import_module
@@ -55,7 +55,6 @@ from llama_index_agentic_kb.sources.selection import by_name
 from llama_index_agentic_kb.tools import PassageTool, ToolQueryEngine
 
 if TYPE_CHECKING:  # they import the answer checks and SQLAlchemy
-    from llama_index_agentic_kb.answering.engine import AnswerEngine
     from llama_index_agentic_kb.answering.policy import AnswerPolicy
     from llama_index_agentic_kb.schema.answer_query import AnswerPiece, AnswerQuery, AnswerResponse
     from llama_index_agentic_kb.store.sessions import SessionStore
@@ -366,14 +365,14 @@ class KnowledgeBase(NotPickled, MetadataQueries):
             RetrievalError: No selected source could answer.
             SynthesisError: The language model failed while answering.
         """
-        return run(self._answers().answer(self.query(question, **fields), observer=on_activity))
+        return run(self._answering(question, fields, on_activity))
 
     @dispatcher.span
     async def aanswer(
         self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
     ) -> AnswerResponse:
         """Answer a question with an ``Answer``; see ``answer``."""
-        return await arun(self._answers().answer(self.query(question, **fields), observer=on_activity))
+        return await arun(self._answering(question, fields, on_activity))
 
     @dispatcher.span
     def stream_answer(
@@ -384,8 +383,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         If the answer may be withheld or repaired (``filtering_level``, safety, an answer policy, ``repair``), its text
         is sent as one piece after the checks. See ``answer``.
         """
-        query = self.query(question, **fields)  # raises here rather than when the stream is read
-        work = self._answers().answer(query, observer=on_activity, streaming=True)
+        work = self._answering(question, fields, on_activity, streaming=True)
         return _one_by_one(iterate(work, contextvars.copy_context()))
 
     @dispatcher.span
@@ -393,8 +391,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
     ) -> AsyncIterator[AnswerPiece]:
         """Stream the answer as pieces; see ``stream_answer``."""
-        query = self.query(question, **fields)
-        work = self._answers().answer(query, observer=on_activity, streaming=True)
+        work = self._answering(question, fields, on_activity, streaming=True)
         return _a_one_by_one(aiterate(work, contextvars.copy_context()))
 
     def query(self, question: Question | AnswerQuery, **fields: Any) -> AnswerQuery:
@@ -412,10 +409,21 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         except ValidationError as error:
             raise InvalidRequestError(describe(error)) from error
 
-    def _answers(self) -> AnswerEngine:
-        from llama_index_agentic_kb.answering.engine import AnswerEngine  # noqa: PLC0415 (imports the answer checks)
+    def _answering(
+        self,
+        question: Question | AnswerQuery,
+        fields: dict[str, Any],
+        observer: Observer | None,
+        *,
+        streaming: bool = False,
+    ) -> Coroutine[Any, Any, AnswerResponse]:
+        from llama_index_agentic_kb.answering.engine import answer_query  # noqa: PLC0415 (imports the answer checks)
+        from llama_index_agentic_kb.answering.policy import AnswerPolicy  # noqa: PLC0415 (same)
 
-        return AnswerEngine(self._engine(OutputMode.ANSWER_SYNTHESIS), self.policy, self.sessions)
+        query = self.query(question, **fields)  # raises here rather than when a stream is read
+        engine = self._engine(OutputMode.ANSWER_SYNTHESIS)
+        policy = self.policy or AnswerPolicy()
+        return answer_query(query, engine, policy, self.sessions, observer=observer, streaming=streaming)
 
     # -- as parts of a LlamaIndex app --------------------------------------------------------------------------------
 

@@ -87,56 +87,43 @@ _AGAINST_POLICY: Final = {SkippedReason.CUSTOMER_POLICY_VIOLATION, SkippedReason
 Observer = Callable[[ActivityRecord], None] | None
 
 
-class AnswerEngine:
-    """Answers queries with ``Answer`` resources.
+async def answer_query(
+    query: AnswerQuery,
+    engine: AgenticQueryEngine,
+    policy: AnswerPolicy,
+    sessions: SessionStore | None,
+    *,
+    observer: Observer = None,
+    streaming: bool = False,
+) -> AnswerResponse:
+    """Answer a query by an engine whose synthesizer needs a model; for the rest see ``KnowledgeBase.answer``.
 
-    Args:
-        engine: The query engine; it must use a synthesizer of this library that needs a model.
-        policy: The application's rules. Defaults to ``AnswerPolicy()``.
-        sessions: The store of sessions. If None, queries that name a session raise an error.
-
-    Raises:
-        InvalidRequestError: ``engine`` has no language model.
+    If streaming, lists of pieces are emitted: steps, references, text and citations, the whole response.
     """
-
-    def __init__(
-        self, engine: AgenticQueryEngine, policy: AnswerPolicy | None = None, sessions: SessionStore | None = None
-    ) -> None:
-        if engine.retriever.llm is None:
-            raise InvalidRequestError("answer: it needs a language model; pass llm= or set OPENAI_API_KEY")
-        self.engine = engine
-        self.policy = policy or AnswerPolicy()
-        self.sessions = sessions
-
-    async def answer(self, query: AnswerQuery, *, observer: Observer = None, streaming: bool = False) -> AnswerResponse:
-        """Answer a query; for observer and errors see ``KnowledgeBase.answer``.
-
-        If streaming, lists of pieces are emitted: steps, references, text and citations, the whole response.
-        """
-        query = query.model_copy(update={"request": _instructed(query, self.engine.instructions)})
-        retriever = self.engine.retriever
-        owner = session_owner(retriever.resolve_principal(query.request.principal))
-        deadline = deadline_after(query.request.max_runtime_in_seconds or retriever.max_runtime_in_seconds)
-        history, states = await read_session(self.sessions, query, owner, deadline)
-        query = query.model_copy(update={"request": query.request.model_copy(update=states)})
-        answering = _Answering(self.engine, self.policy, query, deadline, streaming=streaming)
-        with asked(self.engine.callback_manager, query.question, announced=True) as tell:
-            await answering.go(history, observer)
-            if answering.answered is not None and (shown := answering.shown()) is not None:
-                tell(shown.llama_response)
-        response = answering.response()
-        if answering.state is not AnswerState.FAILED:
-            try:
-                response.answer, response.session = await keep_turn(
-                    self.sessions, query, owner, response.answer, states_of(answering.retrieval)
-                )
-            except Exception as error:  # noqa: BLE001 (an answer is returned even if it can't be stored)
-                reason = f"the turn was not stored: {error_message(error)}"
-                response.warnings.append(reason)
-                response.missing.append(MissingPart(what="session", outcome=Outcome.ERROR, reason=reason))
-        if streaming:
-            await emit([response])
-        return response
+    query = query.model_copy(update={"request": _instructed(query, engine.instructions)})
+    retriever = engine.retriever
+    owner = session_owner(retriever.resolve_principal(query.request.principal))
+    deadline = deadline_after(query.request.max_runtime_in_seconds or retriever.max_runtime_in_seconds)
+    history, states = await read_session(sessions, query, owner, deadline)
+    query = query.model_copy(update={"request": query.request.model_copy(update=states)})
+    answering = _Answering(engine, policy, query, deadline, streaming=streaming)
+    with asked(engine.callback_manager, query.question, announced=True) as tell:
+        await answering.go(history, observer)
+        if answering.answered is not None and (shown := answering.shown()) is not None:
+            tell(shown.llama_response)
+    response = answering.response()
+    if answering.state is not AnswerState.FAILED:
+        try:
+            response.answer, response.session = await keep_turn(
+                sessions, query, owner, response.answer, states_of(answering.retrieval)
+            )
+        except Exception as error:  # noqa: BLE001 (an answer is returned even if it can't be stored)
+            reason = f"the turn was not stored: {error_message(error)}"
+            response.warnings.append(reason)
+            response.missing.append(MissingPart(what="session", outcome=Outcome.ERROR, reason=reason))
+    if streaming:
+        await emit([response])
+    return response
 
 
 @dataclass(slots=True)
