@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: openapi demo test test-long coverage check docs wheel-check format bench bench-conversations bench-grounding bench-capacity bench-scale bench-shards train-scorer faults fuzz injection \
+.PHONY: openapi demo test test-long coverage check docs wheel-check format bench bench-conversations bench-grounding bench-capacity bench-scale bench-shards bench-stores train-scorer faults fuzz injection \
 	kills leaks same-prompts stores wire clean
 
 # Extracts over three real sources, then a recorded answer; no API key, no network.
@@ -115,9 +115,14 @@ leaks: $(VENV)/.dev
 	$(BIN)/python -m tests.leaks --cases $(CASES)
 	$(BIN)/python -m tests.leaks --cases $(CASES) --kinds postgres
 	$(BIN)/python -m tests.leaks --cases $(CASES) --kinds qdrant
+	$(BIN)/python -m tests.stores.leaks --cases $(CASES)
 
 injection: $(VENV)/.dev
 	$(BIN)/python -m tests.injection
+
+# Recall under filters in real vector stores, and without this package's part in it.
+bench-stores: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmarks.stores
 
 # The table in docs/stores.md: what each vector store can do, tried on real ones.
 stores: $(VENV)/.dev

@@ -27,7 +27,7 @@ __all__ = ["DIMENSIONS", "KINDS", "PAGE", "Opened", "index_over", "read_table"]
 
 DIMENSIONS: Final = 16
 
-MakeStore = Callable[[], BasePydanticVectorStore]
+MakeStore = Callable[..., BasePydanticVectorStore]
 
 
 def index_over(store: BasePydanticVectorStore) -> VectorStoreIndex:
@@ -45,12 +45,15 @@ def _name() -> str:
 
 @contextmanager
 def _simple() -> Iterator[MakeStore]:
-    yield SimpleVectorStore
+    yield lambda dimensions: SimpleVectorStore()
 
 
 @contextmanager
 def _chroma(client: Any) -> Iterator[MakeStore]:
-    yield lambda: ChromaVectorStore(chroma_collection=client.create_collection(_name()))
+    def make(dimensions: int) -> BasePydanticVectorStore:
+        return ChromaVectorStore(chroma_collection=client.create_collection(_name()))
+
+    yield make
 
 
 @contextmanager
@@ -65,10 +68,10 @@ def _postgres() -> Iterator[MakeStore]:
 
     made: list[PGVectorStore] = []
 
-    def make() -> BasePydanticVectorStore:
+    def make(dimensions: int, **settings: Any) -> BasePydanticVectorStore:
         where: dict[str, Any] = {"host": "127.0.0.1", "port": str(server.port), "user": "postgres", "password": "none"}
         store = PGVectorStore.from_params(
-            **where, database="postgres", table_name=_name(), embed_dim=DIMENSIONS, hybrid_search=True
+            **where, database="postgres", table_name=_name(), embed_dim=dimensions, hybrid_search=True, **settings
         )
         made.append(store)
         return store
@@ -95,7 +98,7 @@ def _qdrant() -> Iterator[MakeStore]:
     client = QdrantClient(location=":memory:")
     settings: dict[str, Any] = {"client": client, "index_doc_id": False, "enable_hybrid": True}
     settings |= {"sparse_doc_fn": _sparse, "sparse_query_fn": _sparse}
-    yield lambda: QdrantVectorStore(collection_name=_name(), **settings)
+    yield lambda dimensions: QdrantVectorStore(collection_name=_name(), **settings)
     client.close()
 
 
@@ -103,7 +106,7 @@ def _qdrant() -> Iterator[MakeStore]:
 def _lance() -> Iterator[MakeStore]:
     from llama_index.vector_stores.lancedb import LanceDBVectorStore  # noqa: PLC0415 (seconds)
 
-    def make() -> BasePydanticVectorStore:
+    def make(dimensions: int) -> BasePydanticVectorStore:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the adapter's own
             return LanceDBVectorStore(uri=folder, table_name=_name())
@@ -126,8 +129,8 @@ def _duckdb() -> Iterator[MakeStore]:
             conn.execute(f"CREATE TABLE IF NOT EXISTS {table_name} ({columns})")
 
     connection = duckdb.connect()
-    settings: dict[str, Any] = {"client": connection, "embed_dim": DIMENSIONS}
-    yield lambda: Offline(table_name=_name(), **settings)
+    settings: dict[str, Any] = {"client": connection}
+    yield lambda dimensions: Offline(table_name=_name(), embed_dim=dimensions, **settings)
     connection.close()
 
 
@@ -138,12 +141,12 @@ def _milvus(*, with_words: bool = False) -> Iterator[MakeStore]:
 
     made: list[MilvusVectorStore] = []
 
-    def make() -> BasePydanticVectorStore:
+    def make(dimensions: int) -> BasePydanticVectorStore:
         settings: dict[str, Any] = {"similarity_metric": "COSINE", "use_async_client": False}
         if with_words:
             settings |= {"enable_sparse": True, "sparse_embedding_function": BM25BuiltInFunction()}
         uri = str(Path(folder, "milvus.db"))
-        made.append(MilvusVectorStore(uri=uri, collection_name=_name(), dim=DIMENSIONS, **settings))
+        made.append(MilvusVectorStore(uri=uri, collection_name=_name(), dim=dimensions, **settings))
         return made[-1]
 
     with tempfile.TemporaryDirectory() as folder:
@@ -172,12 +175,12 @@ class Opened:
         self._stack = ExitStack()
         self._open: dict[str, MakeStore] = {}
 
-    def make(self, kind: str) -> BasePydanticVectorStore:
-        """Return an empty store of a kind, or of Milvus with BM25."""
+    def make(self, kind: str, *, dimensions: int = DIMENSIONS, **settings: Any) -> BasePydanticVectorStore:
+        """Return an empty store of a kind, or of Milvus with BM25; PostgreSQL takes further settings."""
         if kind not in self._open:
             open_kind = KINDS[kind] if kind in KINDS else partial(_milvus, with_words=True)
             self._open[kind] = self._stack.enter_context(open_kind())
-        return self._open[kind]()
+        return self._open[kind](dimensions, **settings)
 
     def close_store(self, store: Any) -> None:
         """Remove one store that is not used again."""

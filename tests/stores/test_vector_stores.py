@@ -18,8 +18,10 @@ from llama_index_agentic_kb import Facet, KnowledgeBase, KnowledgeSource, Permis
 from llama_index_agentic_kb.errors import DeniedError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, matches
 from llama_index_agentic_kb.sources.stores import store_refusal
+from tests.leaks.world import SHARED_KINDS
 from tests.sources.conftest import search, searching
 from tests.stores.kinds import DIMENSIONS, KINDS, Opened, index_over, read_table
+from tests.stores.leaks import look
 
 Op = FilterOperator
 
@@ -242,6 +244,21 @@ def test_an_index_of_vectors_loses_nothing_under_a_filter(opened: Opened) -> Non
     assert {int(node.node_id[-12:]) % 50 for node in found} == {0}
     assert len(found) == 6
     asyncio.run(store.close())
+
+
+@pytest.mark.parametrize("kind", SHARED_KINDS)
+def test_random_principals_find_what_is_theirs(kind: str) -> None:
+    """Hostile names and filters find, list and count nothing else, and all of it."""
+    _, shown = look(kind, 60)
+    assert shown > 10
+
+
+def test_a_leak_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look is no decoration: without permissions it fails."""
+    everything = Condition(key="size", operator=Op.GE, value=0)
+    monkeypatch.setattr(Permissions, "filter_for", lambda _self, _who: everything)
+    with pytest.raises(AssertionError):
+        look("qdrant", 60)
 
 
 # -- words, awaiting -------------------------------------------------------------------------------------------------
