@@ -58,7 +58,7 @@ class EvidenceOptions:
     """Options for combining ranked lists into one list of evidence; ``RetrieverOptions`` explains them.
 
     Raises:
-        ConfigurationError: ``reranker`` is not a ``Reranker``, or ``max_per_document`` is invalid.
+        ConfigurationError: ``max_per_document`` is invalid.
     """
 
     fusion: Fusion = interleave
@@ -70,8 +70,6 @@ class EvidenceOptions:
 
     def __post_init__(self) -> None:
         """Raise ``ConfigurationError`` for an invalid option."""
-        if self.reranker is not None and not isinstance(self.reranker, Reranker):
-            raise ConfigurationError(f"reranker: expected a Reranker, got {type(self.reranker).__name__}")
         limit = self.max_per_document
         if limit not in (None, "auto") and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
             raise ConfigurationError(f"max_per_document must be at least 1, 'auto' or None, got {limit!r}")

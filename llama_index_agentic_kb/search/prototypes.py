@@ -165,21 +165,16 @@ class ScopeIndex:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
                 about = json.loads(data["about"].tobytes())
                 starts, prototypes = data["starts"].astype(np.int64), data["prototypes"].astype(np.float32)
-            documents, digests = tuple(about["documents"]), tuple(about["digests"])
-            settings = ScopeSettings(**about["settings"])
-            made = cls(about["model"], about["version"], documents, digests, starts, prototypes, settings)
-            made.check(about["format"])
+            parts = tuple(about["documents"]), tuple(about["digests"]), starts, prototypes
+            made = cls(about["model"], about["version"], *parts, ScopeSettings(**about["settings"]))
+            ordered = np.diff(np.append(starts, len(prototypes))) > 0
+            fits = len({*map(len, parts[:3])}) == 1 and prototypes.ndim == 2 and ordered.all()  # noqa: PLR2004
+            is_whole = about["format"] == _FORMAT and fits
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise RetrievalError(f"the scope index {str(path)!r} can't be read ({error}); make it again") from error
+        if not is_whole:
+            raise RetrievalError(f"the scope index {str(path)!r} is of another release, or not whole; make it again")
         return made
-
-    def check(self, version: int = _FORMAT) -> None:
-        """Raise ``ValueError`` if the parts do not belong together, or another release wrote them."""
-        counts = {len(self.documents), len(self.digests), len(self.starts)}
-        rows = len(self.prototypes)
-        ordered = np.diff(np.append(self.starts, rows)) > 0
-        if version != _FORMAT or len(counts) != 1 or self.prototypes.ndim != 2 or not ordered.all():  # noqa: PLR2004
-            raise ValueError("its parts do not belong together, or another release made it")
 
 
 def unit_rows(vectors: Sequence[Sequence[float]] | Sequence[Floats] | Floats) -> Floats:

@@ -13,7 +13,6 @@ from llama_index.core.schema import NodeRelationship, NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb import KnowledgeSource, RetrievalRequest, interleave, reciprocal_rank_fusion
 from llama_index_agentic_kb._aio import run
-from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.evidence.candidates import Proof
 from llama_index_agentic_kb.evidence.gathering import (
     EvidenceCounts,
@@ -255,20 +254,6 @@ def test_candidates_are_reranked_for_each_sub_query(make_lane: MakeLane) -> None
     ]
 
 
-def test_thresholds_of_sources_go_before_the_rerankers_own(make_lane: MakeLane) -> None:
-    """``rerankerThreshold`` of a source counts for its documents; 0 drops nothing, and scores order what is left."""
-    docs = source()
-    reranker = Reranker(OverlapReranker(), calibration=SHARE, threshold=0)
-    nodes = gathered(reranked_lanes(make_lane, over=docs), reranker=reranker, chosen=selected(docs)).nodes
-    assert [(one.node_id, one.score) for one in nodes] == [("zero", 4.0), ("one", 4.0), ("half", 2.0), ("low", 0.0)]
-    chosen = selected(docs, params=[{"knowledgeSourceName": "docs", "rerankerThreshold": 2.0}])
-    assert ids(gathered(reranked_lanes(make_lane, over=docs), reranker=reranker, chosen=chosen).nodes) == [
-        "zero",
-        "one",
-        "half",
-    ]
-
-
 def test_an_uncalibrated_reranker_orders_and_drops_nothing(make_lane: MakeLane) -> None:
     """Its scores are not compared between sub-queries, and none is on the scale."""
     docs = source()
@@ -424,21 +409,6 @@ def test_references_number_the_evidence(make_lane: MakeLane) -> None:
     assert made[1].source_data is None
     assert references([node("strange", 1.0)], chosen) == []
     assert provenance(node("strange", 1.0)) is None
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"reranker": OverlapReranker()}, "reranker: expected a Reranker, got OverlapReranker"),
-        ({"max_per_document": 0}, "max_per_document must be at least 1, 'auto' or None, got 0"),
-        ({"max_per_document": "many"}, "max_per_document must be at least 1, 'auto' or None, got 'many'"),
-        ({"max_per_document": True}, "max_per_document must be"),
-    ],
-)
-def test_options_at_fault_are_refused(fields: dict[str, Any], message: str) -> None:
-    """The error names the option and the remedy."""
-    with pytest.raises(ConfigurationError, match=message):
-        EvidenceOptions(**fields)
 
 
 def test_every_proof_comes_before_the_rest(make_lane: MakeLane) -> None:

@@ -106,5 +106,5 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     """A file with fewer prototypes than documents would name the wrong documents."""
     index = ScopeIndex.build(reader(), "m")
     replace(index, prototypes=index.prototypes[:2]).save(tmp_path / "scope.npz")
-    with pytest.raises(RetrievalError, match="do not belong together"):
+    with pytest.raises(RetrievalError, match="not whole"):
         ScopeIndex.load(tmp_path / "scope.npz")

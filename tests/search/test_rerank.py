@@ -62,14 +62,6 @@ async def test_scores_are_put_on_the_scale_best_first() -> None:
     assert run(reranker.rank(QUERY, [], deadline=None)) == []
 
 
-def test_what_is_given_is_never_changed() -> None:
-    """The postprocessor writes scores and metadata into copies."""
-    candidates = nodes()
-    before = [node.model_dump() for node in candidates]
-    ranks(Reranker(OverlapReranker(), calibration=SHARE), candidates)
-    assert [node.model_dump() for node in candidates] == before
-
-
 def test_without_calibration_the_order_counts() -> None:
     """Raw scores are kept, none is put on the scale, and there is no threshold."""
     reranker = Reranker(OverlapReranker())

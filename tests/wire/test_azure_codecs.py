@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from azure.core.credentials import AzureKeyCredential
-from azure.search.documents.knowledgebases import KnowledgeBaseRetrievalClient
 from azure.search.documents.knowledgebases import models as sdk
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +28,6 @@ from llama_index_agentic_kb.schema import (
 )
 from llama_index_agentic_kb.wire.azure_request import VERSIONS, decode_retrieve
 from llama_index_agentic_kb.wire.azure_response import encode_response
-from tests.wire.loopback import LoopbackGoogle, Recorded
 from tests.wire.strategies import many
 
 GOLDEN = Path(__file__).with_name("azure")
@@ -269,40 +266,3 @@ def test_no_version_loses_an_account(
         assert all(type(one) is not sdk.KnowledgeBaseReference for one in theirs.references or [])
     if version == NEWEST:
         assert RetrievalResponse.parse(written) == response
-
-
-@pytest.mark.parametrize(
-    ("version", "fields"),
-    [
-        (PREVIEW, {"retrieval_reasoning_effort": sdk.KnowledgeRetrievalLowReasoningEffort(), "max_output_size": 500}),
-        (STABLE, {"max_output_size_in_tokens": 500}),
-        (NEWEST, {"retrieval_reasoning_effort": sdk.KnowledgeRetrievalAutoReasoningEffort(), "max_output_size": 500}),
-    ],
-)
-def test_the_sdks_client_speaks_each_version(version: str, fields: dict[str, Any]) -> None:
-    """The real client with its ``api_version``: what it sends is read, it reads what is written, typed."""
-
-    def answered(sent: Recorded) -> bytes:
-        request = decode_retrieve(sent.body, api_version=sent.query["api-version"])
-        assert (request.question, request.max_output_size_in_tokens) == ("why", 500)
-        response = RetrievalResponse(activity=RECORDS, references=REFERENCES)
-        return json.dumps(encode_response(response, api_version=sent.query["api-version"])).encode()
-
-    params = sdk.SearchIndexKnowledgeSourceParams(knowledge_source_name="a", filter_add_on="x eq 1")
-    intent = sdk.KnowledgeRetrievalSemanticIntent(search="why")
-    request = sdk.KnowledgeBaseRetrievalRequest(intents=[intent], knowledge_source_params=[params], **fields)
-    with LoopbackGoogle() as server:
-        server.service = answered
-        key = AzureKeyCredential("k")
-        with KnowledgeBaseRetrievalClient(server.url, key, knowledge_base_name="kb", api_version=version) as client:
-            read = client.retrieve(request)
-    reasoning, synthesis = (read.activity or [])[3:]
-    assert isinstance(reasoning, sdk.KnowledgeBaseAgenticReasoningActivityRecord)
-    assert reasoning.reasoning_tokens == 2622
-    assert reasoning.retrieval_reasoning_effort is not None
-    assert reasoning.retrieval_reasoning_effort.kind == "low"
-    assert isinstance(synthesis, sdk.KnowledgeBaseModelAnswerSynthesisActivityRecord)
-    assert [type(one) for one in read.references or []] == [
-        sdk.KnowledgeBaseSearchIndexReference,
-        sdk.KnowledgeBaseWebReference,
-    ]
