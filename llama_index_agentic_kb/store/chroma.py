@@ -50,9 +50,6 @@ _opened_in: int | None = None  # id of the process that first opened a directory
 class ChromaDirectory:
     """A Chroma database in a directory; only one process at a time may write to it.
 
-    Args:
-        path: The directory; created if missing.
-
     Raises:
         ConfigurationError: This process was forked from one that had already opened a Chroma directory.
     """
@@ -152,13 +149,7 @@ class GraphError(Exception):
 
 
 class Graphs:
-    """The vector indexes (HNSW graphs) of a store; thread-safe.
-
-    Args:
-        path: The directory of all graphs; created when the first graph is built.
-        documents: The store's database.
-        dimension: The number of dimensions of the store's vectors.
-    """
+    """The vector indexes (HNSW graphs) of a store; thread-safe."""
 
     def __init__(self, path: Path, documents: SqliteDatabase, dimension: int) -> None:
         self._path = path

@@ -60,11 +60,7 @@ Where: TypeAlias = dict[str, Any]
 
 
 class ChromaFilteredSearch:
-    """Filtered dense search in one Chroma collection; thread-safe.
-
-    Args:
-        store: The collection's LlamaIndex store, a ``ChromaVectorStore``.
-    """
+    """Filtered dense search in one Chroma collection; thread-safe."""
 
     def __init__(self, store: BasePydanticVectorStore) -> None:
         self._store = store
@@ -80,15 +76,6 @@ class ChromaFilteredSearch:
         self, query: VectorStoreQuery, passes: Passes, *, deadline: float | None = None
     ) -> tuple[VectorStoreQueryResult, str]:
         """Find the nearest rows that match a filter.
-
-        Args:
-            query: The query, with a vector, filters and the number of rows to return.
-            passes: A function that returns whether a node matches the filter.
-            deadline: The ``time.monotonic()`` value after which no further request is sent; None for no limit.
-
-        Returns:
-            The nodes, best first, with the similarities that Chroma's LlamaIndex store computes, exp(-distance); and a
-            sentence describing the search method used.
 
         Raises:
             DeadlineExceededError: The deadline passed between two requests.
@@ -186,9 +173,6 @@ def _space(collection: Collection) -> str:
 
 def chroma_where(filters: MetadataFilters) -> Where:
     """Return a filter as a Chroma ``where`` clause.
-
-    Args:
-        filters: A non-empty filter; its groups must be "and" or "or".
 
     Raises:
         DeniedError: Chroma does not support one of the filter's operators or groups.

@@ -62,12 +62,6 @@ class Chunker:
         """Yield the chunks of a file in reading order; a file without text has none.
 
         A chunk's id is derived from its text, metadata and position, so the same file always has the same chunks.
-
-        Args:
-            source: The name of the source that the file belongs to.
-            file: The file's location.
-            parsed: The file's parsed content.
-            access: The permission fields to remove from the file's metadata, and the grants to add.
         """
         title = self._short_title(parsed.title)
         document_id = f"{source}/{file.relative}"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -85,8 +85,10 @@ class DirectoryStore(KnowledgeStore):
 
     def close(self) -> None:
         """Close all files; a second call does nothing."""
-        super().close()
-        self._graphs.close()
+        with suppress(ConfigurationError):  # forked: the files belong to the parent, and its threads may have the locks
+            self._documents.check_process()
+            self._graphs.close()
+            super().close()
 
     @property
     def location(self) -> str:

@@ -193,11 +193,6 @@ def input_window(model: BaseEmbedding) -> int | None:
 def check_sizes(chunk_size: int, chunk_overlap: int, window: int | None) -> None:
     """Check the sizes of chunks in tokens.
 
-    Args:
-        chunk_size: The maximum number of tokens in a chunk.
-        chunk_overlap: The number of tokens that neighbouring chunks share.
-        window: The embedding model's maximum input length; None if unknown.
-
     Raises:
         ConfigurationError: The chunk size is below 80 or too large for the model, or the overlap is out of range.
     """

@@ -67,12 +67,7 @@ def given_documents(documents: Iterable[Document]) -> list[GivenDocument]:
 
 
 def parsed_documents(documents: Sequence[Document], name: str) -> ParsedFile:
-    """Return LlamaIndex documents as one parsed file; each of them is chunked separately, with its own metadata.
-
-    Args:
-        documents: The documents of one file.
-        name: The title if neither metadata nor text have one.
-    """
+    """Return LlamaIndex documents as one parsed file; each of them is chunked separately, with its own metadata."""
     titles = (str(document.metadata.get("title") or "") for document in documents[:1])
     headings = (first_heading(text_of(document)) for document in documents[:1])
     title = next(filter(None, titles), "") or next(filter(None, headings), "") or name

@@ -31,13 +31,7 @@ if TYPE_CHECKING:
 
 
 class StoredLexicalSearch:
-    """BM25 search over a source of a store; safe to use from many threads and processes.
-
-    Args:
-        store: The store that contains the source.
-        source: The source's name.
-        directory: The parent directory of the store's lexical indexes.
-    """
+    """BM25 search over a source of a store; safe to use from many threads and processes."""
 
     def __init__(self, store: DirectoryStore, source: str, directory: Path) -> None:
         self._store = store
@@ -52,14 +46,6 @@ class StoredLexicalSearch:
 
         The first search of a source without an index builds it: about a second for each ten thousand chunks. While
         another process is ingesting, the last committed index is searched.
-
-        Args:
-            query: The query text.
-            top_k: The maximum number of nodes to return.
-            filters: A filter on the nodes' metadata. Defaults to None, which matches all nodes.
-
-        Returns:
-            Nodes with their BM25 scores, best first.
 
         Raises:
             ConfigurationError: The source no longer exists.
@@ -82,9 +68,6 @@ class StoredLexicalSearch:
 
     def update(self, damage: str = "") -> None:
         """Update the index to match the documents; the caller must have the store's write lock.
-
-        Args:
-            damage: A description of known damage; if not empty, the index is rebuilt.
 
         Raises:
             IngestionError: The index can't be written.

@@ -46,13 +46,7 @@ COMMON: Final = 0.1
 
 
 class PostgresVectors:
-    """Dense search in one source; thread-safe.
-
-    Args:
-        documents: The store's database.
-        source: The source's name.
-        dimension: The number of dimensions of the store's vectors.
-    """
+    """Dense search in one source; thread-safe."""
 
     def __init__(self, documents: PostgresDatabase, source: str, dimension: int) -> None:
         self._documents = documents
@@ -149,12 +143,7 @@ class PostgresVectors:
 
 
 class PostgresWords:
-    """Lexical search in one source; thread-safe.
-
-    Args:
-        documents: The store's database.
-        source: The source's name.
-    """
+    """Lexical search in one source; thread-safe."""
 
     def __init__(self, documents: PostgresDatabase, source: str) -> None:
         self._documents = documents
@@ -169,6 +158,7 @@ class PostgresWords:
         return self._documents.read(lambda connection: self._find(connection, query, top_k, filters), call_deadline())
 
     def _find(self, connection: Statements, query: str, top_k: int, filters: FilterNode | None) -> list[NodeWithScore]:
+        connection.execute("SET LOCAL enable_seqscan = off")  # else rare words are looked for in all chunks
         statement = "SELECT language FROM sources LEFT JOIN languages ON source = name WHERE name = ?"
         languages = connection.execute(statement, (self._source,)).fetchall()
         if not languages:
@@ -182,7 +172,7 @@ class PostgresWords:
         rarities = {
             forms: math.log1p((max(0.0, total - counts[forms]) + 0.5) / (counts[forms] + 0.5)) for forms in words
         }
-        rare = [forms for forms in words if counts[forms] < COMMON * total] if total > EXACT_ROWS else words
+        rare = [forms for forms in words if counts[forms] < COMMON * total]
         rows = self._ranked(connection, rare, rarities, top_k, filters) if rare else []
         if len(rows) < top_k and len(rare) < len(words):
             rows = self._ranked(connection, words, rarities, top_k, filters)
@@ -198,15 +188,17 @@ class PostgresWords:
         filters: FilterNode | None,
     ) -> list[Row]:
         """Return the best chunks with any of the words, and their scores by all words."""
-        ranks = [f"ts_rank(words, CAST(? AS tsquery), {_BY_LENGTH})"] * max(map(len, rarities))
+        ranks = ["ts_rank(held, CAST(? AS tsquery))"] * max(map(len, rarities))
         score = " + ".join(f"? * greatest({', '.join(ranks[: len(forms)])})" for forms in rarities)
         weights = [part for forms, rarity in rarities.items() for part in (rarity, *map(lexeme, forms))]
         any_word = " | ".join(lexeme(form) for forms in words for form in forms)
         sql, parameters = ("TRUE", []) if filters is None else self._documents.dialect.filter(filters)
-        statement = (
-            f"SELECT id, {score} FROM chunks JOIN contents USING (id) WHERE of_source = ?"  # noqa: S608 (made here)
-            f" AND words @@ CAST(? AS tsquery) AND {sql} ORDER BY 2 DESC, node_id LIMIT ?"
+        # An expression in a subquery of its own: otherwise each ts_rank would read and unpack the words again.
+        matching = (
+            "SELECT id, node_id, words || '' AS held FROM chunks JOIN contents USING (id)"  # noqa: S608 (made here)
+            f" WHERE of_source = ? AND words @@ CAST(? AS tsquery) AND {sql} OFFSET 0"
         )
+        statement = f"SELECT id, {score} FROM ({matching}) AS matching ORDER BY 2 DESC, node_id LIMIT ?"  # noqa: S608 (same)
         found = connection.execute(statement, (*weights, self._source, any_word, *parameters, min(top_k, 1 << 62)))
         return [tuple(row) for row in found]
 
@@ -232,10 +224,6 @@ class PostgresWords:
             counts = connection.execute(f"SELECT {', '.join([one] * len(rest))}", parameters).fetchall()[0]
             held |= dict(zip(rest, counts, strict=True))
         return held, total
-
-
-_BY_LENGTH: Final = 1
-"""How ``ts_rank`` heeds a chunk's length: divided by 1 + its logarithm."""
 
 
 def _nodes(documents: PostgresDatabase, connection: Statements, rows: Sequence[int]) -> dict[int, BaseNode]:

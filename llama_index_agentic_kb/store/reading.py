@@ -331,12 +331,6 @@ def split_front_matter(text: str) -> tuple[dict[str, MetadataValue], str]:
 
     Front matter is a block of ``key: value`` lines between two lines of ``---`` at the very start. A block with any
     other content is treated as text. Lists and nested values are ignored.
-
-    Args:
-        text: The file's text.
-
-    Returns:
-        The fields with a scalar value (text, whole number, decimal, ``true`` or ``false``), and the remaining text.
     """
     match = _FRONT_MATTER.match(text)
     if match is None:

@@ -40,10 +40,6 @@ class Dialect(ABC):
     def filter(self, tree: FilterNode, *, negated: bool = False) -> Sql:
         """Return a filter as a SQL condition.
 
-        Args:
-            tree: The filter.
-            negated: Whether the condition is below an odd number of negations.
-
         Raises:
             DeniedError: The store can't evaluate one of the filter's operators, or contain one of its keys.
         """

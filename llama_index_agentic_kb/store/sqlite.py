@@ -232,14 +232,7 @@ class SqliteDatabase(DocumentDatabase):
         return {row[0] for row in self.rows("SELECT directory FROM graphs")}
 
     def ids(self, source: str, where: str = "1", parameters: Sequence[object] = (), *, after: int = 0) -> Ids:
-        """Return the ids of a source's chunks in ascending order.
-
-        Args:
-            source: The source's name.
-            where: A SQL condition on the columns of ``chunks``.
-            parameters: The parameters of the condition.
-            after: The exclusive lower bound of the ids. Defaults to 0, which includes all chunks.
-        """
+        """Return the ids of a source's chunks in ascending order."""
         # "+": otherwise SQLite would scan all of the source's rows in its index, even if few have higher ids.
         of_source = "+source" if after else "source"
         statement = f"SELECT id FROM chunks WHERE id > ? AND {of_source} = ? AND {where} ORDER BY id"  # noqa: S608 (made by `sql_filter`)

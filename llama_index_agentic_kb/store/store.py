@@ -161,10 +161,6 @@ class KnowledgeStore(ABC):
 
     def close(self) -> None:
         """Close the store; a second call does nothing. Indexes obtained from it become unusable."""
-        try:
-            self._documents.check_process()
-        except ConfigurationError:
-            return  # forked: the files belong to the parent, and its threads may have the locks
         with self._lock:
             self._closed = True
             for opened in (self._indexes, self._lexical, self._vectors):
@@ -268,10 +264,6 @@ class KnowledgeStore(ABC):
 
     def check_permissions(self, source: str, permissions: Permissions) -> None:
         """Check that the permission fields of a source's documents can't have been set by their files.
-
-        Args:
-            source: The source's name.
-            permissions: The permission fields to check.
 
         Raises:
             ConfigurationError: Files of the source may have set one of the fields; the message names the remedy.

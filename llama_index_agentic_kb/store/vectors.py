@@ -112,13 +112,7 @@ class _Loaded:
 
 
 class SourceVectors:
-    """Dense search in one source; thread-safe.
-
-    Args:
-        store: The store that contains the source.
-        source: The source's name.
-        graphs: The store's vector indexes (HNSW graphs).
-    """
+    """Dense search in one source; thread-safe."""
 
     def __init__(self, store: DirectoryStore, source: str, graphs: Graphs) -> None:
         self._store = store
@@ -356,13 +350,7 @@ def _holds(ids: Ids, row: int) -> bool:
 
 
 class StoreVectorStore(BasePydanticVectorStore):
-    """A read-only LlamaIndex vector store over a source; documents are changed only by ingestion.
-
-    Args:
-        vectors: The source's dense search.
-        lexical: The source's lexical search (BM25).
-        metadata: The function that yields the document id and metadata of each chunk under a filter.
-    """
+    """A read-only LlamaIndex vector store over a source; documents are changed only by ingestion."""
 
     stores_text: bool = True
     is_embedding_query: bool = True
