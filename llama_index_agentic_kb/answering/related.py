@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from llama_index.core.schema import NodeWithScore
 
@@ -18,7 +18,7 @@ from llama_index_agentic_kb._text import error_message, normalize, one_line
 from llama_index_agentic_kb.errors import LLMError
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, Spotlighting, draw
 from llama_index_agentic_kb.guard.text import plain_value
-from llama_index_agentic_kb.llm import LanguageModel, repair_json, strip_code_fence
+from llama_index_agentic_kb.llm import LanguageModel, read_json
 from llama_index_agentic_kb.prompts import RELATED_TEMPLATE, Passage, as_data, format_passages
 from llama_index_agentic_kb.search.tokenizing import split_words
 from llama_index_agentic_kb.synthesizers.passages import fit, passages
@@ -105,12 +105,7 @@ def _proposals(text: str, spotlight: Spotlight) -> Iterator[tuple[str, int, str]
     Raises:
         LLMError: The reply contains no list of questions.
     """
-    body = strip_code_fence(text)
-    start = min((at for at in (body.find("{"), body.find("[")) if at >= 0), default=-1)
-    try:
-        value: Any = repair_json(body[start:]) if start >= 0 else None
-    except (ValueError, RecursionError):
-        value = None
+    value = read_json(text, "{[")
     if isinstance(value, dict):
         value = value.get("questions", value.get("related_questions"))
     if not isinstance(value, list):

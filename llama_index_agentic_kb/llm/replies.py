@@ -174,6 +174,19 @@ def repair_json(text: str) -> Any:
     return json_repair.loads(text[:MAX_REPAIRED])
 
 
+def read_json(text: str, opening: str = "{") -> Any:
+    """Return the JSON value in a reply, also in a code fence, behind a preamble or broken; None if there is none.
+
+    It begins at the first of the ``opening`` signs.
+    """
+    body = strip_code_fence(text)
+    start = min((at for at in map(body.find, opening) if at >= 0), default=-1)
+    try:
+        return repair_json(body[start:]) if start >= 0 else None
+    except (ValueError, RecursionError):
+        return None
+
+
 # -- failures ---------------------------------------------------------------------------------------------------------
 
 

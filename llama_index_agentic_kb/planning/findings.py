@@ -21,7 +21,7 @@ from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.errors import PlanningError
 from llama_index_agentic_kb.guard.spotlighting import Spotlight, draw
 from llama_index_agentic_kb.guard.text import plain_value, strip_invisible
-from llama_index_agentic_kb.llm import repair_json, strip_code_fence
+from llama_index_agentic_kb.llm import read_json, repair_json, strip_code_fence
 from llama_index_agentic_kb.planning.passages import CUT, MAX_PASSAGES, PassageSet
 from llama_index_agentic_kb.planning.plan_graph import PlannerSource, Proposal, refers
 from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel, describe_sources, read_proposals
@@ -263,9 +263,7 @@ class Verdict(ModelCall):
         Raises:
             PlanningError: The reply contains no verdict.
         """
-        body = strip_code_fence(text)
-        start = body.find("{")
-        value = repair_json(body[start:]) if start >= 0 else None
+        value = read_json(text)
         if not isinstance(value, dict) or not {"sufficient", "sub_queries", "gaps"} & value.keys():
             raise PlanningError(f"the model's reply holds no verdict: {one_line(text[:400], 80)!r}")
         gaps, sufficient, proposed = value.get("gaps"), value.get("sufficient"), value.get("sub_queries")

@@ -31,7 +31,7 @@ from llama_index_agentic_kb.evidence.candidates import Proof
 from llama_index_agentic_kb.guard.links import LinkFilter
 from llama_index_agentic_kb.guard.permissions import current_principal
 from llama_index_agentic_kb.guard.text import strip_invisible
-from llama_index_agentic_kb.llm import parsed, repair_json, strip_code_fence
+from llama_index_agentic_kb.llm import parsed, read_json
 from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel
 from llama_index_agentic_kb.planning.rounds import search_question
 from llama_index_agentic_kb.planning.scope import Scope
@@ -308,12 +308,7 @@ async def _choose(
 
 def read_choice(text: str) -> tuple[str, dict[str, object]]:
     """Return the chosen tool's name ("" for none) and arguments; raise ``PlanningError`` if there is no choice."""
-    body = strip_code_fence(text)
-    start = body.find("{")
-    try:
-        value = repair_json(body[start:]) if start >= 0 else None
-    except (ValueError, RecursionError):
-        value = None
+    value = read_json(text)
     if not isinstance(value, dict) or "tool" not in value:
         raise PlanningError(f"the model's reply holds no choice of a tool: {one_line(text[:400], 80)!r}")
     given = value.get("arguments")

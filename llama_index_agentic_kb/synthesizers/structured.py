@@ -19,8 +19,8 @@ from llama_index_agentic_kb.llm import (
     LanguageModel,
     Reply,
     is_function_calling,
+    read_json,
     refuses_form,
-    repair_json,
     strip_code_fence,
     structured_output,
 )
@@ -156,15 +156,10 @@ def read_object(
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects in a text, then the objects nested one level below them."""
-    body = strip_code_fence(text)
-    start = max(body.find("{"), 0)
     try:
-        value = json.loads(body)
+        value = json.loads(strip_code_fence(text))
     except (ValueError, RecursionError):
-        try:
-            value = repair_json(body[start:]) if "{" in body else None
-        except (ValueError, RecursionError):
-            value = None
+        value = read_json(text)
     objects = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict)]
     yield from objects
     for item in objects:  # {"City": {"name": ...}} is how some models name the class
