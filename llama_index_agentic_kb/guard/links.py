@@ -24,12 +24,9 @@ from typing import Final
 
 REMOVED: Final = "(link removed)"
 
-MAX: Final = 2_048
-"""The maximum length of a reference's address, and of the text that a stream buffers for it, in characters."""
-MAX_NAME: Final = 64
-"""The maximum length of a tag's name in characters; a tag with a longer one is disabled."""
-MAX_TAG: Final = 256
-"""The number of characters after a tag's name that are searched for attributes."""
+MAX: Final = 2_048  # characters of a reference's address, and of the text that a stream buffers for it
+MAX_NAME: Final = 64  # characters of a tag's name; a tag with a longer one is disabled
+MAX_TAG: Final = 256  # characters after a tag's name that are searched for attributes
 
 _WEB: Final = re.compile(r"https?://[^\s\"'<>\\^`{|}\x00-\x20\x7f-\x9f]+", re.IGNORECASE)
 _URL_SIGNS: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"<>`')
@@ -236,7 +233,8 @@ class LinkFilter:
             return "] :", start + 2
         written, address = defined["address"], self._known(defined["address"])
         if address is not None:
-            return f"]:{defined['space']}{_written(address)}", defined.end()
+            plain = "(" not in address and ")" not in address
+            return f"]:{defined['space']}{address if plain else f'<{address}>'}", defined.end()
         if _BARE.match(written.lstrip("<")) or written.startswith(("<", "//", "\\")):
             self.removed += 1
             return f"] :{defined['space']}{REMOVED}", defined.end()
@@ -289,8 +287,3 @@ class LinkFilter:
 def _removed(text: str, at: int) -> str:
     """Return the notice that replaces a bare address; after "]" with a space before it, since "](" begins a link."""
     return f" {REMOVED}" if text[max(0, at - 1) : at] == "]" else REMOVED
-
-
-def _written(address: str) -> str:
-    """Return an address as a Markdown link destination, in angle brackets if it has parentheses."""
-    return f"<{address}>" if "(" in address or ")" in address else address

@@ -50,19 +50,15 @@ RECENT_DOCUMENTS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """The documents of a scope.
-
-    Args:
-        documents: The documents, as (source, document).
-        sources: The sources that the scope covers; documents of others are always in it.
-        total: The number of documents of these sources.
-        reason: Why there is no scope; None if there is one.
-    """
+    """The documents of a scope, as (source, document)."""
 
     documents: frozenset[tuple[str, str]] = frozenset()
     sources: frozenset[str] = frozenset()
+    """The sources that the scope covers; documents of others are always in it."""
     total: int = 0
+    """The number of documents of these sources."""
     reason: ScopeReason | None = None
+    """Why there is no scope; None if there is one."""
 
     def holds(self, source: str, node: NodeWithScore) -> bool:
         """Return whether a passage is in the scope."""
@@ -147,10 +143,8 @@ class Conversation:
     async def narrow(self, fan_out: FanOut, searches: Sequence[SourceSearch], limit: int) -> Narrowing:
         """Return how the turn was searched, and the passages outside its scope, which are to be left out.
 
-        Args:
-            fan_out: The fan-out of the searches, which has the query vectors.
-            searches: The turn's searches; those of the question itself are narrowed.
-            limit: The number of passages below which nothing is left out.
+        ``fan_out`` has the query vectors. Of ``searches``, those of the question itself are narrowed, as long as ``limit``
+        passages are left.
         """
         number, expanded = self._state.turn + 1, self._follow_up.expanded
         searches = [search for search in searches if search.sub_query.origin is SubQueryOrigin.QUESTION]
@@ -235,11 +229,8 @@ class Conversation:
         own, query = unit_rows([vectors[follow_up.question], follow_up.vector(vectors.__getitem__)])
         context, history = own.copy(), follow_up.history(vectors.__getitem__)
         latest = self._state.recent[-1] if self._state.recent else ()
-        found = [
-            index.prototypes_of({one.document for one in latest if one.source == name})
-            for name, index in indexes.items()
-        ]
-        rows = np.concatenate(found)
+        last = {name: {one.document for one in latest if one.source == name} for name in indexes}
+        rows = np.concatenate([index.prototypes_of(last[name]) for name, index in indexes.items()])
         if history is not None:
             context += DECAY * unit_rows([history])[0]
         if len(rows):

@@ -14,26 +14,13 @@ from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 from llama_index_agentic_kb._text import error_message, without_surrogates
 from llama_index_agentic_kb.errors import RetrievalError
 
-MAX_CHARACTERS: Final = 1_000_000
-"""The maximum length of a node's text in characters; longer text is cut."""
-
-MAX_NODES: Final = 10_000
-"""The maximum number of nodes read from one answer; requests rarely need more than some dozens."""
-
-MAX_FIELDS: Final = 1_000
-"""The maximum number of metadata fields of a node."""
-
-MAX_ID: Final = 10_000
-"""The maximum length of a node's ID in characters."""
-
-MAX_ITEMS: Final = 100_000
-"""The maximum number of values within one metadata field, nested lists and mappings included."""
-
-MAX_LEVELS: Final = 20
-"""The maximum nesting depth of lists and mappings within one metadata field."""
-
-MAX_BITS: Final = 10_000
-"""The maximum size of an integer in bits: Python refuses to convert more than 4,300 digits to text."""
+MAX_NODES: Final = 10_000  # read from one answer
+MAX_CHARACTERS: Final = 1_000_000  # of a node's text; longer text is cut
+MAX_ID: Final = 10_000  # characters
+MAX_FIELDS: Final = 1_000  # of metadata
+MAX_ITEMS: Final = 100_000  # values within one metadata field, nested lists and mappings included
+MAX_LEVELS: Final = 20  # of lists and mappings within one metadata field
+MAX_BITS: Final = 10_000  # of an integer: Python refuses to convert more than 4,300 digits to text
 
 _KINDS: Final[dict[str, type]] = {
     "relationships": dict,
@@ -60,13 +47,9 @@ class CleanNodes(list[NodeWithScore]):
 
 
 def clean_nodes(found: object, source: str) -> CleanNodes:
-    """Check the result of a source; its own nodes are never changed.
+    """Check the result of a source; its own nodes are never changed, and ``CleanNodes`` are returned unchanged.
 
     Invalid nodes are left out and counted, with the reason; nodes that can be repaired are replaced by copies.
-
-    Args:
-        found: The result, of any type; ``CleanNodes`` are returned unchanged.
-        source: The source's name, for errors.
 
     Raises:
         RetrievalError: The result is not a list, or none of its items is a valid node.

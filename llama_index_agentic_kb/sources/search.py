@@ -100,8 +100,7 @@ class PreparedSource:
         traits: The retriever's detected properties.
         filters: The effective filter, against which each node is checked again.
         calls: Makes the retriever's calls.
-        lexical_calls: Makes the lexical index's calls, in a bulkhead of their own: a lexical index that is being built
-            never delays a dense search.
+        lexical_calls: Makes the lexical index's calls, in a bulkhead of their own: building one delays no dense search.
         lexical: The lexical index to search as well; None for none.
         is_private: Whether some documents may be hidden from the caller: no count and no note may reveal them.
     """
@@ -206,7 +205,8 @@ async def _checked(
     every: list[NodeWithScore] = cleaned
     if getattr(source.retriever, _OURS, False) and any(isinstance(node.node, IndexNode) for node in cleaned):
         followed = await _Follower(source, query).resolve(cleaned, source.retriever.object_map, depth=0)
-        every = await _off_loop(source, followed, partial(clean_nodes, _once_each(followed), source.name))
+        distinct = list({node.node.node_id: node for node in reversed(followed)}.values())[::-1]
+        every = await _off_loop(source, followed, partial(clean_nodes, distinct, source.name))
     kept = await _off_loop(source, every, partial(_passing, every, source))
     elapsed = round(1000 * (time.monotonic() - started))
     scale = None if kind == "lexical" else source.traits.scale
@@ -242,24 +242,16 @@ def _passing(nodes: list[NodeWithScore], source: PreparedSource) -> list[NodeWit
     return [node for node in nodes if passes(node.node.metadata)]
 
 
-def _once_each(nodes: list[NodeWithScore]) -> list[NodeWithScore]:
-    return list({node.node.node_id: node for node in reversed(nodes)}.values())[::-1]
-
-
 # -- index nodes ------------------------------------------------------------------------------------------------------
 
 # LlamaIndex's own recursion has no bound: a node that points to its own retriever ends in a RecursionError, five
 # levels of ten took 48 s (measured). It also follows ``obj`` from the store's metadata, so that whoever can write
 # metadata can forge a node; here only live retrievers and query engines, and the index's own objects, are followed.
 
-MAX_DEPTH: Final = 3
-"""The maximum depth to which index nodes are followed."""
-
-MAX_FOLLOWED: Final = 32
-"""The maximum number of index nodes followed in one search; the rest are returned unchanged."""
+MAX_DEPTH: Final = 3  # to which index nodes are followed
+MAX_FOLLOWED: Final = 32  # index nodes in one search; the rest are returned unchanged
 
 _OURS: Final = "_agentic_kb_recursion"
-
 _THEIRS: Final = "_agentic_kb_made_by_user"
 """The attribute that marks a user's own retriever: its index nodes may also point to nodes, as in LlamaIndex."""
 
@@ -268,10 +260,6 @@ def own_recursion(retriever: BaseRetriever, source: str) -> BaseRetriever:
     """Replace the recursive retrieval of a retriever in place, so that index nodes are returned unresolved.
 
     Its result is cleaned here, since LlamaIndex's next step would raise for one invalid node and lose the others.
-
-    Args:
-        retriever: The retriever to change.
-        source: The source's name, for errors.
     """
 
     def as_found(query_bundle: QueryBundle, nodes: list[NodeWithScore]) -> list[NodeWithScore]:  # noqa: ARG001
@@ -287,10 +275,10 @@ def own_recursion(retriever: BaseRetriever, source: str) -> BaseRetriever:
 
 
 def bounded(retriever: BaseRetriever, source: str) -> BaseRetriever:
-    """Return a copy of a user's retriever without recursive retrieval: it returns index nodes unresolved.
+    """Return a shallow copy, for one search, of a user's retriever that returns index nodes unresolved.
 
     This package then resolves them itself, up to ``MAX_DEPTH`` and ``MAX_FOLLOWED``. A retriever that overrides
-    LlamaIndex's recursion is returned unchanged. The copy is shallow and used for one search only.
+    LlamaIndex's recursion is returned unchanged.
     """
     kind = type(retriever)
     own = (kind._handle_recursive_retrieval, kind._ahandle_recursive_retrieval)  # noqa: SLF001 (core has no other way)

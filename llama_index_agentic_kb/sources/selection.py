@@ -85,7 +85,26 @@ def select(
         DeniedError: The principal may search none of the sources. The error contains the reason for each.
     """
     for params in request.knowledge_source_params:
-        _check(params, sources)
+        name, source = params.knowledge_source_name, sources.get(params.knowledge_source_name)
+        if source is None:
+            known = ", ".join(sources)
+            raise InvalidRequestError(f"knowledgeSourceParams: no source is named {name!r}; there are: {known}")
+        if params.kind not in (None, source.kind):
+            raise InvalidRequestError(
+                f"knowledgeSourceParams: {name!r} is of kind {source.kind!r}, not {params.kind!r}"
+            )
+    selected = _allowed(sources, request, filters, calibrated=calibrated)
+    reasons = {name: chosen.denied for name, chosen in selected.items() if chosen.denied is not None}
+    if len(reasons) == len(selected):
+        why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        causes = {name: DeniedError(reason) for name, reason in reasons.items()}
+        raise DeniedError(f"no source may be searched: {why}", causes)
+    return selected
+
+
+def _allowed(
+    sources: Mapping[str, KnowledgeSource], request: RetrievalRequest, filters: FilterNode | None, *, calibrated: bool
+) -> dict[str, SelectedSource]:
     principal, selected = current_principal(), {}
     for name, source in sources.items():
         params = request.params_for(name).over(source.params)
@@ -96,7 +115,10 @@ def select(
             permitted = source.permitted(principal)
         except DeniedError as error:
             denied = str(error)
-        add_on = None if params.filter_add_on is None else _filter_add_on(name, params.filter_add_on)
+        try:
+            add_on = None if params.filter_add_on is None else parse_odata(params.filter_add_on)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"knowledgeSourceParams[{name}].filterAddOn: {error}") from error
         source.refuse_hidden(all_of(params.filters, add_on))
         caller = all_of(permitted, filters, params.filters, add_on)
         if not params.never_query_source:
@@ -104,29 +126,7 @@ def select(
             selected[name] = SelectedSource(source, params, effective, calibrated, caller, denied)
     if not selected:
         raise InvalidRequestError("knowledgeSourceParams: neverQuerySource leaves no source to search")
-    reasons = {name: chosen.denied for name, chosen in selected.items() if chosen.denied is not None}
-    if len(reasons) == len(selected):
-        why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-        causes = {name: DeniedError(reason) for name, reason in reasons.items()}
-        raise DeniedError(f"no source may be searched: {why}", causes)
     return selected
-
-
-def _filter_add_on(name: str, text: str) -> FilterNode:
-    try:
-        return parse_odata(text)
-    except InvalidRequestError as error:
-        raise InvalidRequestError(f"knowledgeSourceParams[{name}].filterAddOn: {error}") from error
-
-
-def _check(params: SourceParams, sources: Mapping[str, KnowledgeSource]) -> None:
-    name = params.knowledge_source_name
-    if name not in sources:
-        known = ", ".join(sources)
-        raise InvalidRequestError(f"knowledgeSourceParams: no source is named {name!r}; there are: {known}")
-    kind = sources[name].kind
-    if params.kind is not None and params.kind != kind:
-        raise InvalidRequestError(f"knowledgeSourceParams: {name!r} is of kind {kind!r}, not {params.kind!r}")
 
 
 def passing(selected: Mapping[str, SelectedSource], found_by: Mapping[str, str]) -> Callable[[BaseNode], bool]:

@@ -55,9 +55,7 @@ def scope_indexes(
 ) -> dict[str, ScopeIndex]:
     """Return the scope indexes of sources, by name, for ``RetrieverOptions(scope=...)``.
 
-    Args:
-        sources: The sources; those whose vectors can't be read are left out.
-        known: Earlier indexes, which are updated: only the vectors of changed documents are read.
+    Sources whose vectors can't be read are left out. Of ``known`` indexes only the vectors of changed documents are read.
     """
     made = {}
     for source in sources:
