@@ -143,8 +143,8 @@ class Conversation:
     async def narrow(self, fan_out: FanOut, searches: Sequence[SourceSearch], limit: int) -> Narrowing:
         """Return how the turn was searched, and the passages outside its scope, which are to be left out.
 
-        ``fan_out`` has the query vectors. Of ``searches``, those of the question itself are narrowed, as long as ``limit``
-        passages are left.
+        ``fan_out`` has the query vectors. Of ``searches``, those of the question itself are narrowed, as long as
+        ``limit`` passages are left.
         """
         number, expanded = self._state.turn + 1, self._follow_up.expanded
         searches = [search for search in searches if search.sub_query.origin is SubQueryOrigin.QUESTION]

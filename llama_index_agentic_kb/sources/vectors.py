@@ -55,7 +55,7 @@ def scope_indexes(
 ) -> dict[str, ScopeIndex]:
     """Return the scope indexes of sources, by name, for ``RetrieverOptions(scope=...)``.
 
-    Sources whose vectors can't be read are left out. Of ``known`` indexes only the vectors of changed documents are read.
+    Sources whose vectors can't be read are left out. Of ``known`` indexes only vectors of changed documents are read.
     """
     made = {}
     for source in sources:
