@@ -222,7 +222,10 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         with asked(self.callback_manager, request.question, announced=announced) as tell:
             retrieval = await self.retrieved(request, bundle, observer)
             try:
-                answered = await (self._emitted(retrieval) if streaming else self._answered(retrieval))
+                if streaming:
+                    answered = await self._emitted(retrieval)
+                else:
+                    answered = await self.grounded(retrieval, await self.synthesis(retrieval), self.checks)
             except (DeadlineExceededError, SynthesisError) as error:  # a part of it was shown
                 answered = Answered(retrieval, await replacement(self.synthesizer, retrieval, error))
             tell(answered.llama_response)
@@ -269,9 +272,6 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             retrieval.missing.append(MissingPart(what="evidence", outcome=Outcome.EMPTY, reason=reason))
         return retrieval
 
-    async def _answered(self, retrieval: Retrieval) -> Answered:
-        return await self.grounded(retrieval, await self.synthesis(retrieval), self.checks)
-
     async def synthesis(
         self,
         retrieval: Retrieval,
@@ -279,23 +279,13 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         streaming: bool = False,
         aside: Callable[[Spotlight], str] | None = None,
     ) -> Synthesis:
-        """Synthesize the answer and record the step in the activity log.
+        """Synthesize the answer and record the step in the activity log; for ``aside`` see ``AgenticSynthesizer``.
 
         If the deadline passes or the model's server is unavailable, the answer is replaced by the partial answer (steps
         of refine, partial answers of a tree) or else by the evidence as extracted data, and reported in ``missing``.
-
-        Args:
-            retrieval: The evidence.
-            streaming: Whether to emit deltas of the text.
-            aside: See ``AgenticSynthesizer.synthesis``.
-
-        Raises:
-            SynthesisError: See ``replacement``.
-            DeadlineExceededError: See ``replacement``.
         """
-        asking = synthesize(self.synthesizer, retrieval, streaming=streaming, aside=aside)
         try:
-            return await asking
+            return await synthesize(self.synthesizer, retrieval, streaming=streaming, aside=aside)
         except (DeadlineExceededError, SynthesisError) as error:
             return await replacement(self.synthesizer, retrieval, error)
 
@@ -318,10 +308,8 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
     async def grounded(self, retrieval: Retrieval, synthesis: Synthesis, checks: Grounding | None) -> Answered:
         """Check the answer against the evidence, and record why an answer is missing or withheld.
 
-        Args:
-            retrieval: The evidence. If markers are renumbered, the result's nodes are in order of first citation.
-            synthesis: The answer; its text is replaced by the checked one. Extracted data is not checked.
-            checks: The settings of the check. None means no check.
+        The text of the synthesis is replaced by the checked one; extracted data is not checked. If markers are
+        renumbered, the result's nodes are in order of first citation.
         """
         answered = Answered(retrieval, synthesis)
         if synthesis.is_extract:
@@ -422,13 +410,8 @@ def asked(
 ) -> Iterator[Callable[[Callable[[], RESPONSE_TYPE]], None]]:
     """Open a query event for callback handlers, as LlamaIndex's query engines do.
 
-    Args:
-        manager: The callback manager.
-        question: The question.
-        announced: Whether to send instrumentation events too; LlamaIndex's own ``query`` already sends them.
-
-    Yields:
-        A function to call with a factory of the response, which is called only if there are listeners.
+    If ``announced``, instrumentation events are sent too; LlamaIndex's own ``query`` already sends them. Yields a
+    function to call with a factory of the response, which is called only if there are listeners.
     """
     if announced:
         dispatcher.event(QueryStartEvent(query=question))

@@ -71,12 +71,9 @@ def end_user_part(chunks: Sequence[EndUserChunk], spotlight: Spotlight = PLAIN) 
 
 
 def session_owner(principal: Principal | None) -> str:
-    """Return the owner key of a principal's sessions, for ``SessionStore`` and ``SessionMemory``.
+    """Return the owner key of a principal's sessions; all requests without a principal share one.
 
     The key of a principal with a user name does not depend on its groups; that of one without a name does.
-
-    Args:
-        principal: The requesting principal. None returns the key shared by all requests without a principal.
     """
     if principal is None:
         return "anyone"
@@ -373,9 +370,6 @@ def _completed(messages: Sequence[ChatMessage], waiting: str | None) -> tuple[li
     """Return the completed turns as (question, answer), and the unanswered question after them, if any.
 
     Messages that are neither questions nor answers are skipped, and so are questions followed by another question.
-
-    Raises:
-        InvalidRequestError: An answer has no question before it.
     """
     turns = []
     for message in messages:
