@@ -197,6 +197,10 @@ _OWN_OPEN: Final = re.compile(
 """The end of a text that may become a citation; always matches the empty end."""
 
 
+_FENCE: Final = "```"
+_WRAPPINGS: Final = tuple(f"{_FENCE}{language}\n" for language in ("markdown", "md"))
+
+
 class OwnCitations:
     """Filters a text piece by piece: citations such as ``[1]``, ``[^1]``, ``[Source 1]``, ``(ref 1)``, ``【1】``.
 
@@ -273,6 +277,52 @@ class AnswerRules:
     addresses: Collection[str] = ()
 
 
+class WrappingFilter:
+    """Filters a text piece by piece: a Markdown fence around the whole answer, in which nothing would be a citation."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._wrapped: bool | None = None  # None: not known yet; False: there is no fence, or it has ended
+        self._nested = self._in_line = False
+
+    def feed(self, delta: str) -> str:
+        """Process a piece and return the text that can be emitted now."""
+        if self._wrapped is False:
+            return delta
+        self._held += delta
+        if self._wrapped is None:
+            start = self._held.lstrip().lower()
+            if any(opening.startswith(start) for opening in _WRAPPINGS):
+                return ""
+            opening = next((opening for opening in _WRAPPINGS if start.startswith(opening)), None)
+            self._wrapped = opening is not None
+            if opening is None:
+                return self.close()
+            self._held = self._held.lstrip()[len(opening) :]
+        return self._lines()
+
+    def close(self) -> str:
+        """Return the buffered text at the end of the answer."""
+        rest, self._held = self._held, ""
+        return "" if self._wrapped and not self._nested and rest.strip() == _FENCE else rest
+
+    def _lines(self) -> str:
+        """Return the held text but for a line that may become the closing fence."""
+        shown = ""
+        while "\n" in self._held:
+            line, _, self._held = self._held.partition("\n")
+            fence = not self._in_line and line.lstrip().startswith(_FENCE)
+            self._in_line = False
+            if fence and not self._nested and line.strip() == _FENCE:
+                self._wrapped = False
+                return shown + self.close()
+            self._nested = line.strip() != _FENCE if fence else self._nested
+            shown += line + "\n"
+        if self._in_line or not (_FENCE.startswith(self._held.lstrip()) or self._held.lstrip().startswith(_FENCE)):
+            shown, self._held, self._in_line = shown + self._held, "", True
+        return shown
+
+
 @dataclass(frozen=True, slots=True)
 class CheckedText:
     """A filtered text with the numbers of what was removed."""
@@ -287,23 +337,25 @@ class CheckedText:
 
 
 class AnswerFilter:
-    """Filters an answer piece by piece: hidden characters, own citations, markers, then links."""
+    """Filters an answer piece by piece: hidden characters, a fence around it, own citations, markers, then links."""
 
     def __init__(self, rules: AnswerRules) -> None:
         from llama_index_agentic_kb.guard.links import LinkFilter  # noqa: PLC0415 (its patterns take 7 ms)
 
         self._hidden = HiddenFilter()
+        self._wrapping = WrappingFilter()
         self._own = OwnCitations(rules.ref_ids)
         self._markers = MarkerFilter(rules.ref_ids)
         self._links = LinkFilter(rules.addresses)
 
     def feed(self, delta: str) -> str:
         """Process a piece and return the text that can be emitted now."""
-        return self._links.feed(self._markers.feed(self._own.feed(self._hidden.feed(delta))))
+        return self._links.feed(self._markers.feed(self._own.feed(self._wrapping.feed(self._hidden.feed(delta)))))
 
     def close(self) -> str:
         """Return the buffered text at the end of the answer."""
-        rest = self._markers.feed(self._own.feed(self._hidden.close()) + self._own.close()) + self._markers.close()
+        rest = self._wrapping.feed(self._hidden.close()) + self._wrapping.close()
+        rest = self._markers.feed(self._own.feed(rest) + self._own.close()) + self._markers.close()
         return self._links.feed(rest) + self._links.close()
 
     def checked(self, text: str) -> CheckedText:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, check_grounding
-from llama_index_agentic_kb.grounding.citations import AnswerRules, OwnCitations, clean_answer
+from llama_index_agentic_kb.grounding.citations import AnswerFilter, AnswerRules, OwnCitations, clean_answer
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
 
 TALL = "The Saturn V was 110.6 m tall"
@@ -77,3 +77,26 @@ def test_they_are_no_part_of_what_is_judged(style: str) -> None:
 def test_they_are_counted_as_markers() -> None:
     """What was taken out is in the count of removed markers."""
     assert clean_answer(f"{TALL} [1] [9].", AnswerRules({0, 1, 2})).markers == 2
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("reply", "shown"),
+    [
+        ("\n```markdown\nTall [0].\n\nYes.\n```\n", "Tall [ref_id:0].\n\nYes.\n"),
+        ("```md\nTall.\n```", "Tall.\n"),
+        ("```markdown\nRun:\n```sh\nls `a`\n```\nDone.\n```\nBye.", "Run:\n```sh\nls `a`\n```\nDone.\nBye."),
+        ("```markdown\nCut", "Cut"),
+        ("```markdownish\nx\n```", "```markdownish\nx\n```"),
+        ("```sh\nls\n```", "```sh\nls\n```"),
+        ("```", "```"),
+        ("Tall ```markdown\nx\n```", "Tall ```markdown\nx\n```"),
+    ],
+)
+def test_a_fence_around_the_answer_goes(reply: str, shown: str, size: int) -> None:
+    """A whole answer in a Markdown fence loses it, however it is streamed; other fences stay."""
+    answer = AnswerFilter(AnswerRules({0, 1, 2}))
+    streamed = (
+        "".join(answer.feed(reply[start : start + size]) for start in range(0, len(reply), size)) + answer.close()
+    )
+    assert streamed == shown
