@@ -140,6 +140,7 @@ class Retrieval:
         scope: The question and its conversation.
         findings: Intermediate findings of sub-queries.
         chain: The plan's steps with their findings, dependencies first.
+        proofs: The number of proofs in the chain if they were found sufficient, else 0.
         references: The references of the nodes, set by ``arrange``.
         dialogue: The state of the conversation after this turn; None if no source is a tool.
         scope_state: The documents of the conversation after this turn; None if the request has no such state.
@@ -155,6 +156,7 @@ class Retrieval:
     scope: Scope = field(default_factory=lambda: Scope(""))
     findings: list[Finding] = field(default_factory=list)
     chain: list[FoundStep] = field(default_factory=list)
+    proofs: int = 0
     references: list[Reference] = field(default_factory=list)
     dialogue: DialogueState | None = None
     reply: str = ""
@@ -376,7 +378,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         if task.scope.history or request.scope_state is not None:
             narrowing = await conversation.narrow(task.fan_out, outcome.searches, self._limit(task))
         missing = [*forgotten, *missing_parts(outcome.searches), *task.fan_out.left_out, *outcome.withheld]
-        found = outcome.findings, outcome.chain
+        found = outcome.findings, outcome.chain, len(outcome.proof) if outcome.sufficient else 0
         retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, whole, *found)
         retrieval.dialogue, retrieval.reply = turn.state, turn.reply
         query = bundle or QueryBundle(request.question)

@@ -21,6 +21,7 @@ from llama_index_instrumentation import get_dispatcher
 from llama_index_agentic_kb._aio import END, Call, deadline_after, earliest, emit, open_stream
 from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
+from llama_index_agentic_kb.evidence.provenance import provenance
 from llama_index_agentic_kb.grounding.citations import Markers, strip_markers
 from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.guard.failures import is_transient
@@ -39,15 +40,28 @@ from llama_index_agentic_kb.schema import (
 from llama_index_agentic_kb.schema.grounding import ClaimFlag, GroundingLedger, Verdict
 from llama_index_agentic_kb.synthesizers import AgenticSynthesizer, Synthesis
 from llama_index_agentic_kb.synthesizers.extractive import ExtractiveData
+from llama_index_agentic_kb.synthesizers.modes import Accumulate
 
 dispatcher = get_dispatcher(__name__)
 
 EXTRACTING_SECONDS: Final = 0.3
 """Seconds allowed for building extracted data after the answer's own time has expired."""
 
+BESIDE_PROOF: Final = 3
+"""Passages beside the proof in the answer's prompt if the proof was found sufficient."""
+
 # Metadata keys of a document's date; the first one present is used.
 _DATES: Final = ("date", "published", "published_at", "publication_date", "last_modified_date", "creation_date")
 _MAX_DATE: Final = 40
+
+
+def _shown(retrieval: Retrieval) -> set[int] | None:
+    """Return the reference ids of the proof, if it was found sufficient, and of the best others; None means all."""
+    marks = [(provenance(node) or {}).get("proof", []) for node in retrieval.nodes]
+    if not retrieval.proofs or len({one["rank"] for mark in marks for one in mark}) < retrieval.proofs:
+        return None  # no verdict, or a part of its proof was left out
+    others = [ref for ref, mark in enumerate(marks) if not mark]
+    return {*range(len(marks))} - {*others[BESIDE_PROOF:]}
 
 
 async def synthesize(
@@ -83,6 +97,7 @@ async def synthesize(
         streaming=streaming,
         instructions=retrieval.scope.answer_instructions,
         aside=aside,
+        shown=None if isinstance(synthesizer, Accumulate) or not synthesizer.needs_llm else _shown(retrieval),
     )
     dispatcher.event(SynthesizeStartEvent(query=question))
     if synthesizer.needs_llm:

@@ -135,21 +135,20 @@ def passage_excerpt(text: str, query: str, words: int) -> str:
 
 def best_passages(
     searches: Sequence[SourceSearch],
-    order: Sequence[str],
-    share: int,
+    per_query: Mapping[str, int],
     fusion: Fusion,
     *,
     proof: Sequence[str],
     in_full: Iterable[str],
     known: Iterable[str],
+    whole: int = 0,
 ) -> PassageSet:
-    """Return the passages for a prompt: those of ``proof`` (node ids), then the best of each search in ``order``.
+    """Return the passages for a prompt: those of ``proof`` (node ids), then the best of each search.
 
-    A page whose title is a ``known`` value in the search's query comes before the others of the search. ``share`` is
-    the number of sub-queries among which the prompt is divided, ``in_full`` the passages that are not to be shortened.
+    ``per_query`` is the number of passages to show of each sub-query's search; its order is that of the searches.
+    A page whose title is a ``known`` value in the search's query comes before the others of the search. ``in_full`` are
+    passages that the model asked for; the ``whole`` best of each search are shortened as proof is.
     """
-    per_query = min(max(1, MAX_PASSAGES // max(1, share)), PASSAGES_PER_QUERY)
-    passages = PassageSet(per_query, {**dict.fromkeys(proof, PROOF_WORDS), **dict.fromkeys(in_full, ASKED_WORDS)})
     by_query: dict[str, list[SourceSearch]] = {}
     for search in searches:
         by_query.setdefault(search.sub_query.id, []).append(search)
@@ -160,7 +159,10 @@ def best_passages(
         if values:
             ranked.sort(key=lambda one: normalize(one.search.source.source_data(one.node).title) not in values)
         best[name] = (query, ranked)
-    shown = [best[name] for name in order if name in best]
+    shown = [(best[name][0], best[name][1][:count]) for name, count in per_query.items() if name in best]
+    supports = [*proof, *(one.node.node_id for _, found in shown for one in found[:whole])]
+    words = {**dict.fromkeys(supports, PROOF_WORDS), **dict.fromkeys(in_full, ASKED_WORDS)}
+    passages = PassageSet(words=words)
     by_id = {one.node.node.node_id: (query, [one]) for query, found in [*best.values(), *shown[::-1]] for one in found}
     for query, ranked in [*(by_id[node_id] for node_id in proof if node_id in by_id), *shown]:
         passages.add(query, ranked)

@@ -31,7 +31,7 @@ from llama_index_agentic_kb.planning.findings import (
     look_for_gaps,
     read_findings,
 )
-from llama_index_agentic_kb.planning.passages import PassageSet, best_passages
+from llama_index_agentic_kb.planning.passages import MAX_PASSAGES, PASSAGES_PER_QUERY, PassageSet, best_passages
 from llama_index_agentic_kb.planning.plan_graph import (
     PlanGraph,
     PlannerSource,
@@ -56,6 +56,12 @@ from llama_index_agentic_kb.sources.search import NodeKey, node_key
 
 OTHERS_SECONDS: Final = 1.0
 """Seconds that the model call of a round waits for searches that none of its steps depends on."""
+
+QUESTIONS_OWN: Final = 2
+"""Passages in a verdict's prompt of what the question itself found: a plan may have missed a part of it."""
+
+WHOLE: Final = 2
+"""Passages of each search without a stated answer that a verdict's prompt shows whole: a cut may cost a revision."""
 
 NEWS_DEPTH: Final = 5
 """Number of top documents of each search that are compared to decide whether a round found new evidence."""
@@ -247,7 +253,8 @@ class MultiHopSearch:
         asked = {name: steps.searched[name].query for name in searches}
         later = {one.id: one.template or one.query for one in steps.waiting.values()}
         known = {name: answers for name, answers in steps.found.items() if answers}
-        passages = await self._passages(searches, again=False)
+        share = min(max(1, MAX_PASSAGES // max(1, len(searches))), PASSAGES_PER_QUERY)
+        passages = await self._passages(dict.fromkeys([*searches, *self._unread], share))
         question, deadline = self._task.scope.question, self._call_deadline
         to_answer = OpenSteps(asked, later, known)
         return await read_findings(
@@ -307,6 +314,7 @@ class MultiHopSearch:
         if outcome.revisions >= self._limits.revisions or not self._may_ask():
             return False
         if steps.are_stated:
+            outcome.sufficient = True
             self._decide("the evidence is sufficient without a verdict: a passage states the answer of every step")
             return False
         await self._wait_for(steps.searched)
@@ -317,6 +325,7 @@ class MultiHopSearch:
         verdict = await self._judge()
         self._count(verdict)
         if verdict.error is not None or verdict.sufficient:
+            outcome.sufficient = bool(verdict.sufficient and verdict.refs)
             self._decide("the evidence is sufficient" if verdict.sufficient else "no verdict on the evidence")
             return False
         for warning in verdict.warnings:
@@ -350,7 +359,14 @@ class MultiHopSearch:
 
     async def _judge(self) -> Verdict:
         """Ask the model whether evidence is missing, and store the passages that support its verdict."""
-        passages = await self._passages([*self._steps.searched][::-1])
+        steps = self._steps
+        own = steps.searches_of([step.id for step in steps.chain()])
+        shown = {
+            name: PASSAGES_PER_QUERY if name in own or not own else QUESTIONS_OWN
+            for name in reversed(steps.searched)
+            if not steps.is_stated(name)
+        }
+        passages = await self._passages(shown, whole=WHOLE)
         verdict = await look_for_gaps(
             self._model,
             self._task.scope.question,
@@ -362,9 +378,8 @@ class MultiHopSearch:
             log=self._task.log,
             instructions=self._task.scope.retrieval_instructions,
         )
-        for ref in verdict.refs:
-            if (passage := passages.passages.get(ref)) is not None:
-                self._rests_on.append(passage.node.node_id)
+        verdict.refs = [ref for ref in verdict.refs if ref in passages.passages]
+        self._rests_on += [passages.passages[ref].node.node_id for ref in verdict.refs]
         return verdict
 
     @property
@@ -391,31 +406,34 @@ class MultiHopSearch:
 
     # -- shared by reading and judging -------------------------------------------------------------------------------
 
-    async def _passages(self, first: Sequence[str], *, again: bool = True) -> PassageSet:
-        """Return the passages for a model call, and record their sources as read before the call can write a query.
+    @property
+    def _readable_searches(self) -> list[SourceSearch]:
+        return [search for search in self._done if search.source.name in self._readable]
 
-        Without ``again``, what an earlier call read is left out, unless it is in ``first``, supports a finding, or was
-        searched for one that names no passage.
-        """
-        found = [search for search in self._done if search.source.name in self._readable]
-        self._steps.read.update(search.source.name for search in found if search.nodes)
+    @property
+    def _unread(self) -> list[str]:
+        """The searches that no model call has read, and those for findings that name no passage."""
         unproven = {name for name, read in self._steps.found.items() if any(one.node_id is None for one in read)}
-        others = [
-            name
-            for name, record in ((search.sub_query.id, search.record.id) for search in found)
-            if again or record not in self._seen or name in unproven
-        ]
+        names = [(search.sub_query.id, search.record.id) for search in self._readable_searches]
+        return [name for name, record in names if record not in self._seen or name in unproven]
+
+    async def _passages(self, per_query: Mapping[str, int], *, whole: int = 0) -> PassageSet:
+        """Return the passages for a model call: those that support findings, then so many of each of these searches.
+
+        Their sources are recorded as read before the call can write a query.
+        """
+        found = self._readable_searches
+        self._steps.read.update(search.source.name for search in found if search.nodes)
         self._seen.update(search.record.id for search in found)
-        order = [*dict.fromkeys([*first, *others])]
         choose = partial(
             best_passages,
             found,
-            order,
-            len(first),
+            per_query,
             self._task.fusion,
             proof=[one.node_id for one in self._proof()],
             in_full=frozenset(self._in_full),
             known={normalize(one.value) for read in self._steps.found.values() for one in read},
+            whole=whole,
         )
         return await Call(sync=choose, what="choosing passages")
 

@@ -84,6 +84,9 @@ class PlanOutcome:
     """All findings, in the order in which they were read."""
     chain: list[FoundStep] = field(default_factory=list)
     """The steps with their findings; each step comes after those that it depends on."""
+    sufficient: bool = False
+    """Whether the proof was found to hold all that the question needs: by a verdict that names passages, or because a
+    passage states the answer of every step."""
     proof: list[Proof] = field(default_factory=list)
     """The passages that support the chain's findings, and those that support the verdict on the evidence."""
     withheld: list[MissingPart] = field(default_factory=list)
@@ -171,8 +174,12 @@ class Steps:
                 self.waiting[one.id] = one
 
     def to_read(self, *, every: bool = False) -> list[str]:
-        """Return unanswered steps that waiting steps depend on; with ``every``, also searched parents of any step."""
+        """Return unanswered steps that waiting steps depend on, and those with a follow-up query.
+
+        With ``every``, searched parents of any step are added.
+        """
         parents = {parent for child in self.waiting.values() for parent in child.depends_on} - self.waiting.keys()
+        parents |= self.next.keys()
         if every:
             parents |= {name for one in self.planned.values() for name in one.depends_on if self.searches_of([name])}
         return [step for step in self.planned if step in parents and not self.answers_of(step)]
@@ -280,13 +287,16 @@ class Steps:
         """Return a step's answers, or a description of them if none is known."""
         return " or ".join(answer.value for answer in self.answers_of(name)) or self.description_of(name)
 
+    def is_stated(self, search: str) -> bool:
+        """Return whether a search, or a step that needed none, has answers, all of them stated in a passage."""
+        found = self.found.get(search, [])
+        return bool(found) and all(one.confidence is Confidence.STATED and one.node_id for one in found)
+
     @property
     def are_stated(self) -> bool:
         """Whether each step, and each of its searches, has answers, all of them stated in a passage."""
-        made = [self.found.get(name, []) for step in self.chain() for name in self.searches_of([step.id]) or [step.id]]
-        return bool(made) and all(
-            found and all(one.confidence is Confidence.STATED and one.node_id for one in found) for found in made
-        )
+        made = [name for step in self.chain() for name in self.searches_of([step.id]) or [step.id]]
+        return bool(made) and all(map(self.is_stated, made))
 
     def chain(self) -> list[FoundStep]:
         """Return the steps with their findings; each step comes after those that it depends on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, TypeAlias
 
@@ -305,6 +305,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         streaming: bool | None = None,
         instructions: str = "",
         aside: Callable[[Spotlight], str] | None = None,
+        shown: Collection[int] | None = None,
         **response_kwargs: Any,
     ) -> Synthesis:
         """Synthesize the answer from evidence, best first. If streaming, emit text deltas that add up to the text.
@@ -318,6 +319,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
             streaming: Whether to emit deltas.
             instructions: The caller's instructions, added after the template's own.
             aside: Returns further text for the prompt, marked as data, that the model must not cite.
+            shown: Reference ids of the nodes to use. None means all.
             response_kwargs: Further variables of the templates.
 
         Raises:
@@ -328,9 +330,9 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         spotlight = draw(self.spotlighting) if self.needs_llm else PLAIN
         reading = partial(passages, nodes, sources, spotlight)
         if sum(len(getattr(node.node, "text", None) or "") for node in nodes) > LONG:
-            shown = await Call(sync=reading, deadline=deadline, what="reading passages")
+            read = await Call(sync=reading, deadline=deadline, what="reading passages")
         else:
-            shown = reading()
+            read = reading()
         draft = Draft(
             model=self.model,
             asker=self._asker,
@@ -340,7 +342,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
             overlap=helper.chunk_overlap_ratio,
             query=query.query_str if aside is None else f"{query.query_str}\n\n{aside(spotlight)}",
             instructions=instructions,
-            passages=shown,
+            passages=[one for one in read if shown is None or one.ref_id in shown],
             spotlight=spotlight,
             deadline=deadline,
             max_output_tokens=limit,
@@ -348,7 +350,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
             streaming=self._streaming if streaming is None else streaming,
             output_cls=self._output_cls,
         )
-        if hidden := [passage.hidden for passage in shown if passage.hidden]:
+        if hidden := [passage.hidden for passage in draft.passages if passage.hidden]:
             draft.result.warnings.append(f"{sum(hidden)} hidden characters were left out of {len(hidden)} passages")
         text = await self._text_of(draft)
         if draft.streaming and (rest := text[len(draft.emitted) :]):
@@ -356,7 +358,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         if self.needs_llm and limit is not None and (written := count_tokens(text)) > limit:
             draft.result.warnings.append(f"the answer has {written} tokens, over the budget of {limit}")
         if self._verbose:
-            logger.info("%s: %d passages", self.mode, len(shown))
+            logger.info("%s: %d passages", self.mode, len(draft.passages))
         draft.result.text = text
         return draft.result
 

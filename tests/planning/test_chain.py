@@ -9,7 +9,7 @@ import pytest
 from llama_index.core.schema import TextNode
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeBase, KnowledgeSource
-from llama_index_agentic_kb.schema import Confidence, SubQueryOrigin
+from llama_index_agentic_kb.schema import Confidence, RetrievalResponse, SubQueryOrigin
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM
 from tests.planning.conftest import KINDS, World, line, queries_of, reasoning_of, refs, steps
 
@@ -81,22 +81,55 @@ def test_a_passage_that_says_nothing_new_comes_last() -> None:
     assert {found[0], found[-1]} == {"Titanic", "copy"}
 
 
-def test_the_chain_stands_in_the_verdicts_and_the_answers_prompts() -> None:
-    """Each step with value, confidence and reference; the passages that prove it are whole."""
+def answered(pages: dict[str, str], revision: Any) -> tuple[dict[str, list[str]], RetrievalResponse]:
+    """The prompts of a whole answer by their kind, and the response."""
     asked: dict[str, list[str]] = {}
-    cameron = PAGES["James Cameron"] + " He made films." * 150
 
     def say(messages: Any) -> str:
         system, user = (str(message.content) for message in messages)
         kind = next((name for start, name in KINDS.items() if system.startswith(start)), "answer")
         asked.setdefault(kind, []).append(user)
-        replies = {"plan": PLAN, "revision": '{"sufficient": true}', "answer": "It is the river [ref_id:0]."}
+        replies = {"plan": PLAN, "revision": revision(user), "answer": "It is the river [ref_id:0]."}
         reads = [first, second]
         return reads[len(asked[kind]) - 1](user) if kind == "findings" else replies[kind]
 
-    world_ = world(pages={**PAGES, "James Cameron": cameron})
-    kb = KnowledgeBase([KnowledgeSource("docs", retriever=world_.memory)], llm=ScriptedLLM(say), effort="medium")
-    response = kb.retrieve(QUESTION)
+    kb = KnowledgeBase(
+        [KnowledgeSource("docs", retriever=world(pages=pages).memory)], llm=ScriptedLLM(say), effort="medium"
+    )
+    return asked, kb.retrieve(QUESTION)
+
+
+@pytest.mark.parametrize("found", [["Kapuskasing"], ["Titanic", "Kapuskasing"], []])
+def test_a_sufficient_verdict_leaves_the_proof_and_little_else_to_the_answers_prompt(found: list[str]) -> None:
+    """Numbers and references stay as they are; without named passages, or with none of them shown, all are used."""
+
+    def sufficient(prompt: str) -> str:
+        numbers = refs(prompt)
+        return json.dumps({"sufficient": True, "refs": [numbers.get(title, 99) for title in found]})
+
+    asked, response = answered(PAGES, sufficient)
+    shown = refs(asked["answer"][0])
+    titles = [reference.title for reference in response.references]
+    assert titles[:3] == ["Titanic", "James Cameron", "Kapuskasing"] or not found
+    assert shown == {title: at for at, title in enumerate(titles[: 3 + 3 if found else None])}
+
+
+def test_a_verdict_sees_the_best_of_an_open_step_whole() -> None:
+    """A fact in other words than the step's is not cut away; the question's own passages are few."""
+    lennon = "John Lennon was a musician. " + "The cause was a song. " * 60 + "He was shot."
+    searched = world(
+        pages={**NOISE, "John Lennon": lennon}, plan=steps({"query": "cause of death of John Lennon"}), findings=[]
+    )
+    searched.search("What was the cause of the death of the musician John Lennon, and which river crosses it?")
+    (verdict_prompt,) = [text for kind, text in searched.prompts if kind == "revision"]
+    assert "He was shot." in verdict_prompt
+    assert len(refs(verdict_prompt)) <= 7
+
+
+def test_the_chain_stands_in_the_verdicts_and_the_answers_prompts() -> None:
+    """Each step with value, confidence and reference; the passages that prove it are whole."""
+    cameron = PAGES["James Cameron"] + " He made films." * 150
+    asked, response = answered({**PAGES, "James Cameron": cameron}, lambda _: '{"sufficient": true}')
     (verdict_prompt,), (answer_prompt,) = asked["revision"], asked["answer"]
     found = refs(verdict_prompt)
     assert f"- q1: Who directed Titanic? -> James Cameron (stated, ref_id {found['Titanic']})" in verdict_prompt

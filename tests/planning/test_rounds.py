@@ -245,7 +245,7 @@ def test_an_implied_early_answer_is_kept_and_its_search_confirms_it() -> None:
 
 
 def test_a_later_prompt_shows_what_is_new_and_the_proof() -> None:
-    """What an earlier call has read is not paid for again; the verdict sees it all."""
+    """What an earlier call has read is not paid for again; the verdict sees the question's best too."""
     pages = {"Snow": "Snow falls on the directed.", **PAGES}
     plan = steps(DIRECTOR, BIRTHPLACE, {"query": "river of #q2", "depends_on": ["q2"]})
 
