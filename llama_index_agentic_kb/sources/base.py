@@ -102,6 +102,16 @@ def _as_json(value: object) -> Any:
     return made if clean is text else json.loads(clean)
 
 
+def _check_kinds(name: str, permissions: object, trust: object, params: SourceParams | None) -> None:
+    if not isinstance(permissions, Permissions | None):
+        kind = type(permissions).__name__
+        raise ConfigurationError(f"source {name!r}: permissions: expected Permissions, got {kind}")
+    if isinstance(trust, bool) or not isinstance(trust, int | None):
+        raise ConfigurationError(f"source {name!r}: trust: expected a whole number, got {trust!r}")
+    if params is not None and not (params.filters is None and params.filter_add_on is None):
+        raise ConfigurationError(f"source {name!r}: params: they have no filters; use filters=")
+
+
 class KnowledgeSource(NotPickled):
     """Something to search: an index, a retriever, or a function from filters to a retriever.
 
@@ -177,11 +187,7 @@ class KnowledgeSource(NotPickled):
             raise ConfigurationError(f"source {name!r}: similarity_top_k must be above 0, got {similarity_top_k}")
         if sum(over is not None for over in (index, retriever, retriever_factory)) != 1:
             raise ConfigurationError(f"source {name!r}: give exactly one of index, retriever and retriever_factory")
-        kind = type(permissions).__name__
-        if not isinstance(permissions, Permissions | None):
-            raise ConfigurationError(f"source {name!r}: permissions: expected Permissions, got {kind}")
-        if isinstance(trust, bool) or not isinstance(trust, int | None):
-            raise ConfigurationError(f"source {name!r}: trust: expected a whole number, got {trust!r}")
+        _check_kinds(name, permissions, trust, params)
         self.name = name
         self.description = description
         self.mandatory = all_of(to_tree(filters), to_tree(further.pop("filters", None)))
@@ -191,8 +197,6 @@ class KnowledgeSource(NotPickled):
         hidden = [key for key in self.filterable if permissions is not None and permissions.hides(key)]
         if hidden:
             raise ConfigurationError(f"source {name!r}: filterable: {hidden[0]!r} says whom documents are shared with")
-        if params is not None and not (params.filters is None and params.filter_add_on is None):
-            raise ConfigurationError(f"source {name!r}: params: they have no filters; use filters=")
         self.metadata_reader = metadata_reader
         self.fields = fields
         self.params = params

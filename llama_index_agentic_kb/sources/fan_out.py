@@ -381,8 +381,8 @@ class FanOut:
             error=describe_error(error, name, search.stage),
             retries=search.progress.retries or None,
         )
-        message = error_message(error)
-        logger.warning("source %r did not answer %s (%s): %s", name, search.sub_query.id, search.stage, message)
+        asked, stage = search.sub_query.id, search.stage
+        logger.warning("source %r did not answer %s (%s): %s", name, asked, stage, error_message(error))
 
     def _prepare(self, sub_query: SubQuery, chosen: SelectedSource) -> PreparedSource | Exception | None:
         """Return the source prepared for the sub-query's effective filter, cached; None if it has a factory."""
@@ -447,7 +447,6 @@ class FanOut:
 
 
 def _lane(ranked: NodeList, source: str) -> SearchLane:
-    """Return the activity log's record of a ranked list."""
     return SearchLane(
         kind=ranked.kind,
         shard=ranked.shard,
