@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import astuple, dataclass
 from itertools import islice
@@ -150,6 +150,11 @@ class DocumentDatabase(ABC):
     def transaction(self) -> AbstractContextManager[Statements]:
         """Run the ``with`` block as one durable transaction; an exception rolls it back."""
 
+    def write(self, work: Callable[[Statements], None]) -> None:
+        """Run a function in a durable transaction; it may run again if the connection breaks."""
+        with self.transaction() as connection:
+            work(connection)
+
     @abstractmethod
     def put_contents(self, connection: Statements, source: str, pieces: Sequence[Piece]) -> None:
         """Store the texts and vectors of chunks that are stored already."""
@@ -184,8 +189,8 @@ class DocumentDatabase(ABC):
 
     def put_state(self, key: str, value: object) -> None:
         """Set a store-wide value, such as the embedding model's fingerprint, unless another process has set it."""
-        with self.transaction() as connection:
-            connection.execute("INSERT INTO state VALUES (?, ?) ON CONFLICT DO NOTHING", (key, value))
+        statement = "INSERT INTO state VALUES (?, ?) ON CONFLICT DO NOTHING"
+        self.write(lambda connection: connection.execute(statement, (key, value)))
 
     def sources(self) -> list[SourceInfo]:
         """Return the sources in order of name, with their document and chunk counts."""
@@ -210,7 +215,8 @@ class DocumentDatabase(ABC):
         """
         if not name.strip():
             raise ConfigurationError("A source needs a name; got an empty one.")
-        with self.transaction() as connection:
+
+        def work(connection: Statements) -> None:
             connection.execute(
                 "INSERT INTO sources SELECT ?, '', CAST(value AS bigint) FROM state WHERE key = 'changes'"
                 " ON CONFLICT DO NOTHING",
@@ -219,11 +225,16 @@ class DocumentDatabase(ABC):
             if description is not None:
                 connection.execute("UPDATE sources SET description = ? WHERE name = ?", (description, name))
 
+        self.write(work)
+
     def delete_source(self, name: str) -> None:
         """Delete a source with all its documents."""
-        with self.transaction() as connection:
+
+        def work(connection: Statements) -> None:
             connection.execute("DELETE FROM sources WHERE name = ?", (name,))
             _count_change(connection, name)
+
+        self.write(work)
 
     def sources_at(self, origin: str) -> list[str]:
         """Return the names of the sources with documents from the file or folder at this absolute path."""
@@ -319,9 +330,12 @@ class DocumentDatabase(ABC):
 
     def delete_document(self, source: str, path: str) -> None:
         """Delete a document and its chunks, in one transaction."""
-        with self.transaction() as connection:
+
+        def work(connection: Statements) -> None:
             connection.execute("DELETE FROM documents WHERE source = ? AND path = ?", (source, path))
             _count_change(connection, source)
+
+        self.write(work)
 
     def vectors_by_embedding(self, source: str, embedding_hashes: Iterable[str]) -> dict[str, Floats]:
         """Return the source's stored vectors by the hashes of their embedded texts; unknown hashes are omitted."""

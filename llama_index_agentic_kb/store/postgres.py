@@ -149,21 +149,27 @@ class PostgresDatabase(DocumentDatabase):
         except DBAPIError as error:
             raise error_class(f"{self.location!r} can't be {done}: {reason(error)}") from error
 
-    def put_document(self, document: StoredDocument, pieces: Iterable[Piece]) -> None:
-        """Store a document; see `DocumentDatabase.put_document`. With a list, a lost connection is tried again."""
-        if not isinstance(pieces, Sequence):
-            super().put_document(document, pieces)
-            return
+    def write(self, work: Callable[[Statements], None]) -> None:
+        """Run a function in a durable transaction; it runs again if the connection breaks."""
+        self._retried(lambda: self._in_transaction(work))
+
+    def _in_transaction(self, work: Callable[[Statements], None]) -> None:
+        with self._database.transaction(write=True, seconds=self.timeout) as connection:
+            work(_Statements(connection))
+
+    def _retried(self, run: Callable[[], None]) -> None:
+        deadline = time.monotonic() + self.timeout
         try:
-            self._database.transact(
-                lambda connection: self._put_document(_Statements(connection), document, pieces),
-                write=True,
-                deadline=time.monotonic() + self.timeout,
-                what=f"writing into {self.location!r}",
-                error_class=IngestionError,
-            )
+            self._database.retry(run, deadline, what=f"writing into {self.location!r}", error_class=IngestionError)
         except DeadlineExceededError as error:
             raise IngestionError(f"{error}. Documents stored before this stay: run the ingestion again.") from error
+
+    def put_document(self, document: StoredDocument, pieces: Iterable[Piece]) -> None:
+        """Store a document; see `DocumentDatabase.put_document`. With a list, a lost connection is tried again."""
+        if isinstance(pieces, Sequence):
+            self.write(lambda connection: self._put_document(connection, document, pieces))
+        else:
+            super().put_document(document, pieces)
 
     def put_contents(self, connection: Statements, source: str, pieces: Sequence[Piece]) -> None:
         """Store the texts, words and vectors of chunks that are stored already."""
@@ -190,32 +196,34 @@ class PostgresDatabase(DocumentDatabase):
             raise StoreDamagedError(f"{self.location!r} has chunks without text: restore it from a backup.")
 
     def index_rows(self, source: str, dimension: int, *, anew: bool) -> None:
-        """Build a source's HNSW index if it has none, while others read and write; update the planner's statistics."""
-        name = index_name(source)
-        quoted = source.replace("'", "''").replace("%", "%%")
-        with self._errors(IngestionError, "indexed"), self._database.autocommit() as connection:
+        """Build a source's HNSW index if it has none, or anew, while others read and write."""
+        self._retried(lambda: self._build_index(source, dimension, anew=anew))
+
+    def _build_index(self, source: str, dimension: int, *, anew: bool) -> None:
+        name, quoted = index_name(source), source.replace("'", "''").replace("%", "%%")
+        with self._database.autocommit() as connection:
             run = connection.exec_driver_sql
-            path = f"SET search_path = {DOCUMENTS.schema}, public"
-            run(path)
+            run(f"SET search_path = {DOCUMENTS.schema}, public")
             run("SET maintenance_work_mem = '512MB'")  # with the default 64, a graph of 50,000 chunks is built on disk
-            try:
-                valid = run("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)", (name,)).scalar()
-                if valid is False or (anew and valid):  # a process that was killed while building leaves it invalid
-                    run(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")
-                if anew or not valid:
-                    run(
-                        f"CREATE INDEX CONCURRENTLY IF NOT EXISTS {name} ON contents USING hnsw"
-                        f" ((CAST(vector AS vector({dimension}))) vector_cosine_ops) WHERE of_source = '{quoted}'"
-                    )
-            finally:
-                run("RESET search_path; RESET maintenance_work_mem")
+            valid = run("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)", (name,)).scalar()
+            if valid is False or (anew and valid):  # a process that was killed while building leaves it invalid
+                run(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")
+            if anew or not valid:
+                run(
+                    f"CREATE INDEX CONCURRENTLY IF NOT EXISTS {name} ON contents USING hnsw"
+                    f" ((CAST(vector AS vector({dimension}))) vector_cosine_ops) WHERE of_source = '{quoted}'"
+                )
+            run("RESET ALL")
 
     def analyze(self) -> None:
         """Update the statistics of words and metadata, by which searches weigh words and choose indexes."""
-        with self.transaction() as connection:
+
+        def work(connection: Statements) -> None:
             for name in ("contents_by_words", "chunks_by_metadata"):  # else searches read the latest entries one by one
                 connection.execute("SELECT gin_clean_pending_list(CAST(? AS regclass))", (name,))
             connection.execute("ANALYZE chunks, contents")
+
+        self.write(work)
 
 
 class _Statements:

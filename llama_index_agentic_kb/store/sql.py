@@ -134,11 +134,19 @@ class SqlDatabase:
         Raises:
             DeadlineExceededError: The deadline passed while waiting for other writers or an unreachable server.
         """
+
+        def run() -> T:
+            with self.transaction(write=write, seconds=max(deadline - time.monotonic(), 0.001)) as connection:
+                return work(connection)
+
+        return self.retry(run, deadline, what=what, error_class=error_class)
+
+    def retry(self, run: Callable[[], T], deadline: float, *, what: str, error_class: type[AgenticKBError]) -> T:
+        """Run a function, again and again while the connection breaks, until a deadline; see `transact`."""
         pause = 0.02
         while True:
             try:
-                with self.transaction(write=write, seconds=max(deadline - time.monotonic(), 0.001)) as connection:
-                    return work(connection)
+                return run()
             except DBAPIError as error:
                 left = deadline - time.monotonic()
                 if left <= 0 or _code(error) in _TOO_SLOW or not _is_passing(error):

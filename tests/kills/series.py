@@ -94,14 +94,15 @@ def kills_during_ingestion(
     docs, where = folder / SOURCE, str(folder / "store") if server is None else server.url
     docs.mkdir(parents=True)
     result, began = Result(), time.monotonic()
-    _change(docs, drawn, 1.0)
+    files = FILES if server is None else FILES // 3
+    _change(docs, drawn, 1.0, files)
     told: dict[str, str] = {}
     while result.kills < kills:
         before = dict(told)
-        _change(docs, drawn, CHANGED)
+        _change(docs, drawn, CHANGED, files)
         child = Child(lambda told: _ingest(docs, where, told))
         # Each third of the kills: while it opens and reads, anywhere, and soon after a batch was stored.
-        after = drawn.choice([0, drawn.randrange(FILES), FILES // 3])
+        after = drawn.choice([0, drawn.randrange(files), files // 3])
         moment = drawn.uniform(0.0, 0.2 if after else 1.5)
         if server is not None and result.kills % 2:
             lines, code = child.end(moment, after=after, strike=partial(_restart, server))
@@ -223,9 +224,9 @@ def _model() -> HashEmbedding:
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-def _change(docs: Path, drawn: random.Random, share: float) -> None:
+def _change(docs: Path, drawn: random.Random, share: float, files: int = FILES) -> None:
     """Write so large a share of the files anew; a few of them are not written but deleted."""
-    for number in range(FILES):
+    for number in range(files):
         path = docs / f"{number:04}.md"
         if drawn.random() > share:
             continue

@@ -120,6 +120,10 @@ class PostgresServer:
 
     def _launch(self) -> subprocess.Popen[Any]:
         command = [str(self._binaries / "postgres"), "-D", "data", "-h", "127.0.0.1", "-p", str(self.port), "-k", ""]
+        command += [
+            "-c",
+            "fsync=off",
+        ]  # what a killed process has written, the system keeps; only a power cut would lose it
         with (self._folder / "log").open("ab") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, **self._as)
 
