@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: openapi demo test test-long coverage check docs wheel-check format bench bench-conversations bench-grounding bench-capacity bench-scale bench-shards bench-stores train-scorer faults fuzz injection \
-	kills leaks same-prompts stores wire clean
+	kills kills-ray leaks same-prompts stores wire clean
 
 # Extracts over three real sources, then a recorded answer; no API key, no network.
 demo: $(VENV)/.demo
@@ -110,6 +110,11 @@ SECONDS ?= 600
 kills: $(VENV)/.dev
 	$(BIN)/python -m tests.kills --kills $(KILLS) --repairs $(REPAIRS) --postgres $(POSTGRES_KILLS)
 	$(BIN)/python -m tests.kills_sessions --kills $(KILLS)
+
+# Kills actors, drivers and PostgreSQL while Ray ingests.
+kills-ray: $(VENV)/.dev
+	$(PIP_INSTALL) -e '.[ray]'
+	$(BIN)/python -m tests.kills_ray --kills 30
 
 leaks: $(VENV)/.dev
 	$(BIN)/python -m tests.leaks --cases $(CASES)

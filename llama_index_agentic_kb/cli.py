@@ -135,7 +135,7 @@ def _options(command: Any) -> dict[str, Any]:
 
 @app.command("ingest")
 def ingest_command(  # noqa: PLR0917 (typer makes options of them)
-    paths: Annotated[list[Path], typer.Argument(help="Folders and files; each folder becomes a source.")],
+    paths: Annotated[list[str], typer.Argument(help="Folders and files; each folder becomes a source.")],
     store: StoreOption = DEFAULT_STORE,
     source: Annotated[str | None, typer.Option(help="Put everything into this source.")] = None,
     description: Annotated[str | None, typer.Option(help="What is in it, for the planner.")] = None,
@@ -148,6 +148,10 @@ def ingest_command(  # noqa: PLR0917 (typer makes options of them)
     group: Annotated[list[str] | None, typer.Option(help="A group that may see them; several times for more.")] = None,
     public: Annotated[bool, typer.Option(help="Everybody of the tenant may see them.")] = False,
     trust_urls: Annotated[bool, typer.Option(help="A file's own `url:` is its link.")] = False,
+    on: Annotated[str | None, typer.Option(help="ray: from fsspec URLs into a shared store, on a cluster.")] = None,
+    address: Annotated[str | None, typer.Option(help="Of the Ray cluster. Default: one on this machine.")] = None,
+    cpus: Annotated[float, typer.Option(help="Cores of each Ray actor; may be a fraction.")] = 1.0,
+    gpus: Annotated[float, typer.Option(help="GPUs of each Ray actor; may be a fraction.")] = 0.0,
 ) -> None:
     """Read documents into a store; unchanged ones are not embedded again.
 
@@ -158,13 +162,31 @@ def ingest_command(  # noqa: PLR0917 (typer makes options of them)
     from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads SQLite and more)
     from llama_index_agentic_kb.store.files import NO_SUCH_PATH  # noqa: PLC0415 (with the store)
 
-    missing = [path for path in paths if not path.exists()]
+    said = {"tenant": tenant, "groups": group, "public": public}
+    stamp = {name: value for name, value in said.items() if value}
+    sizes = {} if chunk_size is None else {"chunk_size": chunk_size}
+    if on is not None:
+        _ingest_on_ray(
+            on,
+            paths,
+            store,
+            address=address,
+            source=source,
+            description=description,
+            embed_model=embed_model,
+            **sizes,
+            stamp=stamp or None,
+            trust_urls=trust_urls,
+            max_file_bytes=int(max_megabytes * 1_000_000),
+            cpus=cpus,
+            gpus=gpus,
+        )
+        return
+    missing = [path for path in paths if not Path(path).exists()]
     if (
         missing and "://" not in store and not Path(store).exists()
     ):  # otherwise, deleted files are removed from the store
         raise ConfigurationError(f"{', '.join(map(str, missing))}: {NO_SUCH_PATH}")
-    said = {"tenant": tenant, "groups": group, "public": public}
-    stamp = {name: value for name, value in said.items() if value}
     with KnowledgeStore.open(store, embed_model=embed_model, create=True, repair="auto") as opened:
         report = _ingest(
             paths,
@@ -172,7 +194,7 @@ def ingest_command(  # noqa: PLR0917 (typer makes options of them)
             source=source,
             description=description,
             wait=wait,
-            **({} if chunk_size is None else {"chunk_size": chunk_size}),
+            **sizes,
             max_file_bytes=int(max_megabytes * 1_000_000),
             follow_symlinks=follow_symlinks,
             stamp=stamp or None,
@@ -349,7 +371,7 @@ def demo(
     where = store or str(_cache() / "demo-3")  # a store of this format
     with KnowledgeStore.open(where, create=True, repair="auto") as opened:
         for name, description in DEMO_SOURCES.items():
-            _ingest([CORPUS / name], opened, source=name, description=description, trust_urls=True)
+            _ingest([str(CORPUS / name)], opened, source=name, description=description, trust_urls=True)
     base = _open(where, _language_model(model, context_window))
     _ask_aloud(base, question)
     if base.llm is None:
@@ -577,7 +599,19 @@ def _cache() -> Path:
     return Path(user_cache_path("agentic-kb"))
 
 
-def _ingest(paths: list[Path], store: Any, **kwargs: Any) -> IngestReport:
+def _ingest_on_ray(on: str, urls: list[str], store: str, **options: Any) -> None:
+    if on != "ray":
+        raise ConfigurationError(f"--on: expected ray, got {on!r}")
+    from llama_index_agentic_kb.store.ray_ingestion import ingest_on_ray  # noqa: PLC0415 (rarely needed)
+
+    with _extra("ray"), _progress() as progress:
+        report = ingest_on_ray(urls, store, progress=progress, **options)
+    _report(report)
+    if report.failed:
+        raise typer.Exit(1)
+
+
+def _ingest(paths: list[str], store: Any, **kwargs: Any) -> IngestReport:
     from llama_index_agentic_kb.store import ingest  # noqa: PLC0415 (loads SQLite and more)
 
     with _progress() as progress:

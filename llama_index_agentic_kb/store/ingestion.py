@@ -161,27 +161,17 @@ def ingest(
             for document in given_documents(documents):
                 selection.add(source or DEFAULT_SOURCE, document)
         access = Access(permissions, stamp, trust_urls)
-        run = _Ingestion(store, (chunk_size, chunk_overlap), reader, progress, show_progress, selection, access)
+        run = Ingestion(store, (chunk_size, chunk_overlap), reader, progress, show_progress, selection, access)
         for name, group in selection.sources():
             if group.files and store.documents.source_state(name) is None:
                 _ = run.chunker  # first: sizes that don't fit the model leave no source
             store.documents.put_source(name, description)
             run.bring(name, group)
-    return IngestReport(
-        added=tuple(run.added),
-        updated=tuple(run.updated),
-        unchanged=tuple(run.unchanged),
-        deleted=tuple(run.deleted),
-        failed=tuple(selection.failed),
-        skipped=len(selection.skipped),
-        skipped_files=tuple(selection.skipped),
-        chunks_embedded=run.chunks_embedded,
-        seconds=time.monotonic() - started,
-    )
+    return run.report(time.monotonic() - started)
 
 
 @dataclass
-class _Ingestion:
+class Ingestion:
     """The state of a running ingestion, including the data for its report."""
 
     store: KnowledgeStore
@@ -213,16 +203,38 @@ class _Ingestion:
     def bring(self, source: str, group: SourceFiles) -> None:
         """Update a source and its indexes from its files: store changed documents, and delete those without a file."""
         self.known = self.store.documents.documents(source)
-        for file in self._shown(source, group.files):
-            self._take(source, file, group.roots)
+        self.take(source, self._shown(source, group.files), group.roots)
+        self.finish(source, group)
+
+    def take(self, source: str, files: Iterable[FoundFile], roots: set[str]) -> None:
+        """Read, cut, embed and store those files that differ from ``known``."""
+        for file in files:
+            self._take(source, file, roots)
             if sum(len(chunks) for *_, chunks in self.pending) >= _BATCH_CHUNKS:
                 self._flush(source)
         self._flush(source)
+
+    def finish(self, source: str, group: SourceFiles) -> None:
+        """Delete the documents of ``known`` without a file, and update the source's indexes."""
         # Last, so that a renamed file can reuse the vectors stored under its old name.
         for path, known in self.known.items():
             if path not in group.files and _is_gone(known, group, shared=self.store.shared):
                 self._remove(path)
         self.store.update_indexes(source)
+
+    def report(self, seconds: float) -> IngestReport:
+        """Return what was done."""
+        return IngestReport(
+            added=tuple(self.added),
+            updated=tuple(self.updated),
+            unchanged=tuple(self.unchanged),
+            deleted=tuple(self.deleted),
+            failed=tuple(self.selection.failed),
+            skipped=len(self.selection.skipped),
+            skipped_files=tuple(self.selection.skipped),
+            chunks_embedded=self.chunks_embedded,
+            seconds=seconds,
+        )
 
     def _shown(self, source: str, files: Mapping[str, FoundFile]) -> Iterable[FoundFile]:
         """Return the files of a source, with a progress bar if requested."""

@@ -1,0 +1,368 @@
+"""Ingestion of files in object storage on Ray: actors read, cut, embed and store batches of them side by side.
+
+The stages are those of ``store.ingestion``; here is only how files are spread over processes. Each actor has an open
+shared store and an embedding model of its own. A document is one transaction, and a stored one is recognised by the
+hash of its content. So a batch whose actor or database died is given to another actor, and an ingestion whose driver
+died is run again: what was stored is found unchanged, and nothing is stored twice.
+
+Ray's usage statistics and dashboard are off, and a cluster that is started here listens on loopback alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from llama_index_agentic_kb._text import error_message
+from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, IngestionError
+from llama_index_agentic_kb.store.access import Access, Stamp
+from llama_index_agentic_kb.store.embedding_model import check_sizes
+from llama_index_agentic_kb.store.files import SUFFIXES, FoundFile, Selection, SourceFiles
+from llama_index_agentic_kb.store.ingestion import (
+    DEFAULT_CHUNK_OVERLAP,
+    DEFAULT_CHUNK_SIZE,
+    Ingestion,
+    IngestReport,
+    ProgressCallback,
+)
+from llama_index_agentic_kb.store.reading import MAX_BYTES, FileReader, UnreadableError, check_size
+from llama_index_agentic_kb.store.store import KnowledgeStore
+
+if TYPE_CHECKING:
+    from llama_index.core.base.embeddings.base import BaseEmbedding
+
+    from llama_index_agentic_kb.store.database import StoredDocument
+
+BATCH: Final = 32
+"""The number of files that an actor is given together; their chunks are embedded together."""
+AHEAD: Final = 2
+"""The number of batches at an actor: the next one waits there. No more are sent, however many files there are."""
+TRIES: Final = 5
+"""How often a batch is tried whose actor died or whose store could not be reached."""
+PAUSE: Final = 5.0
+"""Seconds before a batch is tried again whose store could not be reached; the store itself has waited before."""
+
+File = tuple[str, str, str]
+"""A file's URL, its path relative to its source, and the URL of the ingested folder."""
+
+
+@dataclass(frozen=True)
+class RemoteFile(FoundFile):
+    """A file behind an fsspec URL, copied to ``path`` when it is hashed."""
+
+    url: str = ""
+
+    @property
+    def origin(self) -> str:
+        """The URL."""
+        return self.url
+
+    def digest(self, max_bytes: int) -> str:
+        """Copy the file, and return the SHA-256 of its bytes; see ``FoundFile.digest``."""
+        try:
+            system, inner = _file_system(self.url)
+            check_size(system.size(inner) or 0, max_bytes)
+            system.get_file(inner, str(self.path))
+        except (OSError, UnreadableError):
+            raise
+        except Exception as error:
+            raise UnreadableError(f"can't be read: {type(error).__name__}: {error_message(error)}") from error
+        return super().digest(max_bytes)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What each actor has to know.
+
+    Args:
+        store: The address of the shared store.
+        embed_model: The embedding model; None for the store's own.
+        sizes: The size and the overlap of chunks.
+        access: The grants of all files.
+        max_bytes: The maximum size of a file.
+    """
+
+    store: str
+    embed_model: BaseEmbedding | str | None
+    sizes: tuple[int, int]
+    access: Access
+    max_bytes: int
+
+
+class _Worker:
+    """An actor: ingests batches of files into the shared store.
+
+    Args:
+        job: What it has to know.
+    """
+
+    def __init__(self, job: _Job) -> None:
+        self._job = job
+
+    @cached_property
+    def _store(self) -> KnowledgeStore:
+        """The open store. Not opened at once: an actor that could not be made is not made again."""
+        return KnowledgeStore.open(self._job.store, embed_model=self._job.embed_model)
+
+    def ingest(self, source: str, batch: Sequence[File], known: Mapping[str, StoredDocument]) -> IngestReport:
+        """Ingest a batch; see ``Ingestion.take``."""
+        began, selection = time.monotonic(), _nothing()
+        with FileReader(self._job.max_bytes) as reader, tempfile.TemporaryDirectory() as folder:
+            run = Ingestion(
+                self._store,
+                self._job.sizes,
+                reader,
+                None,
+                show_progress=False,
+                selection=selection,
+                access=self._job.access,
+                known=known,
+            )
+            files = []
+            for number, (url, relative, root) in enumerate(batch):
+                path = Path(folder, str(number), Path(relative).name)
+                path.parent.mkdir()
+                files.append(RemoteFile(path, relative, root, url))
+            run.take(source, files, {root for *_, root in batch})
+        return run.report(time.monotonic() - began)
+
+
+def ingest_on_ray(
+    urls: Sequence[str],
+    store: str,
+    *,
+    address: str | None = None,
+    source: str | None = None,
+    description: str | None = None,
+    chunk_size: int = DEFAULT_CHUNK_SIZE,
+    chunk_overlap: int = DEFAULT_CHUNK_OVERLAP,
+    embed_model: BaseEmbedding | str | None = None,
+    stamp: Stamp = None,
+    trust_urls: bool = False,
+    max_file_bytes: int = MAX_BYTES,
+    cpus: float = 1.0,
+    gpus: float = 0.0,
+    progress: ProgressCallback | None = None,
+) -> IngestReport:
+    """Update a shared store from folders in object storage, on the machines of a Ray cluster.
+
+    Args:
+        urls: The folders, as fsspec URLs (``s3://bucket/manuals``) or paths that all machines share.
+        store: The address of the store, such as ``postgresql://user@host/db``.
+        address: The address of a Ray cluster. Defaults to one that is started on this machine and ends with the call.
+        source: The source name for all URLs. Defaults to each folder's name.
+        description: A description of the content for the planner; None keeps the current one.
+        chunk_size: The maximum number of tokens in a chunk.
+        chunk_overlap: The number of tokens that neighbouring chunks share.
+        embed_model: The embedding model of a new store.
+        stamp: The grants to write to the files; see ``ingest``.
+        trust_urls: Whether the ``url:`` in a file's front matter is used as its link in answers.
+        max_file_bytes: The maximum size of a file.
+        cpus: The cores of an actor; there are as many actors as fit. May be a fraction.
+        gpus: The GPUs of an actor. May be a fraction.
+        progress: A function called after each batch; see ``ProgressCallback``.
+
+    Returns:
+        The report of added, updated, deleted and failed files.
+
+    Raises:
+        ConfigurationError: The store is not shared, a folder can't be listed or is empty, or there is no room for one
+            actor in the cluster.
+        IngestionError: The store could not be reached. What was stored before remains; the next call continues there.
+    """
+    check_sizes(chunk_size, chunk_overlap, None)
+    started = time.monotonic()
+    with KnowledgeStore.open(store, embed_model=embed_model, create=True) as opened:
+        if not opened.shared:
+            raise ConfigurationError(f"--on ray needs a shared store (postgresql://...): {store!r} has one writer.")
+        sizes, access = (chunk_size, chunk_overlap), Access(None, stamp, trust_urls)
+        job = _Job(store, embed_model, sizes, access, max_file_bytes)
+        with FileReader() as reader:
+            run = Ingestion(opened, sizes, reader, None, show_progress=False, selection=_nothing(), access=access)
+            groups = _listed(urls, source, run.selection.skipped)
+            every = [(name, file) for name, group in groups.items() for file in group.files.values()]
+            with _Cluster(address, job, cpus, gpus) as cluster:
+                for name, group in groups.items():
+                    opened.documents.put_source(name, description)
+                    run.known = opened.documents.documents(name)
+                    batches = _batches(group.files.values())
+                    reports = cluster.perform(name, batches, run.known, _counting(progress, run, len(every)))
+                    for report in reports:
+                        run.added += report.added
+                        run.updated += report.updated
+                        run.unchanged += report.unchanged
+                        run.deleted += report.deleted
+                        run.selection.failed += report.failed
+                        run.chunks_embedded += report.chunks_embedded
+                    run.finish(name, group)
+        return run.report(time.monotonic() - started)
+
+
+def _counting(progress: ProgressCallback | None, run: Ingestion, total: int) -> Callable[[int, str], None]:
+    def advance(files: int, last: str) -> None:
+        run.done += files
+        if progress is not None:
+            progress(run.done, total, last)
+
+    return advance
+
+
+def _nothing() -> Selection:
+    return Selection([], source=None, follow_symlinks=False, sources_at=lambda _: ())
+
+
+def _batches(files: Iterable[FoundFile]) -> deque[list[File]]:
+    listed = [(file.origin, file.relative, file.root) for file in files]
+    return deque(listed[start : start + BATCH] for start in range(0, len(listed), BATCH))
+
+
+# -- object storage ---------------------------------------------------------------------------------------------------
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    core = importlib.import_module("fsspec.core")  # extra [ray]
+    system, inner = core.url_to_fs(url)
+    return system, inner
+
+
+def _listed(urls: Sequence[str], source: str | None, skipped: list[tuple[str, str]]) -> dict[str, SourceFiles]:
+    """Return the files below URLs by source; hidden ones are left out, and those of other kinds put into ``skipped``.
+
+    Raises:
+        ConfigurationError: A folder can't be listed, or is empty: its documents are not deleted then.
+    """
+    groups: dict[str, SourceFiles] = {}
+    for url in urls:
+        try:
+            system, inner = _file_system(url.rstrip("/"))
+            root = system.unstrip_protocol(inner)
+            found = sorted(system.find(inner))
+        except Exception as error:
+            raise ConfigurationError(f"{url}: can't be listed: {error_message(error)}") from error
+        if not found:
+            raise ConfigurationError(f"{url}: there is no file.")
+        group = groups.setdefault(source or root.rsplit("/", 1)[-1], SourceFiles())
+        group.roots.add(root)
+        for path in found:
+            relative = path[len(inner) :].strip("/") or path.rsplit("/", 1)[-1]
+            if any(part.startswith(".") for part in relative.split("/")):
+                continue
+            suffix = Path(relative).suffix
+            if suffix.lower() not in SUFFIXES:
+                skipped.append((path, f"is of a kind that is not read ({suffix or 'no suffix'})"))
+                continue
+            file = RemoteFile(Path(relative), relative, root, system.unstrip_protocol(path))
+            if group.files.setdefault(relative, file).origin != file.origin:
+                raise ConfigurationError(f"{url}: {relative} is in another folder of this source; name it differently.")
+    return groups
+
+
+# -- the cluster ------------------------------------------------------------------------------------------------------
+
+
+class _Cluster:
+    """The actors of an ingestion on a Ray cluster.
+
+    Args:
+        address: The cluster's address; None starts one on this machine.
+        job: What each actor has to know.
+        cpus: The cores of an actor.
+        gpus: The GPUs of an actor.
+    """
+
+    def __init__(self, address: str | None, job: _Job, cpus: float, gpus: float) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if address is None:  # Ray's switch for a cluster of one machine: it then listens on 127.0.0.1
+            os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        self._ray: Any = importlib.import_module("ray")  # extra [ray]
+        self._address = address
+        self._job = job
+        self._cpus = cpus
+        self._gpus = gpus
+
+    def __enter__(self) -> Self:
+        own = {"include_dashboard": False} if self._address is None else {}
+        self._ray.init(address=self._address or "local", log_to_driver=False, logging_level="error", **own)
+        try:
+            fits = self._room()
+            make = self._ray.remote(_Worker)
+            options = {"num_cpus": self._cpus, "num_gpus": self._gpus, "max_restarts": -1, "max_task_retries": 0}
+            self._workers = [make.options(**options).remote(self._job) for _ in range(fits)]
+        except BaseException:
+            self._ray.shutdown()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ray.shutdown()
+
+    def _room(self) -> int:
+        """Return how many actors fit."""
+        there = self._ray.cluster_resources()
+        needs = {"CPU": self._cpus, "GPU": self._gpus}
+        fits = min((int(there.get(kind, 0) / each) for kind, each in needs.items() if each > 0), default=0)
+        if fits < 1:
+            raise ConfigurationError("The Ray cluster has no room for one actor: see --cpus and --gpus.")
+        return fits
+
+    def perform(
+        self,
+        source: str,
+        batches: deque[list[File]],
+        known: Mapping[str, StoredDocument],
+        advance: Callable[[int, str], None],
+    ) -> list[IngestReport]:
+        """Have all batches ingested, each at an actor that has room, and return their reports.
+
+        Raises:
+            IngestionError: The store could not be reached, again and again.
+        """
+        reports: list[IngestReport] = []
+        running: dict[Any, tuple[Any, list[File]]] = {}
+        tries: Counter[str] = Counter()
+        while batches or running:
+            for worker in self._workers:
+                while batches and sum(at is worker for at, _ in running.values()) < AHEAD:
+                    batch = batches.popleft()
+                    stored = {path: known[path] for _, path, _ in batch if path in known}
+                    running[worker.ingest.remote(source, batch, stored)] = worker, batch
+            (ended,), _ = self._ray.wait(list(running), num_returns=1)
+            _, batch = running.pop(ended)
+            try:
+                reports.append(self._ray.get(ended))
+            except self._ray.exceptions.RayError as error:
+                reports += self._failed(error, batch, batches, tries)
+                continue
+            advance(len(batch), batch[-1][0])
+        return reports
+
+    def _failed(
+        self, error: Any, batch: list[File], batches: deque[list[File]], tries: Counter[str]
+    ) -> list[IngestReport]:
+        """Put a batch back that failed; a file at which actors die again and again is reported as failed."""
+        cause = getattr(error, "cause", None)  # of an error in the actor; without one, the actor died
+        if cause is not None and not isinstance(cause, AgenticKBError):
+            raise error
+        key = batch[0][0]
+        tries[key] += 1
+        if tries[key] < TRIES:
+            batches.appendleft(batch)
+            if cause is not None:
+                time.sleep(PAUSE)
+            return []
+        if cause is not None:
+            raise IngestionError(f"{error_message(cause)} Run the ingestion again to go on from there.") from error
+        if len(batch) > 1:  # one of them is the cause: each alone
+            batches.extendleft([file] for file in batch)
+            tries.subtract({file[0]: TRIES for file in batch})
+            return []
+        reason = f"the process that read it died {TRIES} times"
+        return [IngestReport((), (), (), (), ((batch[0][0], reason),), 0, 0, 0.0)]

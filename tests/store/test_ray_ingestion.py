@@ -1,0 +1,142 @@
+"""Ray itself takes half a minute to start: here its place is taken by calls; ``make kills-ray`` kills real ones."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fsspec
+import pytest
+
+from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, IngestionError
+from llama_index_agentic_kb.store import KnowledgeStore, ingest, ray_ingestion
+from llama_index_agentic_kb.store.access import Access
+from llama_index_agentic_kb.store.ray_ingestion import TRIES, File, _Cluster, _Job, _listed, _Worker, ingest_on_ray
+from llama_index_agentic_kb.testing import HashEmbedding
+
+MODEL = HashEmbedding()
+SIZES = (254, 32)
+
+
+@pytest.fixture
+def bucket() -> Iterator[str]:
+    """A folder in fsspec's memory."""
+    system: Any = fsspec.filesystem("memory")
+    for name in ("a.md", "sub/b.txt", "sub/.hidden.md", "c.exe"):
+        system.pipe(f"/bucket/manuals/{name}", f"Rain in {name}.".encode())
+    yield "memory://bucket/manuals"
+    system.store.clear()
+
+
+def test_files_of_object_storage_are_listed_by_source(bucket: str) -> None:
+    """A folder is a source; hidden files are left out, other kinds are skipped."""
+    skipped: list[tuple[str, str]] = []
+    (name, group), *more = _listed([bucket], None, skipped).items()
+    assert (name, more) == ("manuals", [])
+    assert {path: file.origin for path, file in group.files.items()} == {
+        "a.md": "memory:///bucket/manuals/a.md",
+        "sub/b.txt": "memory:///bucket/manuals/sub/b.txt",
+    }
+    assert [path for path, _ in skipped] == ["/bucket/manuals/c.exe"]
+
+
+@pytest.mark.parametrize("url", ["memory://nothing", "unknown://bucket"])
+def test_a_folder_without_files_is_an_error(url: str) -> None:
+    """A folder that is not there deletes no documents."""
+    with pytest.raises(ConfigurationError, match=url):
+        _listed([url], None, [])
+
+
+def test_an_actor_stores_what_ingest_stores(bucket: str, tmp_path: Path) -> None:
+    """The same files give the same documents and vectors; a second time all are unchanged."""
+    for name in ("a.md", "sub/b.txt"):
+        path = tmp_path / "manuals" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"Rain in {name}.")
+    with KnowledgeStore.open(tmp_path / "one", embed_model=MODEL, create=True) as store:
+        ingest(tmp_path / "manuals", store)
+        expected = {node.id_: node.text for node in store.nodes("manuals")}
+    with KnowledgeStore.open(tmp_path / "other", embed_model=MODEL, create=True) as store:
+        store.documents.put_source("manuals")
+        worker = _Worker(_Job(str(tmp_path / "other"), MODEL, SIZES, Access(None, None, trust_urls=False), 1_000))
+        files = _listed([bucket], None, [])["manuals"].files.values()
+        batch: list[File] = [(file.origin, file.relative, file.root) for file in files]
+        first = worker.ingest("manuals", batch, {})
+        again = worker.ingest("manuals", batch, store.documents.documents("manuals"))
+        assert {node.id_: node.text for node in store.nodes("manuals")} == expected
+    assert (len(first.added), first.failed) == (2, ())
+    assert (again.unchanged, again.chunks_embedded) == (first.added, 0)
+
+
+class DiedError(Exception):
+    """Stands for Ray's errors; ``cause`` is set where the actor itself raised."""
+
+    def __init__(self, cause: Exception | None = None) -> None:
+        super().__init__()
+        self.cause = cause
+
+
+def cluster(fails: Any) -> _Cluster:
+    """Return a cluster whose calls are made at once, and raise what ``fails`` returns for a batch."""
+
+    def get(call: Any) -> Any:
+        if error := fails(call.batch):
+            raise error
+        return SimpleNamespace(added=tuple(path for _, path, _ in call.batch), failed=())
+
+    def remote(source: str, batch: list[File], known: Any) -> Any:
+        return _Call(batch)
+
+    made = _Cluster.__new__(_Cluster)
+    made._ray = SimpleNamespace(
+        wait=lambda calls, num_returns: (calls[:1], calls[1:]), get=get, exceptions=SimpleNamespace(RayError=DiedError)
+    )
+    made._workers = [SimpleNamespace(ingest=SimpleNamespace(remote=remote))]
+    return made
+
+
+class _Call:
+    def __init__(self, batch: list[File]) -> None:
+        self.batch = batch
+
+
+def files(*names: str) -> list[File]:
+    return [(f"s3://b/{name}", name, "s3://b") for name in names]
+
+
+def performed(fails: Any, *batches: list[File]) -> tuple[set[str], list[str]]:
+    reports = cluster(fails).perform("docs", deque(batches), {}, lambda *_: None)
+    return {one for report in reports for one in report.added}, [url for report in reports for url, _ in report.failed]
+
+
+def test_a_batch_whose_actor_died_is_given_to_another() -> None:
+    """Each file is ingested once, whatever died before."""
+    deaths = iter([DiedError(), None, DiedError(), DiedError()])
+    assert performed(lambda _: next(deaths, None), files("a", "b"), files("c")) == ({"a", "b", "c"}, [])
+
+
+def test_a_file_that_kills_its_actors_costs_no_other() -> None:
+    """Its batch is split; it alone is reported."""
+    fails = lambda batch: DiedError() if any(path == "bad" for _, path, _ in batch) else None  # noqa: E731 (one line)
+    assert performed(fails, files("a", "bad", "b"), files("c")) == ({"a", "b", "c"}, ["s3://b/bad"])
+
+
+@pytest.mark.parametrize("outages", [1, TRIES])
+def test_a_store_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch, outages: int) -> None:
+    """After several tries the ingestion ends, and says how to go on."""
+    monkeypatch.setattr(ray_ingestion, "PAUSE", 0)
+    errors = iter([DiedError(IngestionError("The store is away."))] * outages)
+    if outages < TRIES:
+        assert performed(lambda _: next(errors, None), files("a")) == ({"a"}, [])
+        return
+    with pytest.raises(AgenticKBError, match=r"The store is away\. Run the ingestion again"):
+        performed(lambda _: next(errors, None), files("a"))
+
+
+def test_a_directory_is_no_shared_store(tmp_path: Path, bucket: str) -> None:
+    """It has one writer; the error says what is needed."""
+    with pytest.raises(ConfigurationError, match="needs a shared store"):
+        ingest_on_ray([bucket], str(tmp_path / "kb"), embed_model=MODEL)
