@@ -268,19 +268,23 @@ class Steps:
     def _queries(self, step: SubQuery) -> Iterator[str]:
         """Yield a step's queries, one per combination of its parents' answers; missing answers are described."""
         template, choices = step.template or step.query, []
+        named = {parent for parent in step.depends_on if f"#{parent}" in template}
         for parent in step.depends_on:
-            words = self.description_of(parent) if f"#{parent}" in template else ""
+            words = self.description_of(parent, named) if parent in named else ""
             choices.append([answer.value for answer in self.answers_of(parent)] or [words])
         for values in islice(product(*choices), MAX_BRANCHES):
             yield fill(template, dict(zip(step.depends_on, values, strict=True)))
 
-    def description_of(self, name: str) -> str:
-        """Return a step's partial answer, or a searchable description with its parents' known answers filled in."""
+    def description_of(self, name: str, named: Collection[str] = ()) -> str:
+        """Return a step's partial answer, or a searchable description with its parents' known answers filled in.
+
+        Answers of steps that the query has ``named`` already are not appended.
+        """
         step, nearer = self.planned[name], self.answers_of(name, partial=True)
         if nearer:
             return nearer[0].value
         text = self.finds.get(name) or step.template or step.finds or step.query
-        parents = [parent for parent in step.depends_on if self.answers_of(parent) or f"#{parent}" in text]
+        parents = [one for one in step.depends_on if f"#{one}" in text or (one not in named and self.answers_of(one))]
         return asked_for(fill(text, {parent: self.words_for(parent) for parent in parents}))
 
     def words_for(self, name: str) -> str:

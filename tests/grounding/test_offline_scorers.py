@@ -92,12 +92,14 @@ def test_unread_languages_are_not_checkable(language: str) -> None:
     [
         ("Here is what I found.", Verdict.NOT_CHECKABLE),
         ("The sources do not say who built it.", Verdict.NOT_CHECKABLE),
+        ("The passages do not say which network broadcast The Chisholms.", Verdict.NOT_CHECKABLE),
+        ("The passages do not say who made Ultron, but Bob Hope sold it in Oslo in 1931.", Verdict.UNSUPPORTED),
         ("Let me know if you need more.", Verdict.NOT_CHECKABLE),
         ("If you have a fever above 39 C, take ten tablets.", Verdict.UNSUPPORTED),
     ],
 )
 def test_what_speaks_of_the_answer_is_left_out(text: str, expected: Verdict) -> None:
-    """Only once nothing supports it, and only without a number or a name."""
+    """Only once nothing supports it, and only without a number or a name, unless it is a gap of the evidence."""
     assert verdict(text, VISION) is expected
 
 

@@ -173,6 +173,10 @@ def test_known_values_are_put_into_what_is_not_known() -> None:
     plan = PLAN.replace("the birthplace of #q1", "the birthplace of the director")
     made = world(plan=plan, findings=[first, line("q2")]).search(QUESTION)
     assert queries_of(made)["q3"] == "Which river crosses the birthplace of the director James Cameron?"
+    again = json.loads(plan)
+    again["sub_queries"][2] |= {"query": "Which river crosses #q2, #q1?", "depends_on": ["q1", "q2"]}
+    made = world(plan=json.dumps(again), findings=[first, line("q2")]).search(QUESTION)
+    assert queries_of(made)["q3"] == "Which river crosses the birthplace of the director, James Cameron?"
 
 
 def test_an_early_answer_of_a_step_with_several_parents_is_not_put_under_the_first() -> None:

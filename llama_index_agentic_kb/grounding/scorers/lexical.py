@@ -75,6 +75,12 @@ _EVIDENCE: Final = words(
     "quelle quellen dokument dokumente textes fuente fuentes documentos fonti"
 )
 """Words with which an answer refers to its evidence."""
+_GAP: Final = re.compile(
+    r"(?:however, |but )?(?:the|these) (?:passage|source|document|text)s? (?:do|does)(?: not|n['\u2019]t) "
+    r"(?:say|state|mention|name|tell|specify|indicate)\b(?!.*(?:;|\b(?:but|yet|although|though|because|while)\b))",
+    re.IGNORECASE,
+)
+"""A sentence that says only what the evidence lacks, whatever it names."""
 
 
 class PairReader(Protocol):
@@ -246,9 +252,14 @@ def _stands_alone(text: str, start: int, end: int) -> bool:
 def _speaks_of_the_answer(claim: str, reading: Reading, score: ClaimScore) -> bool:
     """Return whether an unsupported claim is about the answer itself, so that it needs no evidence.
 
-    Examples are "Here is what I found." and "The sources do not say." Claims with a number or a name never qualify.
+    Examples are "Here is what I found." and "The sources do not say." A claim with a number or a name qualifies only
+    as a gap of the evidence, "The passages do not say who married Ann."
     """
-    if score.score is None or score.score >= CITATION_THRESHOLD or reading.named:
+    if score.score is None or score.score >= CITATION_THRESHOLD:
+        return False
+    if _GAP.match(claim):
+        return True
+    if reading.named:
         return False
     said = frozenset(split_words(claim))
     return bool(said & _SPEAKER or (is_negated(claim) and said & _EVIDENCE)) or reading.telling < _TELLING
