@@ -17,9 +17,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from llama_index_agentic_kb import KnowledgeSource
+from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource
 from llama_index_agentic_kb.server.service import KnowledgeService
-from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI
+from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, MemoryRetriever, ScriptedLLM
 from tests.server.serving import ADMIN, QUERY, chroma_index, define, indexes, reply, served
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -231,6 +231,25 @@ def test_the_page_is_accessible_and_fits(page: Page, scheme: Any, width: int) ->
         found = Axe().run(page).response["violations"]
         assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_responses_show_is_accessible(browser: Browser, tmp_path: Path, scheme: Any) -> None:
+    """Axe finds nothing serious in a saved response, nor in what a notebook shows of one and of its knowledge base."""
+    answer = "# Height\n\nIt was **110.6 m** tall [ref_id:0].\n\n- It was green.\n\n| a | b |\n|---|---|\n| 1 | 2 |"
+    source = KnowledgeSource("docs", "manuals", retriever=MemoryRetriever(["The Saturn V was 110.6 m tall."]))
+    kb = KnowledgeBase([source], llm=ScriptedLLM(answer), effort="minimal")
+    response = kb.retrieve(QUESTION)
+    shown = f"<main><h1>Cells</h1>{response._repr_html_()}{kb._repr_html_()}</main>"
+    notebook = tmp_path / "notebook.html"
+    notebook.write_text(f'<!doctype html><html lang="en"><title>Cells</title><body>{shown}</body></html>', "utf-8")
+    for path in (response.save(tmp_path / "answer.html"), notebook):
+        page = browser.new_page(color_scheme=scheme, bypass_csp=True)
+        page.goto(path.as_uri())
+        page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+        found = Axe().run(page).response["violations"]
+        page.close()
+        assert [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")] == []
 
 
 def test_files_beside_the_page_are_not_served(site: str) -> None:
