@@ -89,7 +89,8 @@ class Sql:
         value, part = self._scalar(key, "string"), self._literal(text)
         if ignoring_case:
             value, part = f"lower({value})", f"lower({part})"
-        return f"{self._kind(key)} IN ({self._kinds['string']}) AND strpos({value}, {part}) > 0"
+        # NULL, not false, for values of other types: their opposite does not hold either.
+        return f"CASE WHEN {self._kind(key)} = {self._kinds['string']} THEN strpos({value}, {part}) > 0 END"
 
     def _is_scalar(self, key: str) -> str:
         return f"{self._kind(key)} IN ({self._kinds['string']}, {self._kinds['number']}, {self._kinds['boolean']})"

@@ -13,10 +13,9 @@ def main() -> None:
     table = [f"| filter | {' | '.join(KINDS)} |", "|---" * (len(KINDS) + 1) + "|"]
     table += [f"| {operator} | {' | '.join(store.can(operator) for store in stores)} |" for operator in ATOMS]
     opened.close()
-    lines = PAGE.read_text().splitlines()
-    places = [number for number, line in enumerate(lines) if line.startswith("|")]
-    first, last = (places[0], places[-1] + 1) if places else (len(lines), len(lines))
-    PAGE.write_text("\n".join([*lines[:first], *table, *lines[last:]]) + "\n")
+    before, start, rest = PAGE.read_text().partition("| filter |")
+    _, end, after = (start + rest).partition("\n\n")
+    PAGE.write_text(before + "\n".join(table) + end + after)
 
 
 if __name__ == "__main__":

@@ -201,7 +201,8 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "stores.md"
 
 def read_table() -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the rows of the documentation's table: an operator, and what each kind can do with it."""
-    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("|")]
+    first = PAGE.read_text().partition("| filter |")
+    lines = "".join(first[1:]).partition("\n\n")[0].splitlines()
     _, *kinds = _cells(lines[0])
     for line in lines[2:]:
         operator, *said = _cells(line)

@@ -116,7 +116,8 @@ def _found(
         both = source.permitted(who) if tree is None else FilterGroup(filters=[source.permitted(who), tree])
         nodes = search(source, "rain", both, top_k=max(1, CHUNKS * visible)).nodes
         documents = kb.documents("docs", filters=tree, principal=who)
-        assert kb.count("docs", filters=tree, principal=who) == len(documents) <= visible
+        counted = kb.count("docs", filters=tree, principal=who)
+        assert counted == len(documents) <= visible, (who, tree, counted, documents)
         codes = {bucket.value for bucket in kb.facets("docs", ["code"], filters=tree, principal=who, limit=50)["code"]}
     except (DeniedError, InvalidRequestError):
         return None

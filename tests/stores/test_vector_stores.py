@@ -137,6 +137,17 @@ def test_the_store_applies_each_operator_or_is_not_searched(filled: Filled, oper
         assert filled.found(condition) in (filled.expected(condition), None), condition
 
 
+@pytest.mark.parametrize("operator", [*ATOMS, "other types"])
+def test_opposites_are_applied_or_refused(filled: Filled, operator: str) -> None:
+    """What is unknown, as a number that is asked for text, has no opposite that holds."""
+    others = [
+        Condition(key=key, operator=Op.TEXT_MATCH, value="1") for key in ("number", "flag", "tags", "absent", "word")
+    ]
+    for condition in ATOMS.get(operator, others):
+        tree = FilterGroup(logic=FilterLogic.NOT, filters=[condition])
+        assert filled.found(tree) in (filled.expected(tree), None), condition
+
+
 def test_keys_are_no_code_either(filled: Filled) -> None:
     """A key that a store's language can't hold is refused, or is a key that no document has."""
     for key in ("word' = 'a' OR '1'='1", 'word" or 1==1 or "a', "a.b", "word) OR (1=1", ":name", "doc id"):
