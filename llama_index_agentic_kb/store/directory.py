@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -114,10 +115,10 @@ class DirectoryStore(KnowledgeStore):
     def _make_lexical(self, source: str) -> StoredLexicalSearch:
         from llama_index_agentic_kb.store.lexical import StoredLexicalSearch  # noqa: PLC0415 (loads tantivy)
 
-        return StoredLexicalSearch(self, source, self.path / "lexical")
+        return StoredLexicalSearch(self, source, self._lexical_directory(source))
 
     def _remove(self, source: str) -> None:
-        self._make_lexical(source).remove()
+        shutil.rmtree(self._lexical_directory(source), ignore_errors=True)
         self._documents.delete_source(source)
         self._graphs.remove_unused()
         self._scope_file(source).unlink(missing_ok=True)
@@ -180,9 +181,11 @@ class DirectoryStore(KnowledgeStore):
         """Return the size of all files in bytes."""
         return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
 
+    def _lexical_directory(self, source: str) -> Path:
+        return self.path / "lexical" / _file_name(source)
+
     def _scope_file(self, source: str) -> Path:
-        name = hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-        return self.path / "scope" / f"{name}.npz"
+        return self.path / "scope" / f"{_file_name(source)}.npz"
 
     def load_scope(self, source: str) -> ScopeIndex | None:
         """Return a source's scope index; None if it has none."""
@@ -195,6 +198,10 @@ class DirectoryStore(KnowledgeStore):
             index.save(self._scope_file(source))
         except OSError as error:
             raise IngestionError(f"the scope index can't be written: {error}") from error
+
+
+def _file_name(source: str) -> str:
+    return hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _tell(progress: RepairProgress | None, info: SourceInfo, done: int) -> None:

@@ -7,7 +7,6 @@ Hits are read from the document database, so deleted nodes are never returned.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import mmap
 import shutil
@@ -36,7 +35,7 @@ class StoredLexicalSearch:
     def __init__(self, store: DirectoryStore, source: str, directory: Path) -> None:
         self._store = store
         self._source = source
-        self._directory = directory / hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        self._directory = directory
         self._lock = threading.Lock()
         self._index: LexicalIndex | None = None
         self._in_memory = False
@@ -99,12 +98,6 @@ class StoredLexicalSearch:
             except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 return f"{str(path)!r} can't be read: {error}"
         return ""
-
-    def remove(self) -> None:
-        """Delete the index; the caller must have the store's write lock."""
-        with self._lock:
-            self._index = None
-            shutil.rmtree(self._directory, ignore_errors=True)
 
     def _current(self) -> LexicalIndex:
         """Return the index, updated if possible; while another thread updates it, return the previous version."""
