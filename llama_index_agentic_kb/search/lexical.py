@@ -19,15 +19,17 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 import tantivy
-from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 from tantivy import Occur, Query
 
 from llama_index_agentic_kb.errors import RetrievalError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, matcher
 from llama_index_agentic_kb.search.tokenizing import ANALYSIS, LANGUAGES, Analyzer
+
+if TYPE_CHECKING:
+    from llama_index.core.schema import BaseNode, NodeWithScore
 
 _FORMAT: Final = f"1 analysis={ANALYSIS} language=None"
 """Version of fields and terms; an index of another version must be rebuilt."""
@@ -83,6 +85,8 @@ def lexical_document(node: BaseNode) -> LexicalDocument:
     Lexical and dense search thus use the same text and the same excluded metadata keys. Only the title or file name is
     always indexed, as questions often name documents by it.
     """
+    from llama_index.core.schema import MetadataMode  # noqa: PLC0415 (this module itself needs no LlamaIndex)
+
     text = node.get_content(metadata_mode=MetadataMode.EMBED)
     title = str(node.metadata.get("title") or node.metadata.get("file_name") or "")
     return LexicalDocument(node.node_id, text if title in text else f"{title}\n{text}", node.metadata)
