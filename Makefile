@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: openapi demo test test-long coverage check docs wheel-check format bench bench-conversations bench-grounding bench-capacity bench-scale bench-shards bench-stores train-scorer faults fuzz injection \
+.PHONY: openapi demo test test-long coverage check docs wheel-check format bench bench-conversations bench-grounding bench-capacity bench-ray bench-scale bench-shards bench-stores train-scorer faults fuzz injection \
 	kills kills-ray leaks same-prompts stores wire clean
 
 # Extracts over three real sources, then a recorded answer; no API key, no network.
@@ -84,6 +84,11 @@ bench-scale: $(VENV)/.dev
 CHUNKS ?= 1000000
 bench-shards: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks.shards --size $(CHUNKS)
+
+# Core seconds of a document: on Ray, in one process, and by LlamaIndex's IngestionPipeline.
+bench-ray: $(VENV)/.dev
+	$(PIP_INSTALL) -e '.[ray]'
+	$(BIN)/python -m tests.benchmarks.ray_ingestion
 
 # What plan-capacity predicts beside real runs.
 bench-capacity: $(VENV)/.dev
