@@ -396,7 +396,10 @@ class MultiHopSearch:
                 nodes[search.sub_query.id] = nodes.get(search.sub_query.id, 0) + len(search.nodes)
         planned = {step.id: step.query for step in steps.chain()}
         early = {name: text for name, text in planned.items() if name in steps.found and name not in steps.searched}
-        asked = early | {name: one.query for name, one in steps.searched.items()}
+        asked = early | {
+            name: "the question itself" if one.origin is SubQueryOrigin.QUESTION else one.query
+            for name, one in steps.searched.items()
+        }
         placed = [name for step in planned for name in (*steps.searches_of([step]), step) if name in asked]
         unplaced = [name for name in asked if name not in placed]
         for name in dict.fromkeys([*unplaced, *placed]):
