@@ -24,6 +24,9 @@ from tests.server.serving import ADMIN, space_service
 EXAMPLES = int(os.environ.get("SERVER_EXAMPLES", "15"))
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
+FRAMING = {"connection", "content-length", "expect", "host", "te", "transfer-encoding", "upgrade"}
+"""Headers of HTTP itself: with odd values uvicorn refuses the request before any route, in plain text."""
+
 
 @pytest.fixture(scope="module")
 def schema(url: str) -> Any:
@@ -41,6 +44,8 @@ def test_no_request_breaks_the_server(url: str, schema: Any, operation: str) -> 
     @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
     @given(case=cases)
     def check(case: Any) -> None:
+        for name in FRAMING & {name.lower() for name in case.headers or ()}:
+            del case.headers[name]
         case.call_and_validate(base_url=url, headers={"api-key": ADMIN}, checks=CHECKS)
 
     check()
