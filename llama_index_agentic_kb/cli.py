@@ -166,6 +166,8 @@ def ingest_command(  # noqa: PLR0917 (typer makes options of them)
     stamp = {name: value for name, value in said.items() if value}
     sizes = {} if chunk_size is None else {"chunk_size": chunk_size}
     if on is not None:
+        if wait or follow_symlinks:
+            raise ConfigurationError("--wait and --follow-symlinks don't go with --on ray")
         _ingest_on_ray(
             on,
             paths,
@@ -182,6 +184,8 @@ def ingest_command(  # noqa: PLR0917 (typer makes options of them)
             gpus=gpus,
         )
         return
+    if (address, cpus, gpus) != (None, 1.0, 0.0):
+        raise ConfigurationError("--address, --cpus and --gpus need --on ray")
     missing = [path for path in paths if not Path(path).exists()]
     if (
         missing and "://" not in store and not Path(store).exists()
@@ -607,8 +611,8 @@ def _ingest_on_ray(on: str, urls: list[str], store: str, **options: Any) -> None
     with _extra("ray"), _progress() as progress:
         report = ingest_on_ray(urls, store, progress=progress, **options)
     _report(report)
-    if report.failed:
-        raise typer.Exit(1)
+    if report.failed or report.skipped:
+        raise typer.Exit(1 if report.failed else _SKIPPED)
 
 
 def _ingest(paths: list[str], store: Any, **kwargs: Any) -> IngestReport:

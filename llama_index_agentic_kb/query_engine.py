@@ -223,7 +223,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             retrieval = await self.retrieved(request, bundle, observer)
             try:
                 if streaming:
-                    answered = await self._emitted(retrieval)
+                    answered = await self._emitted(retrieval, [])
                 else:
                     answered = await self.grounded(retrieval, await self.synthesis(retrieval), self.checks)
             except (DeadlineExceededError, SynthesisError) as error:  # a part of it was shown
@@ -346,13 +346,13 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             since = time.monotonic() - retrieval.budget.started
             retrieval.budget = replace(retrieval.budget, seconds=None if left is None else since + left)
             set_budget(retrieval.budget)
-            answered = begun
+            answered, shown = begun, list[str]()
             try:
                 with resumed_trace(self.callback_manager, events):
-                    answered = await self._emitted(retrieval)
+                    answered = await self._emitted(retrieval, shown)
             except (DeadlineExceededError, SynthesisError) as error:
                 retrieval.missing.append(unfinished(error))
-                answered.synthesis = Synthesis(error.partial)
+                answered.synthesis = Synthesis("".join(shown))
                 raise
             finally:
                 nodes[:] = answered.retrieval.nodes
@@ -360,14 +360,16 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
 
         return BegunAnswer(work, nodes, metadata, retrieval)
 
-    async def _emitted(self, retrieval: Retrieval) -> Answered:
+    async def _emitted(self, retrieval: Retrieval, shown: list[str]) -> Answered:
         """Synthesize and check the answer, and emit its text; a failed answer is replaced if nothing was shown yet.
+
+        What is emitted before the check is appended to ``shown``.
 
         Raises:
             SynthesisError: The model failed; ``partial`` is the text that was shown.
             DeadlineExceededError: The deadline has passed; ``partial`` as above.
         """
-        checks, shown = self.checks, list[str]()
+        checks = self.checks
         held = checks is not None and checks.may_change
 
         def show(delta: str) -> str:

@@ -12,7 +12,12 @@ from llama_index_agentic_kb.schema.response import SkippedReason
 from llama_index_agentic_kb.search.tokenizing import DEFAULT_LANGUAGE, detect_language
 
 _NOTHING: Final = {SkippedReason.NO_RELEVANT_CONTENT, SkippedReason.OUT_OF_DOMAIN_QUERY_IGNORED}
-_SCRIPTS: Final = (("\u3041", "\u30ff", "japanese"), ("\uac00", "\ud7ff", "korean"), ("\u3400", "\u9fff", "chinese"))
+_SCRIPTS: Final = (
+    ("\u3041", "\u30ff", "japanese"),
+    ("\u1100", "\u11ff", "korean"),
+    ("\uac00", "\ud7ff", "korean"),
+    ("\u3400", "\u9fff", "chinese"),
+)
 
 
 @cache

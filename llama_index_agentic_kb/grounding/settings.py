@@ -69,6 +69,6 @@ def as_grounding(value: Grounding | bool | None) -> Grounding | None:
     """Return the settings for a value: the defaults for None and True, None for False."""
     if isinstance(value, Grounding):
         return value
-    if value not in (None, True, False):
+    if value is not None and not isinstance(value, bool):
         raise ConfigurationError(f"grounding: expected Grounding(...), True or False, got {type(value).__name__}")
     return None if value is False else Grounding()

@@ -361,11 +361,9 @@ class MultiHopSearch:
         """Ask the model whether evidence is missing, and store the passages that support its verdict."""
         steps = self._steps
         own = steps.searches_of([step.id for step in steps.chain()])
-        shown = {
-            name: PASSAGES_PER_QUERY if name in own or not own else QUESTIONS_OWN
-            for name in reversed(steps.searched)
-            if not steps.is_stated(name)
-        }
+        unstated = [name for name in reversed(steps.searched) if not steps.is_stated(name)]
+        share = min(max(1, MAX_PASSAGES // max(1, len(unstated))), PASSAGES_PER_QUERY)
+        shown = {name: share if name in own or not own else min(share, QUESTIONS_OWN) for name in unstated}
         passages = await self._passages(shown, whole=WHOLE)
         verdict = await look_for_gaps(
             self._model,

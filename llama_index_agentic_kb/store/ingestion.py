@@ -284,9 +284,8 @@ class Ingestion:
         """
         known = self.known.get(file.relative)
         anothers = known is not None and known.origin != file.origin and known.root not in roots
-        if (
-            known is not None and anothers and os.path.lexists(known.origin)
-        ):  # else this file's, before its folder moved
+        # Else it is this file's, before its folder moved; in a shared store it may be on another machine.
+        if known is not None and anothers and (self.store.shared or os.path.lexists(known.origin)):
             raise UnreadableError(f"has the same path in this source as {known.origin}; give its folder another source")
         digest, (size, overlap) = file.digest(self.reader.max_bytes), self.sizes
         extractor = self.reader.extractors.get(file.path.suffix.lower())
@@ -331,10 +330,10 @@ class Ingestion:
         """Count a file as processed, report progress, and record a failure if a reason is given."""
         self.done += 1
         if reason:
-            self.selection.failed.append((printable(file.path), reason))
+            self.selection.failed.append((printable(file.origin or file.path), reason))
         if self.progress is not None:
             total = sum(len(group.files) for _, group in self.selection.sources())
-            self.progress(self.done, total, printable(file.path))
+            self.progress(self.done, total, printable(file.origin or file.path))
 
 
 def _within(seconds: float, chunks: Iterator[Chunk]) -> Iterator[Chunk]:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 from sqlalchemy import Connection
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from llama_index_agentic_kb._text import know_secrets, redacted
 from llama_index_agentic_kb.errors import (
@@ -87,7 +88,12 @@ class PostgresDatabase(DocumentDatabase):
     dialect = PostgresDialect()
 
     def __init__(self, url: str, *, timeout: float = 30.0, connections: int = 8, create: bool = True) -> None:
-        parsed = make_url(url)
+        try:
+            parsed = make_url(url)
+        except (ArgumentError, ValueError):
+            parsed = None
+        if parsed is None or parsed.get_backend_name() != "postgresql":
+            raise ConfigurationError("The store's address is not a directory, nor postgresql://user@host/database.")
         know_secrets(filter(None, [parsed.password and str(parsed.password)]))
         self.location = redacted(parsed.set(query={}).render_as_string(hide_password=True))
         self.timeout = timeout
@@ -148,6 +154,8 @@ class PostgresDatabase(DocumentDatabase):
             yield
         except DBAPIError as error:
             raise error_class(f"{self.location!r} can't be {done}: {reason(error)}") from error
+        except PoolTimeoutError as error:
+            raise error_class(f"{self.location!r} can't be {done}: all connections are in use") from error
 
     def write(self, work: Callable[[Statements], None]) -> None:
         """Run a function in a durable transaction; it runs again if the connection breaks."""
@@ -203,16 +211,23 @@ class PostgresDatabase(DocumentDatabase):
         name, quoted = index_name(source), source.replace("'", "''").replace("%", "%%")
         with self._database.autocommit() as connection:
             run = connection.exec_driver_sql
-            run(f"SET search_path = {DOCUMENTS.schema}, public")
-            run("SET maintenance_work_mem = '512MB'")  # with the default 64, a graph of 50,000 chunks is built on disk
-            valid = run("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)", (name,)).scalar()
-            if valid is False or (anew and valid):  # a process that was killed while building leaves it invalid
-                run(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")
-            if anew or not valid:
+            if not run("SELECT pg_try_advisory_lock(hashtext(%s))", (name,)).scalar():
+                return  # another process builds it
+            try:
                 run(
-                    f"CREATE INDEX CONCURRENTLY IF NOT EXISTS {name} ON contents USING hnsw"
-                    f" ((CAST(vector AS vector({dimension}))) vector_cosine_ops) WHERE of_source = '{quoted}'"
+                    f"SELECT set_config('search_path', '{DOCUMENTS.schema}, ' || current_setting('search_path'), false)"
                 )
+                run("SET maintenance_work_mem = '512MB'")  # the default 64 builds a graph of 50,000 chunks on disk
+                valid = run("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)", (name,)).scalar()
+                if valid is False or (anew and valid):  # a process that was killed while building leaves it invalid
+                    run(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")
+                if anew or not valid:
+                    run(
+                        f"CREATE INDEX CONCURRENTLY IF NOT EXISTS {name} ON contents USING hnsw"
+                        f" ((CAST(vector AS vector({dimension}))) vector_cosine_ops) WHERE of_source = '{quoted}'"
+                    )
+            finally:
+                run("SELECT pg_advisory_unlock_all()")
             run("RESET ALL")
 
     def analyze(self) -> None:

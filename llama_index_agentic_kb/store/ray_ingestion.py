@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, IngestionError
-from llama_index_agentic_kb.store.access import Access, Stamp
+from llama_index_agentic_kb.store.access import Access, Grants
 from llama_index_agentic_kb.store.embedding_model import check_sizes
 from llama_index_agentic_kb.store.files import SUFFIXES, FoundFile, Selection, SourceFiles
 from llama_index_agentic_kb.store.ingestion import (
@@ -145,7 +145,7 @@ def ingest_on_ray(
     chunk_size: int = DEFAULT_CHUNK_SIZE,
     chunk_overlap: int = DEFAULT_CHUNK_OVERLAP,
     embed_model: BaseEmbedding | str | None = None,
-    stamp: Stamp = None,
+    stamp: Grants | None = None,
     trust_urls: bool = False,
     max_file_bytes: int = MAX_BYTES,
     cpus: float = 1.0,
@@ -163,7 +163,7 @@ def ingest_on_ray(
         chunk_size: The maximum number of tokens in a chunk.
         chunk_overlap: The number of tokens that neighbouring chunks share.
         embed_model: The embedding model of a new store.
-        stamp: The grants to write to the files; see ``ingest``.
+        stamp: The grants to write to all files; see ``ingest``.
         trust_urls: Whether the ``url:`` in a file's front matter is used as its link in answers.
         max_file_bytes: The maximum size of a file.
         cpus: The cores of an actor; there are as many actors as fit. May be a fraction.
@@ -179,6 +179,8 @@ def ingest_on_ray(
         IngestionError: The store could not be reached. What was stored before remains; the next call continues there.
     """
     check_sizes(chunk_size, chunk_overlap, None)
+    if callable(stamp):
+        raise ConfigurationError("stamp: expected grants for all files: on Ray a file has no path of its own.")
     started = time.monotonic()
     with KnowledgeStore.open(store, embed_model=embed_model, create=True) as opened:
         if not opened.shared:
@@ -187,6 +189,7 @@ def ingest_on_ray(
         job = _Job(store, embed_model, sizes, access, max_file_bytes)
         with FileReader() as reader:
             run = Ingestion(opened, sizes, reader, None, show_progress=False, selection=_nothing(), access=access)
+            _ = run.chunker  # first: sizes that don't fit the model leave no source
             groups = _listed(urls, source, run.selection.skipped)
             every = [(name, file) for name, group in groups.items() for file in group.files.values()]
             with _Cluster(address, job, cpus, gpus) as cluster:
@@ -244,16 +247,19 @@ def _listed(urls: Sequence[str], source: str | None, skipped: list[tuple[str, st
         try:
             system, inner = _file_system(url.rstrip("/"))
             root = system.unstrip_protocol(inner)
-            found = sorted(system.find(inner))
+            found = sorted(system.find(inner, detail=True).items())
         except Exception as error:
             raise ConfigurationError(f"{url}: can't be listed: {error_message(error)}") from error
         if not found:
             raise ConfigurationError(f"{url}: there is no file.")
         group = groups.setdefault(source or root.rsplit("/", 1)[-1], SourceFiles())
         group.roots.add(root)
-        for path in found:
+        for path, info in found:
             relative = path[len(inner) :].strip("/") or path.rsplit("/", 1)[-1]
             if any(part.startswith(".") for part in relative.split("/")):
+                continue
+            if info.get("islink"):
+                skipped.append((path, "is a symlink"))
                 continue
             suffix = Path(relative).suffix
             if suffix.lower() not in SUFFIXES:
@@ -306,9 +312,9 @@ class _Cluster:
 
     def _room(self) -> int:
         """Return how many actors fit."""
-        there = self._ray.cluster_resources()
-        needs = {"CPU": self._cpus, "GPU": self._gpus}
-        fits = min((int(there.get(kind, 0) / each) for kind, each in needs.items() if each > 0), default=0)
+        needs = [(kind, each) for kind, each in (("CPU", self._cpus), ("GPU", self._gpus)) if each > 0]
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        fits = sum(min((int(node.get(kind, 0) / each) for kind, each in needs), default=0) for node in nodes)
         if fits < 1:
             raise ConfigurationError("The Ray cluster has no room for one actor: see --cpus and --gpus.")
         return fits
@@ -330,7 +336,8 @@ class _Cluster:
         tries: Counter[str] = Counter()
         while batches or running:
             for worker in self._workers:
-                while batches and sum(at is worker for at, _ in running.values()) < AHEAD:
+                # After a death nothing waits behind a batch: it would die with it, and be blamed.
+                while batches and sum(at is worker for at, _ in running.values()) < (1 if tries else AHEAD):
                     batch = batches.popleft()
                     stored = {path: known[path] for _, path, _ in batch if path in known}
                     running[worker.ingest.remote(source, batch, stored)] = worker, batch
@@ -362,7 +369,7 @@ class _Cluster:
             raise IngestionError(f"{error_message(cause)} Run the ingestion again to go on from there.") from error
         if len(batch) > 1:  # one of them is the cause: each alone
             batches.extendleft([file] for file in batch)
-            tries.subtract({file[0]: TRIES for file in batch})
+            tries[key] = 0
             return []
         reason = f"the process that read it died {TRIES} times"
         return [IngestReport((), (), (), (), ((batch[0][0], reason),), 0, 0, 0.0)]

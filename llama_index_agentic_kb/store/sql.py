@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import Connection, Engine, NullPool, create_engine, event, inspect, make_url, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from llama_index_agentic_kb import _text
 from llama_index_agentic_kb._aio.threads import reset_after_fork
@@ -151,6 +152,10 @@ class SqlDatabase:
                 left = deadline - time.monotonic()
                 if left <= 0 or _code(error) in _TOO_SLOW or not _is_passing(error):
                     raise _translated(error, what, error_class) from error
+            except PoolTimeoutError as error:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise DeadlineExceededError(f"{what}: all connections are in use") from error
             time.sleep(min(pause, max(left, 0.0)))
             pause = min(pause * 2, 1.0)
 
@@ -187,6 +192,7 @@ class SqlDatabase:
                 self._url,
                 pool_size=self._connections,
                 max_overflow=0,
+                pool_timeout=0.5,  # `retry` asks again until its deadline
                 pool_pre_ping=True,
                 connect_args={"connect_timeout": 5, "application_name": "llama-index-agentic-kb"},
             )

@@ -453,7 +453,7 @@ def tree_of(filters: MetadataFilters | MetadataFilter) -> FilterNode:
         if filters.operator not in _OPERATORS:
             name = filters.operator.value
             raise DeniedError(f"the store has no operator {name!r}, which the filter on {filters.key!r} needs")
-        value: Any = True if filters.value is None else filters.value
+        value: Any = True if filters.operator is Operator.IS_EMPTY else filters.value
         # Not validated: a user in a thousand groups has a thousand conditions.
         return Condition.model_construct(key=filters.key, operator=_OPERATORS[filters.operator], value=value)
     if not filters.filters:

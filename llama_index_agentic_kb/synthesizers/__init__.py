@@ -100,7 +100,7 @@ def get_response_synthesizer(
     streaming: bool = False,
     **arguments: Unpack[SynthesizerArguments],
 ) -> AgenticSynthesizer:
-    """Return the synthesizer of a response mode, with the arguments of LlamaIndex's function of the same name.
+    """Return the synthesizer of a response mode, with the arguments of LlamaIndex's function, by name.
 
     Args:
         llm: The language model. Defaults to ``Settings.llm`` in modes that need one.
@@ -118,8 +118,9 @@ def get_response_synthesizer(
     if _plain(asked) not in known:
         raise ConfigurationError(f"response_mode: {asked!r} is unknown; known are {', '.join(MODES)}")
     cls: type[AgenticSynthesizer] = __getattr__(known[_plain(asked)].partition(".")[2])
-    others = [key for key in arguments if not key.endswith("_template") or key in cls.default_templates]
-    own: dict[str, Any] = {key: value for key, value in arguments.items() if key in others}
+    templates = {key for key in SynthesizerArguments.__annotations__ if key.endswith("_template")}
+    unused = templates - cls.default_templates.keys()
+    own: dict[str, Any] = {key: value for key, value in arguments.items() if key not in unused}
     return cls(llm, callback_manager, streaming=streaming, **own)
 
 

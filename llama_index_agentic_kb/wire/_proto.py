@@ -124,7 +124,8 @@ def read(kind: str, body: object) -> Untyped:
 
     Raises:
         InvalidRequestError: The body is not JSON, or has a duplicate key, an unknown field or enum value, two members
-            of a oneof, a wrong type, a lone surrogate, or a value out of range. The error names the field.
+            of a oneof, a wrong type (an empty list or text counts as an empty message), a lone surrogate, or a value
+            out of range. The error names the field.
     """
     message = message_class(kind)()
     from google.protobuf import json_format  # noqa: PLC0415 (an extra)

@@ -3,9 +3,9 @@
     query = decode_answer_query(body, serving_config=path)
     body = encode_answer_response(answer, parent=config.parent, session=session, enum_as_int=True)
 
-Every field of a v1 request is checked; those without effect in this library are named in ``AnswerQuery.unsupported``.
-``asynchronousMode`` is refused, as by the live service. Output is strictly v1. Offsets are UTF-8 bytes, reference ids
-are indices as text, times are in UTC.
+Every field of a v1 request is checked; those that change an answer and have no effect here are named in
+``AnswerQuery.unsupported``. ``asynchronousMode`` is refused, as by the live service. Output is strictly v1. Offsets
+are UTF-8 bytes, reference ids are indices as text, times are in UTC.
 
 A stream is one JSON array over chunked HTTP: steps, references, then text and citations alternately (each
 citation right after its claim's text), then the whole answer. The standard client (``google.api_core.rest_streaming``)

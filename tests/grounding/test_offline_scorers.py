@@ -94,6 +94,7 @@ def test_unread_languages_are_not_checkable(language: str) -> None:
         ("The sources do not say who built it.", Verdict.NOT_CHECKABLE),
         ("The passages do not say which network broadcast The Chisholms.", Verdict.NOT_CHECKABLE),
         ("The passages do not say who made Ultron, but Bob Hope sold it in Oslo in 1931.", Verdict.UNSUPPORTED),
+        ("The passages do not say who made Ultron, and it cost 5 million dollars in 1999.", Verdict.UNSUPPORTED),
         ("Let me know if you need more.", Verdict.NOT_CHECKABLE),
         ("If you have a fever above 39 C, take ten tablets.", Verdict.UNSUPPORTED),
     ],

@@ -130,7 +130,7 @@ def main() -> None:
         lost, doubled = compare(folder, server.url)
     print(f"killed: {dict(series.killed)}; {series.drivers} drivers in {time.monotonic() - began:.0f} s")
     print(f"{lost} lost, {doubled} doubled")
-    sys.exit(bool(lost or doubled))
+    sys.exit(bool(lost or doubled or series.killed.total() < arguments.kills))
 
 
 if __name__ == "__main__":

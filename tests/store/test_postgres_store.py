@@ -301,6 +301,14 @@ def test_many_writers_lose_and_double_nothing(url: str, tmp_path: Path) -> None:
 # -- errors ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("wrong", ["postgresql://kb:pass@h:54x/kb", "://", "sqlite:///x.db"])
+def test_an_address_that_is_none_is_refused(wrong: str) -> None:
+    """The message says what is expected, and repeats no password."""
+    with pytest.raises(ConfigurationError, match="nor postgresql://") as failed:
+        postgres_store.PostgresDatabase(wrong)
+    assert "pass@" not in str(failed.value)
+
+
 def test_what_is_missing_is_named(server: PostgresServer, url: str) -> None:
     """Another model, a right, a database, the server: each error names the remedy, and none the password."""
     with pytest.raises(ConfigurationError, match=r"no documents in this database.*agentic-kb ingest"):
@@ -316,5 +324,5 @@ def test_what_is_missing_is_named(server: PostgresServer, url: str) -> None:
         url.replace(str(server.port), "1"): "[Cc]onnection refused",
     }.items():
         with pytest.raises(ConfigurationError, match=f"(?s){message}") as failed:
-            postgres_store.PostgresDatabase(wrong, timeout=0.5)
+            postgres_store.PostgresDatabase(wrong, timeout=0.5 if ":1/" in wrong else 10)
         assert "hush" not in str(failed.value)

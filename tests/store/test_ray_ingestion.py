@@ -118,6 +118,34 @@ def test_a_batch_whose_actor_died_is_given_to_another() -> None:
     assert performed(lambda _: next(deaths, None), files("a", "b"), files("c")) == ({"a", "b", "c"}, [])
 
 
+def test_what_waits_behind_a_death_is_not_blamed() -> None:
+    """An actor that dies takes the batch with it that waits there; only the file that kills is reported."""
+    dead: list[bool] = []
+
+    def fails(batch: list[File]) -> DiedError | None:
+        bad = any(path == "bad" for _, path, _ in batch)
+        waited = bool(dead) and dead.pop()
+        dead[:] = [True] if bad and len(batch) > 1 else []
+        return DiedError() if bad or waited else None
+
+    assert performed(fails, files("a", "bad", "c"), files("x"), files("y")) == (
+        {"a", "c", "x", "y"},
+        ["s3://b/bad"],
+    )
+
+
+def test_symlinks_are_left_out(tmp_path: Path) -> None:
+    """A link in a shared folder does not bring in what lies outside."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "secret.txt").write_text("secret")
+    (tmp_path / "docs" / "n.txt").symlink_to(tmp_path / "secret.txt")
+    (tmp_path / "docs" / "a.txt").write_text("open")
+    skipped: list[tuple[str, str]] = []
+    groups = _listed([str(tmp_path / "docs")], None, skipped)
+    assert [*groups["docs"].files] == ["a.txt"]
+    assert [reason for _, reason in skipped] == ["is a symlink"]
+
+
 def test_a_file_that_kills_its_actors_costs_no_other() -> None:
     """Its batch is split; it alone is reported."""
     fails = lambda batch: DiedError() if any(path == "bad" for _, path, _ in batch) else None  # noqa: E731 (one line)

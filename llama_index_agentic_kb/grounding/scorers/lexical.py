@@ -77,7 +77,8 @@ _EVIDENCE: Final = words(
 """Words with which an answer refers to its evidence."""
 _GAP: Final = re.compile(
     r"(?:however, |but )?(?:the|these) (?:passage|source|document|text)s? (?:do|does)(?: not|n['\u2019]t) "
-    r"(?:say|state|mention|name|tell|specify|indicate)\b(?!.*(?:;|\b(?:but|yet|although|though|because|while)\b))",
+    r"(?:say|state|mention|name|tell|specify|indicate)\b(?!.*(?:[;,:(\u2013\u2014]|"
+    r"\b(?:but|yet|although|though|because|while|and (?:it|he|she|they|the|this|that|there))\b))",
     re.IGNORECASE,
 )
 """A sentence that says only what the evidence lacks, whatever it names."""
