@@ -101,19 +101,22 @@ def test_a_held_stream_that_is_late_is_its_partial_answer() -> None:
     assert response.account.grounding is not None
 
 
-def test_a_stream_that_fails_is_named_as_missing() -> None:
-    """The error is raised to the reader, and stands in the account with the text so far."""
+@pytest.mark.parametrize(
+    ("grounding", "shown"), [(True, FIRST), (Grounding(filtering="low"), "")], ids=["shown", "held"]
+)
+def test_a_stream_that_fails_is_named_as_missing(grounding: Grounding | bool, shown: str) -> None:
+    """The error is raised to the reader, and stands in the account with the text so far, if no check held it back."""
 
     def reply(messages: list[ChatMessage]) -> Any:
         return ValueError("boom") if "The answer so far" in str(messages) else FIRST
 
-    kb = base(reply, LONG_TEXTS, max_runtime_in_seconds=20)
+    kb = base(reply, LONG_TEXTS, max_runtime_in_seconds=20, grounding=grounding)
     response = kb.as_query_engine("refine", streaming=True).query("Rain?")
     assert isinstance(response, AgenticStreamingResponse)
     with pytest.raises(SynthesisError, match="boom"):
         list(response.response_gen)
     [part] = [part for part in response.account.missing if part.what == "answer"]
-    assert (part.outcome, response.account.status_code, response.account.text) == (Outcome.ERROR, 206, FIRST)
+    assert (part.outcome, response.account.status_code, response.account.text) == (Outcome.ERROR, 206, shown)
     assert "boom" in part.reason
 
 

@@ -57,6 +57,8 @@ def test_templates_go_where_they_are_used() -> None:
     assert made.get_prompts() == {"summary_template": template}
     made = get_response_synthesizer(ScriptedLLM(), refine_template=template, chat_summary_template=template)
     assert made.get_prompts()["refine_template"] == template
+    with pytest.raises(ConfigurationError, match="qa_template"):
+        get_response_synthesizer(ScriptedLLM(), qa_template=template)  # type: ignore[call-arg]
 
 
 def test_settings_of_our_own_go_through() -> None:
