@@ -460,16 +460,19 @@ def plan_capacity(
     price_hour: Annotated[float, typer.Option(help="Price of a machine for an hour.")] = 0.7,
     price_in: Annotated[float, typer.Option(help="Price of a million tokens that the model reads.")] = 0.15,
     price_out: Annotated[float, typer.Option(help="Price of a million tokens that the model writes.")] = 0.6,
-    model_seconds: Annotated[float, typer.Option(help="Duration of a call of the model; 0: extracts only.")] = 1.5,
+    model_seconds: Annotated[
+        float, typer.Option(help="Duration of a call of the model; 0: extracts only.", min=0)
+    ] = 1.5,
 ) -> None:
     """Show the machines, memory, disk, time and money that a collection and its load need. Needs [capacity]."""
     from llama_index_agentic_kb.evaluation import capacity  # noqa: PLC0415 (rarely needed)
 
+    with _extra("capacity"):  # before a minute is spent on measuring
+        import simpy  # noqa: F401, PLC0415 (the extra)
     with console.status("Measuring this machine") as status:
         times = capacity.measure(lambda what: status.update(f"Measuring {what}")) if measure else capacity.RECORDED
     terms = capacity.Terms(cores, memory, price_hour, price_in, price_out, model_seconds)
-    with _extra("capacity"):
-        plans = [capacity.plan(size, qps, effort, times, terms) for size in chunks]
+    plans = [capacity.plan(size, qps, effort, times, terms) for size in chunks]
     console.print(Text(f"{qps:g} questions a second, effort {effort.value}; service times: {times.machine}"))
     console.print(capacity.table_of(plans))
 

@@ -28,7 +28,7 @@ Document = TypeVar("Document", bound=Any)
 """A LlamaIndex document or node: this module needs no LlamaIndex."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_RESERVED: Final = frozenset({"_node_content", "_node_type", "agentic_kb", "doc_id", "document_id", "ref_doc_id"})
+RESERVED: Final = frozenset({"_node_content", "_node_type", "agentic_kb", "doc_id", "document_id", "ref_doc_id"})
 """Metadata keys that LlamaIndex's stores and this package write themselves."""
 _OTHER: Final = re.compile(rb"[^A-Za-z0-9]")
 _EXCLUDED: Final = ("excluded_embed_metadata_keys", "excluded_llm_metadata_keys")
@@ -75,7 +75,7 @@ class Permissions:
                 raise ConfigurationError(
                     f"Permissions.{role}: {name!r} is no plain name of letters, digits and underscores"
                 )
-            if name in _RESERVED:
+            if name in RESERVED:
                 raise ConfigurationError(f"Permissions.{role}: {name!r} is a key that stores write themselves")
         plain = [name for role, name in declared.items() if role not in ("users", "groups")]
         if len(set(plain)) < len(plain):

@@ -77,6 +77,7 @@ class SourceSearch:
         stage: The last stage that was reached: "preparation", "embedding" or "search".
         progress: The state of its calls.
         whole: The source whose shard is searched; None if a whole source is searched.
+        parts: The searches of its shards, once they have begun.
         seconds: The start of the search and its answer (``time.monotonic()``); None until it has succeeded, and for
             a source with shards.
     """
@@ -92,6 +93,7 @@ class SourceSearch:
     progress: CallProgress = field(default_factory=CallProgress)
     whole: KnowledgeSource | None = None
     seconds: tuple[float, float] | None = None
+    parts: list[SourceSearch] = field(default_factory=list)
     job: Job[None] = field(init=False)
     """What performs the search."""
 
@@ -252,13 +254,18 @@ class FanOut:
             self._look_in(min(search.grace for search in watched))
 
     def _look_in(self, seconds: float) -> None:
-        """Look for stragglers in ``seconds``, with one timer for all searches."""
+        """Look for stragglers in ``seconds``, or earlier if that was due, with one timer for all searches."""
+        loop = asyncio.get_running_loop()
+        when = loop.time() + seconds
         if self._timer is not None:
+            if not self._timer.cancelled() and self._timer.when() > loop.time():
+                when = min(when, self._timer.when())
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+        self._timer = loop.call_at(when, self._look)
 
     def _look(self) -> None:
         """Cancel the searches that are much slower than the others; see the module."""
+        self._timer = None
         now, looks = time.monotonic(), list[float]()
         for search in [search for search in self._watched if not search.job.done]:
             until = self._waited_until(search)
@@ -274,7 +281,14 @@ class FanOut:
             self._look_in(min(looks))
 
     def _waited_until(self, search: SourceSearch) -> float | None:
-        """Return the ``time.monotonic()`` to cancel a search at; None if it is idle, or no other source found nodes."""
+        """Return the ``time.monotonic()`` to cancel a search at; None if it is idle, or no other source found nodes.
+
+        A search of shards is waited for as long as the last of them.
+        """
+        if search.parts:
+            untils = [self._waited_until(part) for part in search.parts if not part.job.done]
+            known = [until for until in untils if until is not None]
+            return max(known) if known and len(known) == len(untils) else None
         since = search.progress.at_work_since
         others = [one for one in self._searches if one.seconds and one.source.name != search.source.name]
         if since is None or not any(other.found_something for other in others):
@@ -317,11 +331,12 @@ class FanOut:
         self, search: SourceSearch, source: ShardedSource, chosen: SelectedSource
     ) -> tuple[NodeList, ...]:
         """Search all shards of a source, each a straggler where others have answered, and return the merged lists."""
-        parts = []
+        parts = list[SourceSearch]()
         for shard in chosen.shards:
             part = replace(search, source=shard.source, progress=CallProgress(), whole=source)
             part.job = start(self._search_shard(part, shard))
             parts.append(part)
+        search.parts = parts
         self._searches += parts
         self._watch(parts)
         try:
@@ -335,7 +350,7 @@ class FanOut:
         lists = {part.source.name: part.lists if part.error is None else part.error for part in parts}
         if chosen.must_answer and (errors := [part.error for part in parts if part.error is not None]):
             raise errors[0]
-        return source.merged(lists, source.similarity_top_k or self._top_k)
+        return source.merged(lists, chosen.top_k(self._top_k))
 
     async def _search_shard(self, search: SourceSearch, chosen: SelectedSource) -> None:
         """Search one shard, and store its lists or its error; only cancellation is raised."""
@@ -352,16 +367,17 @@ class FanOut:
             DeadlineExceededError: The search was too slow, or given up as a straggler.
         """
         source, progress, started = search.source, search.progress, time.monotonic()
+        limit = chosen.top_k(self._top_k)
         set_deadline(earliest(self._deadline, deadline_after(source.resilience.timeout or self._search_seconds)))
         searched_under.set(source.permissions)
         try:
             prepared = self._prepare(search.sub_query, chosen)
             if prepared is None:
-                filters = chosen.filters_for(search.sub_query.filters.get(source.name))
-                prepared = await source.prepare(filters, self._top_k, progress)
+                filters = chosen.filters_for(search.sub_query.filters.get(chosen.name))
+                prepared = await source.prepare(filters, limit, progress)
             if isinstance(prepared, Exception):
                 raise prepared
-            bundle, limit = partial(self._bundle_for, search, prepared), source.similarity_top_k or self._top_k
+            bundle = partial(self._bundle_for, search, prepared)
             lists = await search_source(prepared, search.words, bundle, limit=limit, progress=progress)
             distinct_nodes(lists)  # calls methods of user-defined nodes
         except asyncio.CancelledError:
@@ -390,11 +406,11 @@ class FanOut:
             return DeniedError(f"source {chosen.source.name!r} was not searched: {chosen.denied}")
         if chosen.source.has_factory:
             return None
-        planner = sub_query.filters.get(chosen.source.name)
+        planner = sub_query.filters.get(chosen.name)
         key = chosen.source.name, "" if planner is None else planner.model_dump_json()
         if key not in self._prepared:
             try:
-                self._prepared[key] = chosen.source.prepared(chosen.filters_for(planner), self._top_k)
+                self._prepared[key] = chosen.source.prepared(chosen.filters_for(planner), chosen.top_k(self._top_k))
             except Exception as error:  # noqa: BLE001 (raised in each search)
                 self._prepared[key] = error
         return self._prepared[key]

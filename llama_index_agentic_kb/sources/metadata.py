@@ -21,6 +21,7 @@ from llama_index.core.vector_stores.types import BasePydanticVectorStore
 from llama_index_agentic_kb._aio import Call, WorkerPool, arun, deadline_after, run
 from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, InvalidRequestError, RetrievalError
+from llama_index_agentic_kb.guard.permissions import RESERVED
 from llama_index_agentic_kb.schema import FilterGroup, FilterLogic, FilterNode, Principal, all_of, matcher
 from llama_index_agentic_kb.sources.base import KnowledgeSource, MetadataReader
 from llama_index_agentic_kb.sources.facets import (
@@ -102,9 +103,18 @@ async def over_metadata(
     return await Call(sync=read_all, deadline=deadline, pool=_POOL, what=f"metadata of source {source.name!r}")
 
 
-def _own_count(source: KnowledgeSource, filters: FilterNode | None, *, per: Per) -> int | None:
+def _counting(source: KnowledgeSource, filters: FilterNode | None) -> VectorStoreIndex | None:
+    """Return the index whose store may count under a filter; None if rows must be read."""
     index = source.index
     if not isinstance(index, VectorStoreIndex) or refusal(index, filters) is not None:
+        return None
+    # Under reserved keys a store keeps texts of its own, with all metadata in them: rows have none of these.
+    return None if filters is not None and any(one.key in RESERVED for one in conditions(filters)) else index
+
+
+def _own_count(source: KnowledgeSource, filters: FilterNode | None, *, per: Per) -> int | None:
+    index = _counting(source, filters)
+    if index is None:
         return None
     return kind_of(index.vector_store).count(index.vector_store, filters, documents=per == "document")
 
@@ -112,13 +122,15 @@ def _own_count(source: KnowledgeSource, filters: FilterNode | None, *, per: Per)
 def _own_facets(
     source: KnowledgeSource, filters: FilterNode | None, *, facets: Sequence[Facet], limit: int, per: Per
 ) -> dict[str, list[FacetBucket]] | None:
-    index, hides = source.index, source.permissions.declares if source.permissions else lambda _field: False
-    if not isinstance(index, VectorStoreIndex) or refusal(index, filters) is not None:
+    index = _counting(source, filters)
+    hides = source.permissions.declares if source.permissions else lambda _field: False
+    if index is None:
         return None
     found: dict[str, list[FacetBucket]] = {}
     for facet in facets:
         counted = None
-        if facet.ranges is facet.interval is None and not hides(facet.field):  # else a row's values do not count alone
+        hidden = hides(facet.field) or facet.field in RESERVED
+        if facet.ranges is facet.interval is None and not hidden:  # else a row's values do not count alone
             store, documents = index.vector_store, per == "document"
             counted = kind_of(store).count_values(store, filters, facet.field, documents=documents)
         if counted is None:
@@ -227,8 +239,8 @@ class MetadataQueries:
     """Facets, counts, groups and lists over the metadata of index sources; a mixin of ``KnowledgeBase``.
 
     Every method reads all rows that pass the filters of the source, the knowledge base and the caller, unless the store
-    counts them itself. Memory is
-    bounded by the size of the result and the number of distinct values.
+    counts them itself. Of a knowledge store, or a ``metadata_reader``, memory is bounded by the size of the result and
+    the number of distinct values; the metadata of other stores are read at once.
 
     Every method raises:
         DeniedError: The principal may not see the source, or a required principal is missing.

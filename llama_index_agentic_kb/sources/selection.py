@@ -32,12 +32,24 @@ class SelectedSource:
     """The combined filter of principal, caller and request, without the source's mandatory filter."""
     denied: str | None = None
     """Why the principal may not search the source; None if it may."""
+    whole: KnowledgeSource | None = None
+    """The source whose shard this is."""
+
+    @property
+    def name(self) -> str:
+        """The name that plans use."""
+        return (self.whole or self.source).name
+
+    def top_k(self, default: int) -> int:
+        """Return the number of documents per search: the source's own, else that of its whole, else the default."""
+        whole = None if self.whole is None else self.whole.similarity_top_k
+        return self.source.similarity_top_k or whole or default
 
     @property
     def shards(self) -> list[SelectedSource]:
         """The shards of the source, with the same filters, which they share; empty if it has none."""
         shards = self.source.shards if isinstance(self.source, ShardedSource) else ()
-        return [replace(self, source=shard) for shard in shards]
+        return [replace(self, source=shard, whole=self.source) for shard in shards]
 
     @property
     def always(self) -> bool:

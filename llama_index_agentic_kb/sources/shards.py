@@ -50,8 +50,8 @@ class ShardedSource(KnowledgeSource):
             a number of their own return as many each.
 
     Raises:
-        ConfigurationError: There are fewer than two shards, names are repeated, a shard is no plain knowledge source,
-            or shards differ in a setting that they must share.
+        ConfigurationError: There are fewer than two shards, names are repeated, a shard is no plain knowledge source
+            or has params or a weight, or shards differ in a setting that they must share.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ class ShardedSource(KnowledgeSource):
             similarity_top_k=similarity_top_k,
             hybrid=False,
         )
-        self._comparable = len({_scale(shard) for shard in self.shards}) == 1
+        known = all(embed_model_of(shard) is not None for shard in self.shards)
+        self._comparable = known and len({_scale(shard) for shard in self.shards}) == 1
 
     def __repr__(self) -> str:
         """Return the collection's name and the number of its shards."""
@@ -148,6 +149,8 @@ def _check(name: str, shards: Sequence[KnowledgeSource]) -> None:
     for shard in shards:
         if isinstance(shard, ShardedSource) or shard.kind != KnowledgeSource.kind:
             raise ConfigurationError(f"source {name!r}: {shard.name!r} can't be a shard; give indexes or retrievers")
+        if shard.params is not None or shard.weight != 1:
+            raise ConfigurationError(f"source {name!r}: {shard.name!r}: shards take no params and no weight")
         for setting in _ALIKE:
             if getattr(shard, setting) != getattr(shards[0], setting):
                 word = "filters" if setting == "mandatory" else setting

@@ -541,6 +541,16 @@ def _impossible(operator: FilterOperator) -> MetadataFilters:
     return lower(Condition(key="agentic_kb_probe", operator=operator, value=[value, uuid4().hex] if many else value))
 
 
+def _check(store: Any, operator: FilterOperator, result: VectorStoreQueryResult) -> None:
+    if result.ids or result.nodes:
+        raise DeniedError(f"{type(store).__name__} was not searched: it ignores filters by {operator.value!r}")
+
+
+def _remember(store: Any, operators: set[FilterOperator], result: VectorStoreQueryResult) -> None:
+    if result.ids or result.nodes:  # an empty store passes every probe
+        _seen(store).update(operators)
+
+
 def _probed(store: Any, tree: FilterNode) -> Any:
     """Return a copy of an unknown store that asks for what can't exist before its first query with an operator."""
     operators = {one.operator for one in conditions(flat(tree))}.difference(_UNPROBED)
@@ -552,21 +562,18 @@ def _probed(store: Any, tree: FilterNode) -> Any:
             impossible = {**vars(query), "filters": _impossible(operator), "similarity_top_k": 1}
             yield operator, VectorStoreQuery(**impossible)
 
-    def learn(operator: FilterOperator, result: VectorStoreQueryResult) -> None:
-        if result.ids or result.nodes:
-            raise DeniedError(f"{type(store).__name__} was not searched: it ignores filters by {operator.value!r}")
-        _seen(store).add(operator)
-
     def query(query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         for operator, probe in probes(query):
-            learn(operator, store.query(probe, **kwargs))
+            _check(store, operator, store.query(probe, **kwargs))
         result: VectorStoreQueryResult = store.query(query, **kwargs)
+        _remember(store, operators, result)
         return result
 
     async def aquery(query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         for operator, probe in probes(query):
-            learn(operator, await store.aquery(probe, **kwargs))
+            _check(store, operator, await store.aquery(probe, **kwargs))
         result: VectorStoreQueryResult = await store.aquery(query, **kwargs)
+        _remember(store, operators, result)
         return result
 
     return _copy(store, query=query, aquery=aquery)

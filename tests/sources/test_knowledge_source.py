@@ -184,6 +184,16 @@ def test_a_store_that_ignores_filters_is_not_searched(deaf_index: MakeIndex) -> 
         search(KnowledgeSource("deaf", index=index, filters=ACME, hybrid=False))
 
 
+def test_an_empty_store_is_not_trusted_for_good(deaf_index: MakeIndex) -> None:
+    """It passes every probe; once it holds nodes it is asked again, and found out."""
+    index = deaf_index([], HashEmbedding())
+    source = KnowledgeSource("deaf", index=index, filters=ACME, hybrid=False)
+    assert ids(search(source)) == []
+    index.insert_nodes(nodes())
+    with pytest.raises(DeniedError, match="it ignores filters by 'eq'"):
+        search(source)
+
+
 class Obedient(SimpleVectorStore):
     """A store that is not known, and applies filters."""
 

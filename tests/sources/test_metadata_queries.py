@@ -23,8 +23,10 @@ from llama_index_agentic_kb.errors import (
     DeadlineExceededError,
     InvalidRequestError,
 )
+from llama_index_agentic_kb.guard.permissions import RESERVED
 from llama_index_agentic_kb.schema import parse_odata
-from llama_index_agentic_kb.sources import Facet, FacetBucket
+from llama_index_agentic_kb.sources import Facet, FacetBucket, metadata
+from llama_index_agentic_kb.sources.stores import StoreKind
 from llama_index_agentic_kb.store import KnowledgeStore, ingest
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
 from tests.sources.conftest import MakeIndex
@@ -253,3 +255,27 @@ def test_a_store_answers_from_its_record(tmp_path: Path) -> None:
         assert {document for document, _ in store.metadata(name)} == documents - {f"{name}/brazil.md"}
         with pytest.raises(ConfigurationError, match="has no source 'books'"):
             store.metadata("books")
+
+
+class Counting(StoreKind):
+    """A kind of store that counts, and keeps a node's whole content under a reserved key."""
+
+    def count(self, store: Any, tree: Any, *, documents: bool) -> int:
+        return 99
+
+    def count_values(self, store: Any, tree: Any, field: str, *, documents: bool) -> list[tuple[Any, int]]:
+        return [(f"secret {field}", 99)]
+
+
+def test_what_a_store_keeps_under_reserved_keys_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such keys hold all metadata, permissions too: rows are read for them, which have none."""
+    monkeypatch.setattr(metadata, "kind_of", lambda _store: Counting())
+    kb = KnowledgeBase([source(permissions=Permissions(tenant="tenant"))])
+    ann = Principal(user="ann", tenant="acme")
+    assert counts(kb.facets("films", "genre", principal=ann)["genre"]) == {"secret genre": 99}
+    for key in sorted(RESERVED):
+        assert kb.facets("films", key, principal=ann)[key] == []
+    for key in ("doc_id", "document_id", "ref_doc_id"):
+        wanted = f"{key} ge 'a'"
+        assert kb.count("films", filters=wanted, principal=ann) == 0
+        assert kb.facets("films", "genre", filters=wanted, principal=ann)["genre"] == []

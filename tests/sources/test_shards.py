@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 import numpy as np
 import pytest
 from llama_index.core import VectorStoreIndex
+from llama_index.core.callbacks import CallbackManager
 from llama_index.core.schema import TextNode
 
 from llama_index_agentic_kb import (
@@ -19,10 +21,13 @@ from llama_index_agentic_kb import (
     RetrievalRequest,
     ShardedSource,
 )
-from llama_index_agentic_kb._aio import run
+from llama_index_agentic_kb._aio import arun, run
+from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.errors import ConfigurationError, RetrievalError
 from llama_index_agentic_kb.retriever import Retrieval
-from llama_index_agentic_kb.schema import Condition, SourceActivity
+from llama_index_agentic_kb.schema import Condition, QueryPlan, SourceActivity, SubQuery
+from llama_index_agentic_kb.sources.fan_out import FanOut
+from llama_index_agentic_kb.sources.selection import select
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
 
 SLOW = 6.0
@@ -111,12 +116,12 @@ def test_a_shard_that_fails_costs_its_own_documents_only(fault: Any, outcome: st
 
 def test_a_shard_that_became_slow_is_not_waited_for_again() -> None:
     """Its own slow answers, which come late, do not make it a source that is usually slow."""
-    late = memory("s1", latency=0.4)
+    late = memory("s1", latency=1.0)
     source = ShardedSource("docs", [memory("s0"), late, memory("s2")])
     for _ in range(3):
         assert [part.outcome for part in retrieved(source).missing] == ["timeout"]
     assert source.usual_seconds is not None
-    assert source.usual_seconds < 0.4
+    assert source.usual_seconds < 1.0
 
 
 def test_fail_on_error_wants_every_shard() -> None:
@@ -155,6 +160,50 @@ def test_scores_that_do_not_compare_are_not_mixed() -> None:
     assert "rain s1" in {node.text for node in made.nodes[:2]}
 
 
+def test_scores_of_retrievers_are_not_taken_for_comparable() -> None:
+    """Nothing is known of the model behind a retriever, so that no score is shown."""
+    made = retrieved(ShardedSource("docs", [memory("s0"), memory("s1")]))
+    assert [node.score for node in made.nodes] == [None, None]
+
+
+def searching(source: ShardedSource, *others: KnowledgeSource, **request: Any) -> FanOut:
+    parsed = RetrievalRequest.parse({"messages": [{"content": "rain"}], **request})
+    chosen = select({one.name: one for one in (source, *others)}, parsed, None)
+    return FanOut(chosen, ActivityLog(CallbackManager()), top_k=36, search_seconds=SLOW)
+
+
+def test_a_planners_filter_and_the_collections_number_reach_each_shard() -> None:
+    """Each shard returns as many as the collection was given, of those that pass the planner's filter."""
+    model = HashEmbedding(dimensions=64)
+    shards = [shard(f"s{at}", NODES[at::3], model) for at in range(3)]
+    even = Condition(key="even", value=True)
+    asked = SubQuery(id="q1", query="rain", sources=["docs"], filters={"docs": even})
+    (found,) = run(searching(ShardedSource("docs", shards, similarity_top_k=4)).search(QueryPlan(sub_queries=[asked])))
+    assert [lane.count for lane in found.record.lanes or []] == [4, 4, 4]
+    assert len(found.nodes) == 4
+    assert found.record.dropped_by_filter == 0
+    assert all(node.metadata["even"] for ranked in found.lists for part in ranked.parts for node in part.nodes)
+
+
+def test_a_collection_with_a_slow_shard_is_not_waited_for_longer_than_its_shard() -> None:
+    """A round goes on while the shard, which must answer, is still being searched."""
+    source = ShardedSource("docs", [memory("s0"), memory("s1", latency=SLOW)])
+    fan_out = searching(
+        source, memory("other"), knowledgeSourceParams=[{"knowledgeSourceName": "docs", "failOnError": True}]
+    )
+
+    async def waited() -> list[bool]:
+        plan = QueryPlan(sub_queries=[SubQuery(id="q1", query="rain", sources=["docs", "other"])])
+        searches = fan_out.begin(plan)
+        await fan_out.wait_for(searches)
+        done = [search.job.done for search in searches]
+        for search in searches:
+            search.job.cancel()
+        return done
+
+    assert asyncio.run(arun(waited())) == [False, True]
+
+
 @pytest.mark.parametrize(
     ("shards", "message"),
     [
@@ -166,8 +215,9 @@ def test_scores_that_do_not_compare_are_not_mixed() -> None:
             "differ in fields",
         ),
         ([memory("a"), KnowledgeSource("b", retriever=MemoryRetriever([]), filters="x eq 1")], "differ in filters"),
+        ([memory("a"), KnowledgeSource("b", retriever=MemoryRetriever([]), weight=2)], "no params and no weight"),
     ],
-    ids=["one", "names", "nested", "fields", "filters"],
+    ids=["one", "names", "nested", "fields", "filters", "weight"],
 )
 def test_shards_must_be_alike(shards: list[KnowledgeSource], message: str) -> None:
     """The error says what differs."""

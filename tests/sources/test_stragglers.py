@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import pytest
+from llama_index.core.callbacks import CallbackManager
 
 from llama_index_agentic_kb import (
     AgenticRetriever,
@@ -16,6 +17,7 @@ from llama_index_agentic_kb import (
     RetrieverOptions,
 )
 from llama_index_agentic_kb._aio import arun, run
+from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import SourceActivity
@@ -117,6 +119,21 @@ def test_a_grace_of_nothing_keeps_no_loop_busy(native: bool, monkeypatch: pytest
     made = retrieved(native, source("slow", 0.5, resilience=Resilience(straggler_grace=0)), source("nothing", texts=[]))
     assert outcomes(made) == {"slow": "ok", "nothing": "empty"}
     assert 0 < len(looks) < 500
+
+
+def test_a_later_look_does_not_put_off_an_earlier_one() -> None:
+    """Searches that begin while others are watched leave the check of those when it was due."""
+
+    async def due() -> list[float]:
+        fan_out, times = FanOut({}, ActivityLog(CallbackManager()), top_k=1, search_seconds=1), []
+        for seconds in (50.0, 100.0, 25.0):
+            fan_out._look_in(seconds)
+            assert fan_out._timer is not None
+            times.append(fan_out._timer.when())
+        return times
+
+    first, second, third = asyncio.run(due())
+    assert first == second > third
 
 
 def test_a_single_source_has_all_its_time(native: bool) -> None:
