@@ -44,7 +44,7 @@ def show_response(console: Console, response: RetrievalResponse) -> None:
             title = f"Proof ({counts}, score {response.grounding.grounding_score:.2f})"
             _section(console, title, _proof(shown["claims"], shown["verdicts"]))
         used, left = [(source, "") for source in shown["used"]], len(shown["unused"])
-        more = [Text(f"and {left} more that were read and not cited", "dim")] if left else []
+        more = [Text(f"and {left} more that were found and not cited", "dim")] if left else []
         _section(console, "Sources", Group(_sources(used), *more))
     if shown["conversation"]:
         facts = "\n".join(f"{name}: {text}" for name, text in shown["conversation"])

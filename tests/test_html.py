@@ -207,7 +207,7 @@ def test_markers_link_to_their_sources() -> None:
     assert set(links) <= set(page.ids)
     assert len(set(page.ids)) == len(page.ids)
     assert "One2. Both12." in page.text
-    assert "1 more, read and not cited" in page.text
+    assert "1 more, found and not cited" in page.text
 
 
 @pytest.mark.parametrize(

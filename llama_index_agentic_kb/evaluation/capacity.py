@@ -206,10 +206,12 @@ def plan(
     """Return what a collection of so many chunks needs for so many questions a second.
 
     Raises:
-        ConfigurationError: A number is not above 0.
+        ConfigurationError: A number is not above 0, or the model's seconds are below.
     """
-    if not (chunks >= 1 and qps > 0 and terms.cores > 0 and terms.memory_gb > 0):
-        raise ConfigurationError("plan-capacity: chunks, qps, cores and memory must be above 0")
+    if not (chunks >= 1 and qps > 0 and terms.cores > 0 and terms.memory_gb > 0 and terms.model_seconds >= 0):
+        raise ConfigurationError(
+            "plan-capacity: chunks, qps, cores and memory must be above 0, model-seconds not below"
+        )
     work, fits = WORK[effort], FILLED * terms.memory_gb * 1e9 / times.memory
     shards = math.ceil(chunks / fits)
     searching = work.searches * times.search_seconds(chunks / shards)
@@ -238,11 +240,11 @@ def plan(
 
 def _limits(chunks: float, fits: float, work: Work, times: ServiceTimes, terms: Terms) -> tuple[str, ...]:
     """Return what has given way at a size, in the order in which it does as collections grow."""
-    day, second = 86_400 * terms.cores / times.chunk, 1 / (work.searches * times.shard) * fits
+    day, merging = 86_400 * terms.cores / times.chunk, work.searches * times.shard
     found = {
         "memory of one server": fits,
         "a day to build on one machine": day,
-        "a second of merging shards": second,
+        "a second of merging shards": fits / merging if merging else math.inf,  # as small as could be measured
     }
     return tuple(name for name, size in sorted(found.items(), key=lambda item: item[1]) if chunks > size)
 

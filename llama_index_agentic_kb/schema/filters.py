@@ -64,15 +64,14 @@ _MANY: Final = 8
 _LISTS: Final = frozenset({FilterOperator.IN, FilterOperator.NIN, FilterOperator.ANY})
 _RESERVED: Final = frozenset({"_node_content", "_node_type"})
 """Keys under which LlamaIndex's stores save the serialized node; not metadata of the document."""
-_EQUAL: Final = {
-    FilterOperator.EQ: True,
-    FilterOperator.IN: True,
-    FilterOperator.NE: False,
-    FilterOperator.NIN: False,
-}
+EQUALITIES: Final = (FilterOperator.EQ, FilterOperator.IN)
+INEQUALITIES: Final = (FilterOperator.NE, FilterOperator.NIN)
+TEXT_MATCHES: Final = (FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSENSITIVE)
+ORDERS: Final = {FilterOperator.GT: ">", FilterOperator.GE: ">=", FilterOperator.LT: "<", FilterOperator.LE: "<="}
+"""The operators that compare by size, with their signs in SQL."""
+_EQUAL: Final = dict.fromkeys(EQUALITIES, True) | dict.fromkeys(INEQUALITIES, False)
 _ALWAYS_TRUE: Final = (FilterOperator.EXISTS, FilterOperator.IS_EMPTY)
-_TEXT_MATCHES: Final = (FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSENSITIVE)
-_ORDERS: Final = {
+_COMPARISONS: Final = {
     FilterOperator.GT: operator.gt,
     FilterOperator.GE: operator.ge,
     FilterOperator.LT: operator.lt,
@@ -111,7 +110,7 @@ class Condition(Model):
             reason = "a number must be finite, a whole one within 64 bits"
         elif self.operator in _ALWAYS_TRUE and self.value is not True:
             reason = f"{self.operator.value} takes true"
-        elif self.operator in _TEXT_MATCHES and not (isinstance(self.value, str) and self.value):
+        elif self.operator in TEXT_MATCHES and not (isinstance(self.value, str) and self.value):
             reason = f"{self.operator.value} takes text"
         else:
             self.key, self.value = key, values if wants_list else values[0]
@@ -240,7 +239,7 @@ def _compare_two(wanted: FilterOperator, value: object, expected: object) -> boo
     if isinstance(value, str) and isinstance(expected, str):
         if wanted is FilterOperator.TEXT_MATCH_INSENSITIVE:
             return expected.lower() in value.lower()
-        return expected in value if wanted is FilterOperator.TEXT_MATCH else bool(_ORDERS[wanted](value, expected))
+        return expected in value if wanted is FilterOperator.TEXT_MATCH else bool(_COMPARISONS[wanted](value, expected))
     if isinstance(value, (int, float)) and isinstance(expected, (int, float)):
-        return bool(_ORDERS[wanted](value, expected))
+        return bool(_COMPARISONS[wanted](value, expected))
     return None

@@ -31,7 +31,7 @@ from llama_index_agentic_kb.schema import (
     to_odata,
     value_key,
 )
-from llama_index_agentic_kb.schema.filters import Scalar
+from llama_index_agentic_kb.schema.filters import ORDERS, Scalar
 
 FilterLike: TypeAlias = "Condition | FilterGroup | MetadataFilters | MetadataFilter | str | None"
 """A filter as callers may pass it; a string is an OData filter."""
@@ -51,7 +51,6 @@ _LOWERED: Final = {
     FilterOperator.IS_EMPTY: StoreOperator.IS_EMPTY,
 }
 _RAISED: Final = {store: ours for ours, store in _LOWERED.items()}
-_ORDERS: Final = (FilterOperator.GT, FilterOperator.GE, FilterOperator.LT, FilterOperator.LE)
 _OPPOSITES: Final = (
     (FilterOperator.EQ, FilterOperator.NE),
     (FilterOperator.GT, FilterOperator.LE),
@@ -185,10 +184,10 @@ _EQUAL: Final = (FilterOperator.EQ, FilterOperator.NE)
 _MANY: Final = (FilterOperator.IN, FilterOperator.NIN)
 _OPERATORS: Final[Mapping[str, tuple[FilterOperator, ...]]] = {
     "string": (*_EQUAL, *_MANY),
-    "integer": (*_EQUAL, *_ORDERS, *_MANY),
-    "number": (*_EQUAL, *_ORDERS, *_MANY),
+    "integer": (*_EQUAL, *ORDERS, *_MANY),
+    "number": (*_EQUAL, *ORDERS, *_MANY),
     "boolean": _EQUAL,
-    "date": (*_EQUAL, *_ORDERS, *_MANY),
+    "date": (*_EQUAL, *ORDERS, *_MANY),
 }
 
 

@@ -10,18 +10,9 @@ from collections.abc import Sequence
 from typing import ClassVar, Final
 
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator
-from llama_index_agentic_kb.schema.filters import Scalar
+from llama_index_agentic_kb.schema.filters import EQUALITIES, INEQUALITIES, ORDERS, TEXT_MATCHES, Scalar
 from llama_index_agentic_kb.sources.filters import conditions
 
-ORDERS: Final = {
-    FilterOperator.GT: ">",
-    FilterOperator.GE: ">=",
-    FilterOperator.LT: "<",
-    FilterOperator.LE: "<=",
-}
-EQUALITIES: Final = (FilterOperator.EQ, FilterOperator.IN)
-INEQUALITIES: Final = (FilterOperator.NE, FilterOperator.NIN)
-TEXT: Final = (FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSENSITIVE)
 _MANY_FLAGS: Final = 4
 """The number of boolean keys from which one pass over all of a row's metadata is faster than a look at each key."""
 
@@ -75,7 +66,7 @@ class Sql:
         if operator is FilterOperator.EXISTS:
             return self._exists(key)
         assert not isinstance(value, list)
-        if operator in TEXT:
+        if operator in TEXT_MATCHES:
             return self._contains(key, str(value), ignoring_case=operator is FilterOperator.TEXT_MATCH_INSENSITIVE)
         return self._compare(key, ORDERS[operator], value)
 

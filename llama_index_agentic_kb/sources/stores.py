@@ -6,8 +6,8 @@ compare "12" as a number, or ignore what they don't know. So the filter of a kno
 and a copy of the store carries it. What a store can't express is refused with the reason. ``tests/stores`` compares
 each with what ``schema.filters`` says, on real stores.
 
-A store that is not known here gets ``MetadataFilters``. Before its first filtered search it is asked for what can't
-exist: one that returns something ignores filters, and is refused.
+A store that is not known here gets ``MetadataFilters``. Before a filtered search it is asked for what can't exist,
+and is refused if it returns anything; no more once a search with these operators has found something.
 """
 
 from __future__ import annotations
@@ -33,18 +33,9 @@ from llama_index.core.vector_stores.utils import metadata_dict_to_node
 
 from llama_index_agentic_kb.errors import DeniedError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, matcher
+from llama_index_agentic_kb.schema.filters import EQUALITIES, INEQUALITIES, ORDERS, TEXT_MATCHES
 from llama_index_agentic_kb.sources.filters import conditions, flat, lower
-from llama_index_agentic_kb.sources.sql import (
-    EQUALITIES,
-    INEQUALITIES,
-    ORDERS,
-    TEXT,
-    DuckSql,
-    LanceSql,
-    PostgresSql,
-    quoted,
-    value_kind,
-)
+from llama_index_agentic_kb.sources.sql import DuckSql, LanceSql, PostgresSql, quoted, value_kind
 
 Store = TypeVar("Store", bound=BasePydanticVectorStore)
 
@@ -146,7 +137,7 @@ class _Chroma(StoreKind):
 
     def why_not(self, store: Any, condition: Condition) -> str | None:  # noqa: ARG002
         key, operator = condition.key, condition.operator
-        if operator in TEXT or operator is FilterOperator.IS_EMPTY:
+        if operator in TEXT_MATCHES or operator is FilterOperator.IS_EMPTY:
             return f"Chroma has no operator {operator.value!r} for metadata, as asked for on {key!r}"
         if operator is FilterOperator.ANY:
             return f"Chroma can't filter on items of lists, as 'any' on {key!r} does; keep a key for each item"
@@ -406,7 +397,7 @@ class _Qdrant(StoreKind):
 
     def why_not(self, store: Any, condition: Condition) -> str | None:  # noqa: ARG002
         key, operator = condition.key, condition.operator
-        if operator in TEXT:
+        if operator in TEXT_MATCHES:
             return f"what Qdrant finds by {operator.value!r} depends on a full-text index on {key!r}"
         if operator in ORDERS and isinstance(condition.value, str):
             return _orders_numbers_only(self.name, condition)
@@ -552,7 +543,7 @@ def _remember(store: Any, operators: set[FilterOperator], result: VectorStoreQue
 
 
 def _probed(store: Any, tree: FilterNode) -> Any:
-    """Return a copy of an unknown store that asks for what can't exist before its first query with an operator."""
+    """Return a copy of an unknown store that asks for what can't exist before a query with an operator not yet seen."""
     operators = {one.operator for one in conditions(flat(tree))}.difference(_UNPROBED)
     if operators <= _seen(store):
         return store

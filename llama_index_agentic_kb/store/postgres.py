@@ -227,8 +227,8 @@ class PostgresDatabase(DocumentDatabase):
                         f" ((CAST(vector AS vector({dimension}))) vector_cosine_ops) WHERE of_source = '{quoted}'"
                     )
             finally:
+                run("RESET ALL")
                 run("SELECT pg_advisory_unlock_all()")
-            run("RESET ALL")
 
     def analyze(self) -> None:
         """Update the statistics of words and metadata, by which searches weigh words and choose indexes."""

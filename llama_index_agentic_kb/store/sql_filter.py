@@ -12,19 +12,19 @@ from collections.abc import Sequence
 from typing import ClassVar, Final, TypeAlias
 
 from llama_index_agentic_kb.errors import DeniedError
-from llama_index_agentic_kb.schema.filters import Condition, FilterLogic, FilterNode, FilterOperator
+from llama_index_agentic_kb.schema.filters import (
+    EQUALITIES,
+    INEQUALITIES,
+    ORDERS,
+    Condition,
+    FilterLogic,
+    FilterNode,
+    FilterOperator,
+)
 
 Sql: TypeAlias = tuple[str, list[object]]
 """A SQL condition with ``?`` for its parameters, and these."""
 
-_ORDERS: Final = {
-    FilterOperator.GT: ">",
-    FilterOperator.GE: ">=",
-    FilterOperator.LT: "<",
-    FilterOperator.LE: "<=",
-}
-_EQUAL: Final = (FilterOperator.EQ, FilterOperator.IN)
-_UNEQUAL: Final = (FilterOperator.NE, FilterOperator.NIN)
 _MANY: Final = 8
 """The minimum number of equalities in an OR group that are looked up by the chunk's own keys."""
 
@@ -60,13 +60,13 @@ class Dialect(ABC):
     def _condition(self, condition: FilterNode, *, negated: bool) -> Sql:
         condition = self._checked(condition)
         operator = condition.operator
-        if operator in _EQUAL:
+        if operator in EQUALITIES:
             return self._equal(condition, negated=negated)
-        if operator in _UNEQUAL:
+        if operator in INEQUALITIES:
             equal, parameters = self._equal(condition, negated=True)
             return f"NOT {equal}", parameters
-        if operator in _ORDERS:
-            return self._ordered(condition, _ORDERS[operator])
+        if operator in ORDERS:
+            return self._ordered(condition, ORDERS[operator])
         if operator is FilterOperator.ANY:
             return "NULL", []  # the store contains no list values
         return self._other(condition)

@@ -66,3 +66,10 @@ def test_the_command_prints_a_column_a_size() -> None:
     assert done.exit_code == 0, done.output
     assert "100,000,000" in done.output
     assert "AMD EPYC" in done.output
+
+
+def test_what_was_too_short_to_measure_gives_no_limit() -> None:
+    """A shard's merging that took no measurable time never gives way; seconds of a model are not below 0."""
+    assert "a second of merging shards" not in plan(1e9, 1, LOW, replace(RECORDED, shard=0.0)).limits
+    with pytest.raises(ConfigurationError, match="model-seconds"):
+        plan(1e6, 1, LOW, RECORDED, Terms(model_seconds=-1))
