@@ -179,7 +179,7 @@ class SynthesisError(AgenticKBError):
     """
 
     code = "synthesisFailed"
-    remedy = "Look at `__cause__` for the model's own error; `partial` holds the text so far."
+    remedy = "The message has the model's own error, as `__cause__` has in Python; `partial` holds the text so far."
 
     def __init__(self, message: str, *, step: int = 0, partial: str = "") -> None:
         """Set the message, the failed step and the partial text."""

@@ -46,6 +46,7 @@ class RetrieverArguments(TypedDict, total=False):
     max_runtime_in_seconds: float | None
     observer: Callable[[ActivityRecord], None] | None
     callback_manager: CallbackManager | None
+    verbose: bool
     options: RetrieverOptions | None
 
 
@@ -211,10 +212,11 @@ def as_chat_engine(
 def split_kwargs(kwargs: dict[str, Any]) -> tuple[RetrieverArguments, dict[str, Any]]:
     """Split keyword arguments, which LlamaIndex passes to both in one dict, into the retriever's and the engine's.
 
-    ``llm`` goes to both; postprocessors and the arguments of LlamaIndex's own retriever don't go to the engine.
+    ``llm`` and ``verbose`` go to both; postprocessors and the arguments of LlamaIndex's own retriever don't go to the
+    engine.
     """
     own: Any = {key: value for key, value in kwargs.items() if key in RetrieverArguments.__annotations__}
-    taken = STORE_ARGUMENTS | RetrieverArguments.__annotations__.keys() - {"llm"} | {"hybrid"}
+    taken = STORE_ARGUMENTS | RetrieverArguments.__annotations__.keys() - {"llm", "verbose"} | {"hybrid"}
     return own, {key: value for key, value in kwargs.items() if key not in taken}
 
 

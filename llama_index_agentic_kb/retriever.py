@@ -17,6 +17,7 @@ from llama_index.core.memory import BaseMemory
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.utils import print_text
 
 from llama_index_agentic_kb._aio import Call, WorkerPool, arun, run
 from llama_index_agentic_kb._text import error_message
@@ -65,6 +66,7 @@ from llama_index_agentic_kb.schema import (
     ResultsProcessing,
     RetrievalRequest,
     ScopeState,
+    SourceActivity,
 )
 from llama_index_agentic_kb.search.embedding import SHARED_CACHE, EmbeddingCache
 from llama_index_agentic_kb.search.follow_up import FollowUp
@@ -202,6 +204,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         max_runtime_in_seconds: The default time limit of a retrieval in seconds. Default 90; None means no limit.
         observer: Called with each activity record when it is opened and when it is closed.
         callback_manager: Defaults to ``Settings.callback_manager``. Exceptions of handlers are logged.
+        verbose: Whether to print each search and what it found.
         options: Further options. Defaults to ``RetrieverOptions()``.
 
     Raises:
@@ -223,6 +226,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         max_runtime_in_seconds: float | None = 90.0,
         observer: Callable[[ActivityRecord], None] | None = None,
         callback_manager: CallbackManager | None = None,
+        verbose: bool = False,
         options: RetrieverOptions | None = None,
     ) -> None:
         self.sources = by_name(sources)
@@ -248,7 +252,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             results_processing=by_value(ResultsProcessing, self.options.results_processing, "results_processing"),
         )
         spotlighting = as_spotlighting(self.options.spotlighting)
-        super().__init__(callback_manager=callback_manager)
+        super().__init__(callback_manager=callback_manager, verbose=verbose)
         self.callback_manager = callback_manager
         self.llm = resolve_llm(llm)
         self._model: PlanningModel | None = None
@@ -379,6 +383,8 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             narrowing = await conversation.narrow(task.fan_out, outcome.searches, self._limit(task))
         missing = [*forgotten, *missing_parts(outcome.searches), *task.fan_out.left_out, *outcome.withheld]
         found = outcome.findings, outcome.chain, len(outcome.proof) if outcome.sufficient else 0
+        if self._verbose:
+            _print_searches(log.records)
         retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, whole, *found)
         retrieval.dialogue, retrieval.reply = turn.state, turn.reply
         query = bundle or QueryBundle(request.question)
@@ -486,6 +492,13 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
                 spent=outcome.spent(budget, min(counts.candidates - counts.merged, ranked)),
                 **counts.as_fields(),
             )
+
+
+def _print_searches(records: Sequence[ActivityRecord]) -> None:
+    for one in records:
+        if isinstance(one, SourceActivity) and one.arguments is not None and one.outcome is not None:
+            found = f"{one.outcome.value}, {one.count or 0} documents in {one.elapsed_ms} ms"
+            print_text(f"{one.knowledge_source_name}: {one.arguments.search}: {found}\n", color="llama_turquoise")
 
 
 def _check_positive(field_name: str, value: object, kinds: type | tuple[type, ...]) -> None:

@@ -304,3 +304,11 @@ def test_a_memory_that_fails_costs_the_conversation_only(hangs: bool, outcome: s
     assert [(part.what, part.outcome) for part in made.missing] == [("memory", outcome)]
     assert "the conversation could not be read" in made.missing[0].reason
     assert "secret" not in made.missing[0].reason
+
+
+def test_verbose_prints_each_search(capsys: pytest.CaptureFixture[str]) -> None:
+    """As LlamaIndex's retrievers do: each source with its query and what it found; nothing is printed by default."""
+    for verbose in (False, True):
+        AgenticRetriever(sources(), verbose=verbose).retrieve("Voyager")
+        printed = capsys.readouterr().out
+        assert [word in printed for word in ("missions: Voyager: ok, 3 documents", "rockets: Voyager")] == [verbose] * 2

@@ -94,11 +94,18 @@ def status_of(error: BaseException) -> int:
 
 
 def error_body(error: BaseException, request_id: str) -> dict[str, Any]:
-    """Return Azure's error object. The message of an unexpected error is withheld: the log has it, by request id."""
+    """Return Azure's error object; ``innererror``, whose contents each service defines, has the remedy.
+
+    The message of an unexpected error is withheld: the log has it, by request id.
+    """
     if not isinstance(error, AgenticKBError):
         message = f"The server failed; its log names the reason under the request id {request_id}."
         return {"error": {"code": "internalError", "message": message}}
-    shown: dict[str, Any] = {"code": error.code, "message": printable(redacted(str(error)))}
+    shown: dict[str, Any] = {
+        "code": error.code,
+        "message": printable(redacted(str(error))),
+        "innererror": {"remedy": error.remedy, "docs": error.docs},
+    }
     if isinstance(error, RetrievalError) and error.failures:
         shown["details"] = [
             {

@@ -76,9 +76,11 @@ def tool_server(target_of: Callable[[Context], Target], count: Callable[[Retriev
             request = _request(params).model_copy(update={"principal": principal})
             response = await served.base.aretrieve(served.request(request))
         except Exception as error:  # noqa: BLE001 (a tool's errors are results, so that the model sees them)
-            if not isinstance(error, AgenticKBError):
-                logger.error("a tool call failed", exc_info=error)
             message = error_body(error, request_id.get())["error"]["message"]
+            if isinstance(error, AgenticKBError):
+                message = f"{message.rstrip('.')}. {error.remedy}"
+            else:
+                logger.error("a tool call failed", exc_info=error)
             return CallToolResult(content=[TextContent(text=message)], is_error=True)
         count(response)
         shown = response.to_dict()

@@ -33,6 +33,10 @@ _ERROR: Final[Mapping[str, Any]] = {
                 "message": {"type": "string"},
                 "target": {"type": "string"},
                 "details": {"type": "array", "items": {"type": "object"}},
+                "innererror": {
+                    "type": "object",
+                    "properties": {"remedy": {"type": "string"}, "docs": {"type": "string"}},
+                },
             },
         }
     },

@@ -67,6 +67,7 @@ from llama_index_agentic_kb.wire.google_names import (
 
 DEFAULT_RESULTS: Final = 10
 """The default of Google's ``maxReturnResults``."""
+_ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
 _STATUS: Final = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -422,15 +423,17 @@ class AnswerStream:
 
 
 def encode_error(error: BaseException) -> tuple[int, list[Fields]]:
-    """Return an error's HTTP status and body, ``[{"error": {"code", "message", "status"}}]``.
+    """Return an error's HTTP status and body, ``[{"error": {"code", "message", "status", "details"}}]``.
 
-    The message of this library's errors is included, with apparent secrets removed; any other error is reported only
-    as "Internal error."
+    The message of this library's errors is included, with apparent secrets removed, and in ``details`` a
+    ``google.rpc.ErrorInfo`` with code and remedy; any other error is reported only as "Internal error."
     """
+    details: list[Fields] = []
     status, text = 500, "Internal error."
     if isinstance(error, AgenticKBError):
-        text = error_message(error)
+        text, metadata = error_message(error), {"remedy": error.remedy, "docs": error.docs}
+        details = [{"@type": _ERROR_INFO, "reason": error.code, "domain": "agentic-kb", "metadata": metadata}]
         found = 504 if isinstance(error, TimeoutError) else error.status_code
         found = 503 if found == 502 else found  # noqa: PLR2004 (Google's list of statuses has no bad gateway)
         status = found if found in _STATUS else status
-    return status, [{"error": {"code": status, "message": text, "status": _STATUS[status]}}]
+    return status, [{"error": {"code": status, "message": text, "status": _STATUS[status], "details": details}}]

@@ -124,13 +124,15 @@ def test_a_stream_has_typed_events(url: str) -> None:
 def test_errors_are_the_sdks(
     url: str, name: str, key: str, request_: dict[str, Any], error: type[HttpResponseError], status: int
 ) -> None:
-    """Each status becomes the SDK's own exception, with our code and message."""
+    """Each status becomes the SDK's own exception, with our code and message, and prints what to do."""
     with retrieval_client(url, name, key) as client, pytest.raises(error) as raised:
         client.retrieve(m.KnowledgeBaseRetrievalRequest(**request_))
     assert raised.value.status_code == status
     assert raised.value.error is not None
     assert raised.value.error.code
     assert raised.value.error.message
+    assert raised.value.error.innererror["docs"].endswith(f"#{raised.value.error.code.lower()}")
+    assert raised.value.error.innererror["remedy"] in str(raised.value)
 
 
 def test_definitions_are_made_changed_listed_and_deleted(indexes: Any) -> None:

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb.errors import (
+    AgenticKBError,
     DeadlineExceededError,
     InvalidRequestError,
     NotFoundError,
@@ -235,7 +236,7 @@ def test_ranking_goes_both_ways(google: LoopbackGoogle) -> None:
     ],
 )
 def test_errors_reach_the_client_as_what_they_are(
-    google: LoopbackGoogle, answers: Any, error: Exception, kind: type[Exception], message: str
+    google: LoopbackGoogle, answers: Any, error: Exception, kind: type[exceptions.GoogleAPICallError], message: str
 ) -> None:
     """Each error is raised by the client as Google's own, unary and streamed; foreign ones say nothing."""
     google.status, body = encode_error(error)
@@ -245,5 +246,8 @@ def test_errors_reach_the_client_as_what_they_are(
         answers.answer_query(request)
     assert message in str(unary.value)
     assert "secret" not in str(unary.value)
+    assert unary.value.metadata == (
+        {"remedy": error.remedy, "docs": error.docs} if isinstance(error, AgenticKBError) else None
+    )
     with pytest.raises(kind):
         list(answers.stream_answer_query(request))
