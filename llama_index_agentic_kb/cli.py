@@ -395,15 +395,13 @@ def calibrate(store: StoreOption = DEFAULT_STORE) -> None:
 
 @app.command("bench")
 def bench_command(  # noqa: PLR0917 (typer makes options of them)
-    folder: Annotated[Path | None, typer.Argument(help="A BEIR-form folder: corpus, queries, qrels.")] = None,
+    folder: Annotated[Path, typer.Argument(help="A BEIR-form folder: corpus, queries, qrels.")],
     systems: Annotated[
         str, typer.Option(help="Comma-separated: dense, bm25, hybrid, query_fusion, minimal, low, medium, auto.")
     ] = "dense,bm25,hybrid,minimal,low,medium",
     plans: Annotated[
         str,
-        typer.Option(
-            help="Where plans come from: oracle (gold fields), recorded:FILE (or what --record kept), llm, none."
-        ),
+        typer.Option(help="Where plans come from: oracle (gold fields), recorded:FILE, llm, none."),
     ] = "oracle",
     k: Annotated[str, typer.Option(help="The k of each metric, comma-separated.")] = "5,10",
     limit: Annotated[int | None, typer.Option(help="So many questions, drawn at random.", min=1)] = None,
@@ -413,22 +411,13 @@ def bench_command(  # noqa: PLR0917 (typer makes options of them)
     concurrency: Annotated[int, typer.Option(help="Questions asked side by side.", min=1)] = 4,
     cache: Annotated[Path | None, typer.Option(help="Where vectors are kept.")] = None,
     out: Annotated[Path | None, typer.Option(help="Keep the run as JSON.")] = None,
-    record: Annotated[Path | None, typer.Option(help="Keep every retrieval here, to be replayed.")] = None,
-    diff: Annotated[
-        tuple[Path, Path] | None, typer.Option(help="Instead: what changed between two runs that --out kept.")
-    ] = None,
     model: ModelOption = None,
     context_window: WindowOption = 8_192,
 ) -> None:
     """Compare the retrieval quality of several systems on an evaluation set."""
-    from llama_index_agentic_kb.evaluation import command  # noqa: PLC0415 (loads LlamaIndex)
+    from llama_index_agentic_kb.evaluation.runner import bench  # noqa: PLC0415 (loads LlamaIndex)
 
-    if diff is not None:
-        command.diff(*diff, console)
-        return
-    if folder is None:
-        raise ConfigurationError("bench: give a folder with corpus.jsonl, queries.jsonl and qrels.tsv")
-    command.bench(
+    bench(
         folder,
         systems=_listed(systems),
         plans=plans,
@@ -442,7 +431,6 @@ def bench_command(  # noqa: PLR0917 (typer makes options of them)
         split=split,
         concurrency=concurrency,
         out=out,
-        record=record,
     )
 
 

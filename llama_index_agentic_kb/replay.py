@@ -42,10 +42,6 @@ PASSAGE: Final = re.compile(r'<passage ref_id="(\d+)"[^\n]*>\n(.*?)\n</passage>'
 
 _MARKER: Final = re.compile(r"\[ref_id:(\d+)\]")
 _REF: Final = re.compile(r'("ref"\s*:\s*"?)(\d+)')
-_EVIDENCE_END: Final = "</evidence>"
-
-QUOTE: Final = 200
-"""Maximum characters of a quote that identifies a passage in another run."""
 
 
 class RecordedReply(BaseModel):
@@ -60,19 +56,6 @@ class RecordedReply(BaseModel):
     quotes: dict[str, str] = Field(
         default_factory=dict, description="Words of the passage behind each [ref_id:N] or ref of the content, by N."
     )
-
-    @classmethod
-    def of(cls, prompt: str, content: str) -> Self:
-        """Return a recorded reply to a prompt, identified by the prompt's text after the evidence.
-
-        Args:
-            prompt: The last message of the prompt; earlier messages are the same for every question.
-            content: The model's reply.
-        """
-        named = {*_MARKER.findall(content), *(number for _, number in _REF.findall(content))}
-        quotes = {number: text.strip()[:QUOTE] for number, text in _passages(prompt) if number in named}
-        when = prompt.rpartition(_EVIDENCE_END)[2].strip() or prompt
-        return cls(when=when, content=content, quotes=quotes)
 
     def for_prompt(self, prompt: str) -> str:
         """Return the content with passage numbers updated to those of the prompt.
@@ -110,11 +93,6 @@ class Recording(BaseModel):
     def load(cls, path: str | Path) -> Self:
         """Read a recording from a JSON file."""
         return cls.model_validate_json(Path(path).read_text(encoding="utf-8"))
-
-    def save(self, path: str | Path) -> None:
-        """Save the recording as JSON, and create its folder if necessary."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True)

@@ -53,33 +53,18 @@ def test_an_unknown_prompt_is_refused() -> None:
 
 def test_recordings_load_from_files(tmp_path: Path) -> None:
     """A recording is a JSON file; the model's name in every account says that it is a recording."""
-    RECORDING.save(tmp_path / "kept" / "recording.json")
-    loaded = Recording.load(tmp_path / "kept" / "recording.json")
+    (tmp_path / "recording.json").write_text(RECORDING.model_dump_json(), encoding="utf-8")
+    loaded = Recording.load(tmp_path / "recording.json")
     assert loaded == RECORDING
     assert RecordedLLM(recording=loaded).metadata.model_name == "someone (recorded)"
 
 
-def test_a_reply_is_recorded_with_what_it_names() -> None:
-    """It is known by what follows the evidence; passages that it cites or names are kept by their words."""
-    content = '{"step": "q1", "answers": [{"value": "x", "ref": 1, "confidence": "stated"}]}\nSee [ref_id:2].'
-    reply = RecordedReply.of(prompt("zero", "one", "two", "three") + "\n\nQuestion: who?", content)
-    assert reply.when == "Question: who?"
-    assert reply.quotes == {"1": "one", "2": "two"}
-    again = reply.for_prompt(prompt("two", "three", "zero", "one") + "\n\nQuestion: who?")
-    assert '"ref": 3' in again
-    assert "[ref_id:0]" in again
-
-
-def test_a_finding_whose_passage_is_gone_names_none() -> None:
-    """Its answer stands, as one that no passage says."""
-    reply = RecordedReply.of(prompt("zero", "one"), '{"step": "q1", "answers": [{"value": "x", "ref": "1"}]}')
-    assert '"ref": "null"' in reply.for_prompt(prompt("zero"))
-
-
-def test_titles_may_hold_any_sign() -> None:
-    """A title with a closing bracket hides no passage."""
-    evidence = f"<evidence>\n{format_passages([Passage(4, 'a > b', 'words')])}\n</evidence>"
-    assert RecordedReply.of(evidence, "[ref_id:4]").quotes == {"4": "words"}
+def test_findings_follow_their_passages() -> None:
+    """A finding names this run's passage; one whose passage is gone names none, and its answer stands."""
+    content = '{"step": "q1", "answers": [{"value": "x", "ref": 1, "confidence": "stated"}]}'
+    reply = RecordedReply(when="who?", content=content, quotes={"1": "one"})
+    assert '"ref": 3' in reply.for_prompt(prompt("two", "three", "zero", "one"))
+    assert '"ref": null' in reply.for_prompt(prompt("zero"))
 
 
 def test_replies_are_billed() -> None:

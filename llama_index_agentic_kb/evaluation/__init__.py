@@ -6,7 +6,7 @@ prints a report with bootstrap intervals. Plans come from a language model, from
 
 from llama_index_agentic_kb.evaluation.dataset import Dataset, EvaluationQuery, read_dataset
 from llama_index_agentic_kb.evaluation.plans import PlannedLLM, gold_steps, recorded_plans
-from llama_index_agentic_kb.evaluation.runner import METRICS, EvaluationRun, evaluate, render_difference, render_run
+from llama_index_agentic_kb.evaluation.runner import METRICS, EvaluationRun, evaluate, render_run
 from llama_index_agentic_kb.evaluation.systems import SYSTEMS, CorpusIndex, Cost, Meter, QueryResult, make_systems
 
 __all__ = [
@@ -25,6 +25,5 @@ __all__ = [
     "make_systems",
     "read_dataset",
     "recorded_plans",
-    "render_difference",
     "render_run",
 ]

@@ -1,4 +1,4 @@
-"""Runs systems over an evaluation set, summarizes a run, and shows a run or the changes between two runs.
+"""Runs systems over an evaluation set, summarizes a run and shows it: the command ``agentic-kb bench``.
 
 The metrics are those of trec_eval and BEIR. They are implemented here because each is one line; a metrics library
 needs a compiled extension and lacks All@k.
@@ -7,23 +7,38 @@ needs a compiled extension and lacks All@k.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import count, islice
-from statistics import fmean, median
-from typing import Any, Final, Self, TypeAlias, TypedDict
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
+from itertools import count
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final, TypeAlias, TypedDict
 
 import numpy as np
-from rich.console import Group
+from llama_index.core.llms import LLM
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from llama_index_agentic_kb._text import one_line, printable
-from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.evaluation.dataset import Dataset, EvaluationQuery
-from llama_index_agentic_kb.evaluation.systems import Ask, Cost, QueryResult, failed
+from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.evaluation.dataset import Dataset, EvaluationQuery, read_dataset
+from llama_index_agentic_kb.evaluation.plans import PlannedLLM, Steps, gold_steps, recorded_plans
+from llama_index_agentic_kb.evaluation.systems import (
+    Ask,
+    CorpusIndex,
+    Cost,
+    QueryResult,
+    check_systems,
+    failed,
+    make_systems,
+)
 
 BASELINE: Final = "hybrid"
 """The system that others are compared with: a single query with fused dense and BM25 results."""
@@ -49,12 +64,15 @@ COSTS: Final = {
     "searches": "searches",
 }
 
-CHANGES_SHOWN: Final = 20
-"""Maximum number of questions whose changes are shown."""
+RECORDED: Final = "recorded:"
+
+WIDTH: Final = 200
+"""Minimum columns of output to a file or a pipe."""
 
 Relevant: TypeAlias = Mapping[str, float]
 Estimate: TypeAlias = dict[str, float]
-Evidence: TypeAlias = tuple[list[str], list[str]]
+Planning: TypeAlias = "tuple[LLM | None, str, Dataset]"
+"""The planning model, its name in the report, and the dataset of planned questions."""
 
 
 def _ndcg(ranking: Sequence[str], relevant: Relevant, k: int) -> float:
@@ -119,7 +137,7 @@ class Summary(TypedDict):
 
 @dataclass(slots=True)
 class EvaluationRun:
-    """The results of an evaluation, which can be reported, saved as JSON, and compared with another run.
+    """The results of an evaluation, which can be reported and saved as JSON.
 
     ``systems`` has the results by system, in the dataset's order of questions; ``relevant`` the grades by document id,
     by query id.
@@ -162,9 +180,14 @@ class EvaluationRun:
         times, value = [result.milliseconds for result in results], None
         if system != PLAIN and PLAIN in self.systems:
             pairs = zip(self.systems[PLAIN], results, strict=True)
-            changes = [_evidence(old, new, self.relevant[new.query_id], max(self.cutoffs)) for old, new in pairs]
+            gained = lost = 0
+            for old, new in pairs:
+                had, has = (
+                    self.relevant[new.query_id].keys() & one.documents[: max(self.cutoffs)] for one in (old, new)
+                )
+                gained, lost = gained + len(has - had), lost + len(had - has)
             total = sum(len(self.relevant[result.query_id]) for result in results)
-            value = {n: sum(len(change[at]) for change in changes) / total for at, n in enumerate(("gained", "lost"))}
+            value = {"gained": gained / total, "lost": lost / total}
         return {
             "system": system,
             "kinds": kinds,
@@ -179,22 +202,6 @@ class EvaluationRun:
         """Return the run as JSON data."""
         data = asdict(self)
         return data | {"systems": [{"system": name, "results": found} for name, found in data["systems"].items()]}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the run for data returned by ``to_dict``."""
-        systems = {
-            run["system"]: [QueryResult(**{**one, "cost": Cost(**one["cost"])}) for one in run["results"]]
-            for run in data["systems"]
-        }
-        known = ("dataset", "plans", "cutoffs", "relevant", "notes", "settings")
-        return cls(**{name: data[name] for name in known}, systems=systems)
-
-
-def _evidence(old: QueryResult, new: QueryResult, relevant: Relevant, k: int) -> Evidence:
-    """Return the relevant documents that the second result gained, and those that it lost."""
-    had, has = set(old.documents[:k]) & relevant.keys(), set(new.documents[:k]) & relevant.keys()
-    return sorted(has - had), sorted(had - has)
 
 
 def evaluate(
@@ -311,59 +318,98 @@ def _table(title: str, first: str, headings: Sequence[str]) -> Table:
     return table
 
 
-# -- two runs ----------------------------------------------------------------------------------------------------------
+# -- the command -------------------------------------------------------------------------------------------------------
 
 
-def render_difference(first: EvaluationRun, second: EvaluationRun) -> Group:
-    """Return a table of the changes between two runs, and the questions whose evidence changed.
+def bench(
+    folder: Path,
+    *,
+    systems: Sequence[str],
+    plans: str,
+    llm: LLM | None,
+    cache: Path,
+    console: Console,
+    cutoffs: Sequence[int] = (5, 10),
+    limit: int | None = None,
+    seed: int = 0,
+    source_field: str | None = None,
+    split: str = "test",
+    concurrency: int = 4,
+    out: Path | None = None,
+) -> None:
+    """Run systems over an evaluation set, print the report, and save it as JSON if requested (options: see ``cli``).
 
     Raises:
-        InvalidRequestError: The runs have different datasets or no system in common.
+        InvalidRequestError: The folder or a file of plans can't be read.
+        ConfigurationError: A system or a source of plans is unknown or lacks its model, or ``out`` can't be created.
     """
-    if first.dataset != second.dataset:
-        raise InvalidRequestError(f"the runs are of {first.dataset!r} and {second.dataset!r}: they can't be compared")
-    systems = [system for system in first.systems if system in second.systems]
-    if not systems:
-        raise InvalidRequestError("the runs have no system in common: they can't be compared")
-    headings = ["questions", "evidence gained", "evidence lost", "plans changed", "LLM calls", "searches", "p50 ms"]
-    table = _table(f"From the first run to the second ({first.dataset})", "system", headings)
-    lines: list[Text] = []
-    k = min(max(first.cutoffs), max(second.cutoffs))
-    for system in systems:
-        known = {result.query_id: result for result in first.systems[system]}
-        both = [(known[new.query_id], new) for new in second.systems[system] if new.query_id in known]
-        changes = [(old, new, _evidence(old, new, second.relevant[new.query_id], k)) for old, new in both]
-        gained, lost = (sum(len(evidence[side]) for _, _, evidence in changes) for side in (0, 1))
-        planned = sum(old.plan != new.plan for old, new in both)
-        calls = fmean([new.cost.llm_calls - old.cost.llm_calls for old, new in both] or [0.0])
-        searches = fmean([new.cost.searches - old.cost.searches for old, new in both] or [0.0])
-        before, after = (median([pair[at].milliseconds for pair in both] or [0.0]) for at in (0, 1))
-        costs = f"{calls:+.1f}", f"{searches:+.1f}", f"{after - before:+.0f}"
-        table.add_row(system, *map(str, (len(both), gained, lost, planned)), *costs)
-        lines += _changes(system, [change for change in changes if any(change[2])])
-    notes = [Text(printable(note), "yellow") for note in _unlike(first, second)]
-    return Group(*notes, table, *lines)
+    from llama_index_agentic_kb.store import default_embed_model  # noqa: PLC0415 (loads torch)
+
+    dataset = read_dataset(folder, split=split, limit=limit, seed=seed)
+    planner, plans, dataset = _planner(plans, llm, dataset)
+    check_systems(systems, planner)
+    if out is not None:
+        try:  # fail before the evaluation if its result can't be saved
+            out.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"--out: {out.parent} can't be made: {error}") from error
+    embed_model = default_embed_model()
+    with _progress(console) as show:
+        corpus = CorpusIndex(
+            dataset, embed_model, cache, source_field=source_field, progress=lambda *n: show("embedding", *n)
+        )
+        with closing(corpus):
+            made = make_systems(systems, corpus, planner, documents=max(cutoffs))
+            run = evaluate(dataset, made, plans=plans, cutoffs=cutoffs, concurrency=concurrency, progress=show)
+    run.settings |= {
+        "embed_model": embed_model.model_name,
+        "source_field": source_field,
+        "documents": max(cutoffs),
+        **{package: version(package) for package in ("llama-index-agentic-kb", "llama-index-core")},
+    }
+    summary = run.summary()
+    _show(console, render_run(run, summary))
+    if out is not None:
+        out.write_text(json.dumps(run.to_dict() | {"summary": summary}, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _changes(system: str, changed: Sequence[tuple[QueryResult, QueryResult, Evidence]]) -> Iterator[Text]:
-    for old, new, (gained, lost) in islice(changed, CHANGES_SHOWN):
-        documents = f"gained {_line(' '.join(gained) or '-')}, lost {_line(' '.join(lost) or '-')}"
-        yield Text(f"{system} {_line(new.query_id)}: {documents}")
-        if old.plan != new.plan:
-            yield Text(f"  planned {_line(' | '.join(new.plan))}; before {_line(' | '.join(old.plan))}", "dim")
-    if len(changed) > CHANGES_SHOWN:
-        yield Text(f"{system}: {len(changed) - CHANGES_SHOWN} further questions changed")
+def _show(console: Console, tables: RenderableType) -> None:
+    """Print tables; at least ``WIDTH`` columns wide if the output is not a terminal."""
+    wide = console if console.is_terminal else Console(file=console.file, width=max(console.width, WIDTH))
+    wide.print(tables)
 
 
-def _unlike(first: EvaluationRun, second: EvaluationRun) -> Iterator[str]:
-    """Yield the differences between two runs: plans, settings, and systems and questions that only one of them has."""
-    if first.plans != second.plans:
-        yield f"plans differ: {first.plans}; then {second.plans}"
-    for name in sorted(first.settings.keys() | second.settings.keys()):
-        before, after = first.settings.get(name), second.settings.get(name)
-        if before != after:
-            yield f"{name} differs: {before}; then {after}"
-    if alone := first.systems.keys() ^ second.systems.keys():
-        yield f"only one of the runs has {', '.join(sorted(alone))}; left out"
-    if alone := first.relevant.keys() ^ second.relevant.keys():
-        yield f"{len(alone)} questions are in one of the runs only; left out"
+def _planner(plans: str, llm: LLM | None, dataset: Dataset) -> Planning:
+    if plans == "none":
+        return None, "none", dataset
+    if plans == "llm":
+        if llm is None:
+            raise ConfigurationError("--plans llm needs OPENAI_API_KEY, or OPENAI_BASE_URL for a server of your own")
+        return llm, f"language model {llm.metadata.model_name}", dataset
+    if plans == "oracle":
+        return _planned("ORACLE plans (gold fields)", gold_steps, dataset)
+    if not plans.startswith(RECORDED):
+        raise ConfigurationError(f"--plans: {plans!r} is unknown; known are oracle, recorded:FILE, llm and none")
+    path = Path(plans.removeprefix(RECORDED))
+    recorded = recorded_plans(path)
+    only = dataset.only(recorded, f"{path.name} holds no plan for them")
+    return _planned(f"recorded plans ({path.name})", lambda query: recorded.get(query.id, []), only)
+
+
+def _planned(name: str, steps: Steps, dataset: Dataset) -> Planning:
+    without = sum(not steps(query) for query in dataset.queries)
+    if without:
+        warning = f"{without} questions have no steps in the {name}; they are searched as asked"
+        dataset = replace(dataset, warnings=(*dataset.warnings, warning))
+    return PlannedLLM(name, steps, dataset.queries), name, dataset
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a function that shows progress: (task name, completed, total)."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    shown = Console(stderr=True)
+    hidden = not shown.is_terminal or not console.is_terminal
+    with Progress(*columns, console=shown, transient=True, disable=hidden) as bar:
+        task = bar.add_task("embedding", total=None)
+        yield lambda name, done, total: bar.update(task, description=name, completed=done, total=total)

@@ -14,7 +14,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
-from urllib.parse import quote
 
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -35,7 +34,6 @@ from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.evaluation.dataset import Dataset, EvaluationQuery
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.llm.replies import text_of, usage_of
-from llama_index_agentic_kb.replay import RecordedReply, Recording
 from llama_index_agentic_kb.retriever import AgenticRetriever, RetrieverOptions
 from llama_index_agentic_kb.schema import FilterNode, Message, RetrievalRequest, SourceActivity
 from llama_index_agentic_kb.search.embedding import EmbeddingCache
@@ -101,12 +99,11 @@ class QueryResult:
 Ask: TypeAlias = Callable[[EvaluationQuery], Awaitable[QueryResult]]
 """A system: an async function from a question to its result."""
 
-_Reading: TypeAlias = tuple[Cost, list[RecordedReply]]
-_System: TypeAlias = Callable[[EvaluationQuery, _Reading], Awaitable[QueryResult]]
+_System: TypeAlias = Callable[[EvaluationQuery, Cost], Awaitable[QueryResult]]
 
 
 class Meter(BaseCallbackHandler):
-    """Counts each question's calls and records the replies of language models, through LlamaIndex's callback events.
+    """Counts each question's calls, through LlamaIndex's callback events.
 
     It is attached to the models (and plain retrievers) that a question uses. Questions may run concurrently, because
     each has its own context. Events outside a question's context are not counted.
@@ -114,17 +111,17 @@ class Meter(BaseCallbackHandler):
 
     def __init__(self) -> None:
         super().__init__([], [])
-        self._question: ContextVar[_Reading | None] = ContextVar("question", default=None)
-        self._open: dict[str, tuple[_Reading, Mapping[str, Any]]] = {}
+        self._question: ContextVar[Cost | None] = ContextVar("question", default=None)
+        self._open: dict[str, tuple[Cost, Mapping[str, Any]]] = {}
         self._lock = threading.Lock()
 
     @contextmanager
-    def question(self) -> Iterator[_Reading]:
-        """Yield the cost and the models' replies, in order, for events in this context and in copies of it."""
-        reading: _Reading = Cost(), []
-        token = self._question.set(reading)
+    def question(self) -> Iterator[Cost]:
+        """Yield the cost of the events in this context and in copies of it."""
+        cost = Cost()
+        token = self._question.set(cost)
         try:
-            yield reading
+            yield cost
         finally:
             self._question.reset(token)
 
@@ -143,11 +140,11 @@ class Meter(BaseCallbackHandler):
         **_: object,
     ) -> str:
         """Record the question of an event, because a stream may end in another context."""
-        reading = self._question.get()
-        if reading is not None:
+        cost = self._question.get()
+        if cost is not None:
             with self._lock:
-                reading[0].llm_calls += event_type is CBEventType.LLM
-                self._open[event_id] = reading, payload or {}
+                cost.llm_calls += event_type is CBEventType.LLM
+                self._open[event_id] = cost, payload or {}
         return event_id
 
     def on_event_end(
@@ -156,30 +153,28 @@ class Meter(BaseCallbackHandler):
         """Count an event for its question."""
         ended = payload or {}
         with self._lock:
-            reading, asked = self._open.pop(event_id, (None, {}))
-            if reading is None:
+            cost, asked = self._open.pop(event_id, (None, {}))
+            if cost is None:
                 return
             if event_type is CBEventType.LLM:
-                _count_reply(*reading, asked, ended)
+                _count_tokens(cost, asked, ended)
             elif event_type is CBEventType.RETRIEVE:
-                reading[0].searches += 1
+                cost.searches += 1
             elif event_type is CBEventType.EMBEDDING:
-                reading[0].embedding_calls += 1
-                reading[0].embedded_texts += len(ended.get(EventPayload.CHUNKS) or ())
+                cost.embedding_calls += 1
+                cost.embedded_texts += len(ended.get(EventPayload.CHUNKS) or ())
 
 
-def _count_reply(cost: Cost, replies: list[RecordedReply], asked: Mapping[str, Any], ended: Mapping[str, Any]) -> None:
-    """Add a language model's tokens to ``cost`` and its reply to ``replies``; a failed call adds neither."""
+def _count_tokens(cost: Cost, asked: Mapping[str, Any], ended: Mapping[str, Any]) -> None:
+    """Add the tokens of a language model's call to a cost; a failed call adds none."""
     response = ended.get(EventPayload.RESPONSE) or ended.get(EventPayload.COMPLETION)
     if response is None:
         return
     messages: list[ChatMessage] = list(asked.get(EventPayload.MESSAGES) or ())
     texts = [message.content or "" for message in messages] or [str(asked.get(EventPayload.PROMPT) or "")]
-    content, usage = text_of(response), usage_of(response)
+    usage = usage_of(response)
     cost.input_tokens += usage.input_tokens or count_tokens("\n".join(texts))
-    cost.output_tokens += usage.output_tokens or count_tokens(content)
-    if content and texts[-1]:
-        replies.append(RecordedReply.of(texts[-1], content))
+    cost.output_tokens += usage.output_tokens or count_tokens(text_of(response))
 
 
 # -- the corpus --------------------------------------------------------------------------------------------------------
@@ -286,19 +281,17 @@ class CorpusIndex:
 def make_systems(
     names: Sequence[str],
     corpus: CorpusIndex,
-    llm: LLM | Mapping[str, LLM] | None,
+    llm: LLM | None,
     *,
     documents: int,
-    record: Path | None = None,
 ) -> dict[str, Ask]:
     """Return systems by name.
 
     Args:
         names: Names from ``SYSTEMS``.
         corpus: The corpus to search.
-        llm: The planning model, or models by system name. None if no system plans.
+        llm: The planning model. None if no system plans.
         documents: Maximum number of documents in each ranking.
-        record: Folder in which this library's systems save the replies of each question (``Recording``).
 
     Raises:
         ConfigurationError: A name is unknown, or a system needs a language model.
@@ -307,10 +300,10 @@ def make_systems(
 
     def make(name: str) -> _System:
         if name == "query_fusion":
-            return _query_fusion(corpus, _model_of(name, llm), documents)
+            return _query_fusion(corpus, llm, documents)
         if name in {"dense", "bm25", "hybrid"}:
             return _single_query(name, corpus, documents)
-        return _ours(name, corpus, None if name == "minimal" else _model_of(name, llm), documents, record)
+        return _ours(name, corpus, None if name == "minimal" else llm, documents)
 
     return {name: _metered(corpus.meter, make(name)) for name in names}
 
@@ -319,11 +312,11 @@ def _metered(meter: Meter, system: _System) -> Ask:
     """Return a system whose cost is counted; a failed question has the cost of the calls until then."""
 
     async def ask(query: EvaluationQuery) -> QueryResult:
-        with meter.question() as reading:
+        with meter.question() as cost:
             try:
-                return await system(query, reading)
+                return await system(query, cost)
             except Exception as failure:  # noqa: BLE001 (one question's failure is a result too)
-                return failed(failure, reading[0])
+                return failed(failure, cost)
 
     return ask
 
@@ -333,7 +326,7 @@ def failed(failure: Exception, cost: Cost) -> QueryResult:
     return QueryResult([], cost, error=f"{type(failure).__name__}: {error_message(failure)}")
 
 
-def check_systems(names: Sequence[str], llm: LLM | Mapping[str, LLM] | None) -> None:
+def check_systems(names: Sequence[str], llm: LLM | None) -> None:
     """Check the arguments of ``make_systems`` before any embedding.
 
     Raises:
@@ -342,13 +335,9 @@ def check_systems(names: Sequence[str], llm: LLM | Mapping[str, LLM] | None) -> 
     unknown = [name for name in names if name not in SYSTEMS]
     if unknown or not names:
         raise ConfigurationError(f"systems: {', '.join(unknown) or 'none'} is unknown; known are {', '.join(SYSTEMS)}")
-    needing = [name for name in names if name in PLANNING and _model_of(name, llm) is None]
-    if needing:
+    needing = [name for name in names if name in PLANNING]
+    if needing and llm is None:
         raise ConfigurationError(f"systems: {', '.join(needing)} plan; say where plans come from")
-
-
-def _model_of(name: str, llm: LLM | Mapping[str, LLM] | None) -> LLM | None:
-    return llm.get(name) if isinstance(llm, Mapping) else llm
 
 
 def _single_query(name: str, corpus: CorpusIndex, documents: int) -> _System:
@@ -356,14 +345,14 @@ def _single_query(name: str, corpus: CorpusIndex, documents: int) -> _System:
     dense = [] if name == "bm25" else corpus.similar(DEPTH)
     lexical = [] if name == "dense" else list(corpus.lexical.values())
 
-    async def ask(query: EvaluationQuery, reading: _Reading) -> QueryResult:
+    async def ask(query: EvaluationQuery, cost: Cost) -> QueryResult:
         similar, worded = await _lists(dense, query.text), await _lists(lexical, query.text)
         nodes = [node for found in (similar if dense else worded) for node in found]
         ids = _ids(sorted(nodes, key=lambda node: -(node.score or 0.0)))
         if dense and lexical:
             in_turns = [fused.key for fused in interleave([Ranked(_ids(nodes)) for nodes in worded])]
             ids = [fused.key for fused in reciprocal_rank_fusion([Ranked(ids[:DEPTH]), Ranked(in_turns[:DEPTH])])]
-        return QueryResult(ids[:documents], reading[0], [query.text])
+        return QueryResult(ids[:documents], cost, [query.text])
 
     return ask
 
@@ -389,14 +378,14 @@ def _query_fusion(corpus: CorpusIndex, llm: LLM | None, documents: int) -> _Syst
     )
     model.callback_manager = corpus.manager
 
-    async def ask(query: EvaluationQuery, reading: _Reading) -> QueryResult:
+    async def ask(query: EvaluationQuery, cost: Cost) -> QueryResult:
         nodes = await asyncio.to_thread(fusion.retrieve, query.text)
-        return QueryResult(_ids(nodes)[:documents], reading[0])
+        return QueryResult(_ids(nodes)[:documents], cost)
 
     return ask
 
 
-def _ours(effort: str, corpus: CorpusIndex, llm: LLM | None, documents: int, record: Path | None) -> _System:
+def _ours(effort: str, corpus: CorpusIndex, llm: LLM | None, documents: int) -> _System:
     """Return a system with a default ``AgenticRetriever``; each system has its own embedding cache."""
     retriever = AgenticRetriever(
         corpus.sources(),
@@ -406,15 +395,10 @@ def _ours(effort: str, corpus: CorpusIndex, llm: LLM | None, documents: int, rec
         options=RetrieverOptions(embedding_cache=EmbeddingCache()),
     )
 
-    async def ask(query: EvaluationQuery, reading: _Reading) -> QueryResult:
-        cost, replies = reading
+    async def ask(query: EvaluationQuery, cost: Cost) -> QueryResult:
         turns = [*query.history, ("user", query.text)]
         messages = [Message.model_validate({"role": role, "content": text}) for role, text in turns]
         retrieval = await arun(retriever.retrieval(RetrievalRequest(messages=messages)))
-        if record is not None:
-            model = "none" if llm is None else str(llm.metadata.model_name)
-            kept = Recording(question=query.text, model=model, effort=effort, replies=replies)
-            kept.save(record / effort / f"{quote(query.id, '')}.json")
         records = retrieval.log.records
         # Counted as for the baselines: dense and BM25 searches of a source are two.
         cost.searches = sum(max(1, len(one.lanes or ())) for one in records if isinstance(one, SourceActivity))

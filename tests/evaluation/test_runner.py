@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
+from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.evaluation import (
     CorpusIndex,
     Dataset,
@@ -18,7 +17,6 @@ from llama_index_agentic_kb.evaluation import (
     evaluate,
     gold_steps,
     make_systems,
-    render_difference,
     render_run,
 )
 from llama_index_agentic_kb.evaluation.systems import SYSTEMS, Ask
@@ -78,11 +76,6 @@ def test_query_fusion_without_a_model_asks_none(dataset: Dataset, corpus: Corpus
     """It searches the question alone, and needs no key."""
     run = evaluate(dataset, make_systems(["query_fusion"], corpus, None, documents=2))
     assert [(one.error, one.cost.llm_calls) for one in run.systems["query_fusion"]] == [(None, 0), (None, 0)]
-
-
-def test_a_run_survives_json(run: EvaluationRun) -> None:
-    """What is kept is read back equal."""
-    assert EvaluationRun.from_dict(json.loads(json.dumps(run.to_dict()))) == run
 
 
 def test_a_failing_question_is_a_result(dataset: Dataset) -> None:
@@ -171,36 +164,3 @@ def test_a_run_in_numbers() -> None:
     assert low["plan_value"] == pytest.approx({"gained": 6 / 8, "lost": 1 / 8})
     assert "50.0 (+50.0)" in shown(run)
     assert "100.0 (+100.0*)" in shown(run)
-
-
-def compared(first: EvaluationRun, second: EvaluationRun) -> str:
-    console = Console(width=200)
-    with console.capture() as captured:
-        console.print(render_difference(first, second))
-    return captured.get()
-
-
-def test_two_runs_are_compared(run: EvaluationRun) -> None:
-    """Evidence gained and lost, by question; what keeps runs from being alike; other sets are refused."""
-    changed = EvaluationRun.from_dict(json.loads(json.dumps(run.to_dict())))
-    first, second = changed.systems["dense"]
-    first.documents, first.plan, second.documents = [], ["another"], ["d6", "d1"]
-    report = compared(run, changed)
-    assert report.startswith("From the first run to the second")
-    assert report.count(": gained") == 1
-    assert "dense b1: gained -, lost" in report
-    assert "planned another; before When did the director" in report
-    changed.plans = "other plans"
-    changed.settings = {"concurrency": 1}
-    changed.systems = {name: changed.systems[name] for name in ("dense", "bm25")}
-    assert [note.split(":")[0] for note in compared(run, changed).splitlines()[:3]] == [
-        "plans differ",
-        "concurrency differs",
-        "only one of the runs has auto, hybrid, low, medium, minimal, query_fusion; left out",
-    ]
-    changed.systems = {}
-    with pytest.raises(InvalidRequestError, match="no system in common"):
-        compared(run, changed)
-    changed.dataset = "another"
-    with pytest.raises(InvalidRequestError, match="can't be compared"):
-        compared(run, changed)

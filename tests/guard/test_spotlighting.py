@@ -72,7 +72,6 @@ def test_recordings_find_their_passages_again(technique: str | None) -> None:
         passages = [Passage(number, "t", text, spotlight=spotlight) for number, text in enumerate(texts)]
         return f"<evidence>\n{format_passages(passages)}\n</evidence>\n\nQuestion: who?"
 
-    reply = RecordedReply.of(prompt("the first one", "the second one"), "So [ref_id:1].")
-    assert reply.quotes == {"1": "the second one"}
+    reply = RecordedReply(when="who?", content="So [ref_id:1].", quotes={"1": "the second one"})
     assert reply.for_prompt(prompt("the second one", "the first one")) == "So [ref_id:0]."
     assert without_signs(draw("datamark").marked("a b")) == "a b"
