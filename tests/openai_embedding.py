@@ -34,12 +34,7 @@ class OpenAIEmbedding(BaseEmbedding):
 
     def _settings(self) -> dict[str, Any]:
         key = "sk-embedding-no-secret"
-        return {
-            "api_key": key,
-            "base_url": self.api_base,
-            "max_retries": self.max_retries,
-            "timeout": self.timeout,
-        }
+        return {"api_key": key, "base_url": self.api_base, "max_retries": self.max_retries, "timeout": self.timeout}
 
     def _get_client(self) -> OpenAI:
         if self._client is None:

@@ -64,9 +64,6 @@ def chat_engine(kb: KnowledgeBase, **fields: Any) -> AgenticChatEngine:
     return chat
 
 
-# -- every turn ------------------------------------------------
-
-
 async def test_every_turn_has_sources_and_an_account(server: LoopbackOpenAI) -> None:
     """Whole and streamed, sync and async; a stream's is complete once it was read."""
     chat = chat_engine(base(server))
@@ -143,9 +140,6 @@ def test_at_minimal_effort_their_engines_condense(server: LoopbackOpenAI) -> Non
     before = len(server.chats)
     chat.chat("And how tall was it?")
     assert "Standalone question:" in server.chats[before].text
-
-
-# -- sessions ------------------------------------------------
 
 
 ALICE = Principal(user="alice", groups=["staff"])
@@ -255,9 +249,6 @@ def test_interleaved_sessions_keep_their_states_apart(shop: Shop, sessions: int)
             for number, text in enumerate(texts):
                 assert expected.format(f"A-{number:04}") in text
                 assert set(re.findall(r"A-\d{4}", text)) <= {f"A-{number:04}"}
-
-
-# -- agents ------------------------------------------------
 
 
 def agent_model(request: ChatRequest) -> str | Reply:

@@ -70,11 +70,7 @@ FIRST = "Rain in Paris [ref_id:0]."
 
 @pytest.mark.parametrize(
     ("mode", "good", "text"),
-    [
-        ("tree_summarize", "Good.", "Good.\n\nGood.\n\nGood."),
-        ("refine", FIRST, FIRST),
-        ("compact", FIRST, FIRST),
-    ],
+    [("tree_summarize", "Good.", "Good.\n\nGood.\n\nGood."), ("refine", FIRST, FIRST), ("compact", FIRST, FIRST)],
 )
 def test_the_partial_answers_of_several_calls_are_kept(mode: str, good: str, text: str) -> None:
     """Whole, streamed, and streamed after the checks: what the first calls answered is the answer."""

@@ -77,9 +77,6 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     set_global_tokenizer(tokenizer)
 
 
-# -- the bill --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("way", ["chat", "stream"])
 def test_the_bill_is_the_servers(perform: Perform, way: str) -> None:
     """Tokens are what the server billed, and core's TokenCountingHandler counts the same, each call once."""
@@ -105,9 +102,6 @@ def test_a_server_that_reports_nothing(perform: Perform, way: str) -> None:
     with LoopbackOpenAI(Sent(SAID, report_usage=False)) as server:
         reply = perform(ask(language_model(server.llm()), way))
     assert reply.usage == Usage(None, None, calls=1)
-
-
-# -- streaming -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -148,18 +142,12 @@ async def _and_rest(flow: Coroutine[Any, Any, Reply]) -> Reply:
     return reply
 
 
-# -- replies that are none -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("way", ["chat", "stream"])
 def test_a_models_exception_goes_through(perform: Perform, way: str) -> None:
     """What a model of another kind raises, before or after its text, is the cause of an LLMError."""
     with pytest.raises(LLMError, match="OSError: gone") as caught:
         perform(ask(language_model(ScriptedLLM(ScriptedReply("Neil", error=OSError("gone")))), way))
     assert isinstance(caught.value.__cause__, OSError)
-
-
-# -- tools -----------------------------------------------------------------------------------------------------------
 
 
 def plan(question: str) -> str:
@@ -211,9 +199,6 @@ def test_a_long_reply_is_read_off_the_loop(length: int) -> None:
 
 def loud(message: str) -> None:
     raise ValueError(message)
-
-
-# -- models ----------------------------------------------------------------------------------------------------------
 
 
 TURN = threading.Event()
@@ -280,9 +265,6 @@ def test_warming_up_sends_nothing() -> None:
         assert server.requests == []
 
 
-# -- which model -----------------------------------------------------------------------------------------------------
-
-
 def test_which_model_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model's own argument, else Settings', unless disabled (a MockLLM), else a key's default, else none."""
     assert resolve_llm(None) is None
@@ -296,9 +278,6 @@ def test_which_model_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     Settings._llm = None
     monkeypatch.setenv("OPENAI_API_KEY", "sk-from-the-environment")
     assert isinstance(resolve_llm(None), OpenAI)
-
-
-# -- servers that speak OpenAI's protocol ----------------------------------------------------------------------------
 
 
 def compatible(server: LoopbackOpenAI, **kwargs: Any) -> OpenAICompatible:

@@ -62,9 +62,6 @@ def texts(nodes: Any) -> list[str]:
     return [node.text for node in nodes]
 
 
-# -- a LlamaIndex retriever -----------------------------------------------------------------------------------------
-
-
 async def test_strings_and_bundles_sync_and_async() -> None:
     """All four ways give the same nodes, also from a sync call inside a running loop."""
     retriever = AgenticRetriever(sources(), similarity_top_k=3)
@@ -209,9 +206,6 @@ def test_an_empty_question_is_refused(question: str) -> None:
         AgenticRetriever(sources()).retrieve(question)
 
 
-# -- how it is made -------------------------------------------------------------------------------------------------
-
-
 def test_from_defaults_takes_what_can_be_searched() -> None:
     """An index, a retriever, or a list of these and of sources, in one line."""
     inner = MemoryRetriever(MISSIONS)
@@ -245,9 +239,6 @@ def test_limits_of_one_effort_may_be_given_alone() -> None:
     retriever = AgenticRetriever(sources(), llm=ScriptedLLM(PLAN), options=RetrieverOptions(limits=limits))
     assert len(retrieval(retriever).plan.sub_queries) == 2
     assert len(retrieval(retriever, retrievalReasoningEffort="medium").plan.sub_queries) == 3
-
-
-# -- prompts and conversation ---------------------------------------------------------------------------------------
 
 
 def test_the_planner_prompt_is_llamaindexs_kind_of_prompt() -> None:

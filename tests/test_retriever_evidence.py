@@ -63,9 +63,6 @@ def texts(made: Retrieval) -> list[str]:
     return [node.text for node in made.nodes]
 
 
-# -- reranking ------------------------------------------------------------------------------------------------------
-
-
 def test_a_reranker_scores_drops_and_is_accounted_for() -> None:
     """References have scores of 0 to 4; each search and the whole tell what the threshold dropped."""
     made = retrieval(retriever(reranker=calibrated()))
@@ -101,13 +98,7 @@ def test_thresholds_come_from_the_request_or_the_retriever() -> None:
 
 def test_results_may_be_left_as_they_are() -> None:
     """By the retriever, the request, or a source's parameters: no reranker's score, and the searches take turns."""
-    turns = [
-        "height of the saturn rocket",
-        "saturn note",
-        "rocket height",
-        "height note",
-        "saturn saturn",
-    ]
+    turns = ["height of the saturn rocket", "saturn note", "rocket height", "height note", "saturn saturn"]
     none = "none"
     params = [{"knowledgeSourceName": name, "resultsProcessing": none} for name in ("rockets", "notes")]
     for options, request in (
@@ -143,9 +134,6 @@ def test_arguments_at_fault_are_refused(options: dict[str, Any], message: str) -
     """When the retriever is made, with the argument's name."""
     with pytest.raises(ConfigurationError, match=message):
         retriever(**options)
-
-
-# -- neighbours and long documents ----------------------------------------------------------------------------------
 
 
 def chunked(*documents: Document, cls: type[VectorStoreIndex] = VectorStoreIndex) -> VectorStoreIndex:
@@ -214,9 +202,6 @@ def test_joined_chunks_share_all_of_their_metadata() -> None:
     for one in found:
         parts = (provenance(one) or {}).get("parts", [{"node_id": one.node_id}])
         assert {audiences[part["node_id"]] for part in parts} == {one.metadata["audience"]}
-
-
-# -- LlamaIndex's own parents ----------------------------------------------------------------------------------------
 
 
 def hierarchy(*documents: Document) -> tuple[VectorStoreIndex, StorageContext]:

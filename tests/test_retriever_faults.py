@@ -12,13 +12,7 @@ from llama_index.core import VectorStoreIndex
 from llama_index.core.base.response.schema import AsyncStreamingResponse
 from llama_index.core.schema import TextNode
 
-from llama_index_agentic_kb import (
-    AgenticRetriever,
-    KnowledgeBase,
-    KnowledgeSource,
-    Resilience,
-    RetrievalRequest,
-)
+from llama_index_agentic_kb import AgenticRetriever, KnowledgeBase, KnowledgeSource, Resilience, RetrievalRequest
 from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import DeniedError, InvalidRequestError
 from llama_index_agentic_kb.retriever import Retrieval
@@ -110,9 +104,6 @@ async def test_empty_is_no_failure() -> None:
     assert made.log.records[-1].outcome is Outcome.EMPTY
 
 
-# -- callers that leave ------------------------------------------------------------------------------------------------
-
-
 async def awaited(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:  # noqa: ASYNC110 (of any kind, also of threads)
@@ -157,6 +148,3 @@ async def test_a_reader_that_leaves_a_stream_ends_it() -> None:
     assert await anext(tokens)
     await tokens.aclose()
     assert await awaited(lambda: asyncio.all_tasks() == {asyncio.current_task()})
-
-
-# -- what a request is told --------------------------------------------------------------------------------------------

@@ -106,9 +106,6 @@ def check(response: AnswerResponse, *reasons: SkippedReason) -> Answer:
     return answer
 
 
-# -- the whole way ------------------------------------------------
-
-
 def test_an_answer_comes_with_its_citations_as_data() -> None:
     """The text bears no markers; each citation is the claim that it stands for, in characters."""
     response = base(Model()).answer(QUESTION)
@@ -152,8 +149,6 @@ def test_an_unsupported_claim_is_told_as_such() -> None:
     assert [bool(one.sources) for one in answer.grounding_supports] == [True, True, False]
     assert len(answer.citations) == 3
 
-
-# -- knowing when not to answer ------------------------------------------------
 
 CLASSES = {
     "adversarial": (QueryClass.ADVERSARIAL_QUERY, SkippedReason.ADVERSARIAL_QUERY_IGNORED, "ignore_adversarial_query"),
@@ -423,9 +418,6 @@ def test_a_part_without_evidence_is_named() -> None:
     assert [part.sub_query_id for part in response.missing if part.what == "sub-question"] == ["q1"]
 
 
-# -- what a query may say ------------------------------------------------
-
-
 def test_preamble_and_language_reach_the_writer_alone() -> None:
     """Behind the rules, and below them."""
     model = Model()
@@ -499,9 +491,6 @@ def test_related_questions_are_such_that_the_evidence_answers() -> None:
     assert answer.related_questions == [good["question"]]
 
 
-# -- streams ------------------------------------------------
-
-
 def in_order(pieces: Sequence[AnswerPiece]) -> AnswerResponse:
     """Steps, references, text and citations in turns, the whole; give the whole."""
     kinds = [piece.kind for piece in pieces]
@@ -541,9 +530,6 @@ def test_a_stream_without_an_answer_has_a_text(filtering: str | None) -> None:
     whole = in_order(list(kb.stream_answer(QUESTION, filtering_level=filtering, max_runtime_in_seconds=0.6)))
     assert whole.answer.state is AnswerState.FAILED
     assert whole.answer.text
-
-
-# -- sessions ------------------------------------------------
 
 
 @pytest.fixture
@@ -617,9 +603,6 @@ def test_an_answer_is_not_lost_where_its_turn_can_not_be_stored(sessions: Sessio
     assert response.session is None
     assert [part.what for part in response.missing] == ["session"]
     assert "the turn was not stored" in response.warnings[0]
-
-
-# -- what is refused ------------------------------------------------
 
 
 def test_without_a_language_model_there_are_no_answers() -> None:

@@ -201,10 +201,7 @@ def too_long() -> None:
 
 
 @fault(
-    AREA,
-    "a source returns a million spaces",
-    "they are counted in pieces, and answered within the budget",
-    slow=True,
+    AREA, "a source returns a million spaces", "they are counted in pieces, and answered within the budget", slow=True
 )
 def spaces() -> None:
     """OpenAI's tokenizer raises on them."""

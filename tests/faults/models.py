@@ -121,9 +121,6 @@ def all_threads_are_free(kb: KnowledgeBase) -> bool:
     return not bulkhead.state.abandoned and not bulkhead.state.at_work
 
 
-# -- retries: where they help, and nowhere else ----------------------------------------------------------------------
-
-
 def _retried(answers: Sequence[Any], requests: int) -> list[float]:
     """Answer in the end, after so many HTTP requests; gives when they arrived."""
     with model(list(answers)) as server:
@@ -228,9 +225,6 @@ def a_storm() -> None:
         engine = base(server, options=RetrieverOptions(retries=policy)).as_query_engine(response_mode="accumulate")
         assert engine.query("Where does it rain?").metadata["agentic_kb"]["statusCode"] == 206  # type: ignore[index]
         assert sum("Oslo" in chat.text for chat in server.chats) == 6
-
-
-# -- hangs: the deadline holds, and what arrived is given ------------------------------------------------------------
 
 
 def _extracted_in_time(answer: Fault, *, in_a_loop: bool) -> float:
@@ -354,9 +348,6 @@ def a_model_hangs_beside_another() -> None:
         assert all_threads_are_free(stuck)
 
 
-# -- replies that are none: never an answer, never a raw exception ---------------------------------------------------
-
-
 def _typed(answer: Any, why: str) -> None:
     """Sync and async, the error says what came, and it was asked for once."""
     for in_a_loop in (False, True):
@@ -407,9 +398,6 @@ def wrong_citations() -> None:
         assert "2 markers" in record_of(response, ModelAnswerSynthesisActivity).warning
 
 
-# -- plans that are none: the question is searched all the same ------------------------------------------------------
-
-
 def _planned_all_the_same(plan: Any, queries: set[str] | None = None, why: str = "") -> None:
     with model(plan_or(SAID, plan)) as server:
         response = ask(base(server, effort="low"))
@@ -447,9 +435,6 @@ def endless_plan() -> None:
         response = ask(base(server, effort="low"))
         assert response.text == SAID
         assert server.billed.completion_tokens < 45_000, server.billed
-
-
-# -- streams ---------------------------------------------------------------------------------------------------------
 
 
 def _streamed(answer: Any, kind: type[Exception] | None, *, seconds: float = LATE) -> tuple[str, Any, int, float]:
@@ -503,9 +488,6 @@ def stream_hangs() -> float:
 def page_as_stream() -> None:
     told, _, requests, _ = _streamed(Fault.html(), SynthesisError)
     assert (told, requests) == ("", 1)
-
-
-# -- embedding models ------------------------------------------------------------------------------------------------
 
 
 class ShortVectors:

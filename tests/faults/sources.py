@@ -107,9 +107,6 @@ def until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
     return condition()
 
 
-# -- hangs -----------------------------------------------------------------------------------------------------------
-
-
 def _hangs(mode: Any, asked: Callable[[KnowledgeBase], Callable[[], RetrievalResponse]]) -> float:
     with MemoryRetriever(TEXTS, mode=mode, fault="hang") as hung:
         source = KnowledgeSource("hung", retriever=hung)
@@ -278,9 +275,6 @@ def a_parent_hangs() -> None:
     assert "Where was James Cameron born?" in searched
 
 
-# -- failures --------------------------------------------------------------------------------------------------------
-
-
 @fault("source", "it raises", "the others' answer, status 206, its reason in words")
 def it_raises() -> None:
     kb = base(
@@ -402,9 +396,6 @@ def its_bulkhead_is_exhausted() -> None:
     assert kb.retrieve("rain", max_runtime_in_seconds=30).status_code == 200
 
 
-# -- callers that leave ------------------------------------------------------------------------------------------------
-
-
 @fault("source", "the caller's task is cancelled", "its searches are cancelled; no task is left, places are free")
 def the_caller_is_cancelled() -> None:
     with MemoryRetriever(TEXTS, mode="async", fault="hang") as hung, MemoryRetriever(TEXTS, fault="hang") as thread:
@@ -423,9 +414,6 @@ def the_caller_is_cancelled() -> None:
         assert until(lambda: kb.sources["task"].health.abandoned == 0)
         assert kb.sources["thread"].health.abandoned == 1, "a thread can't be cancelled, it is counted"
     assert until(lambda: kb.sources["thread"].health.abandoned == 0)
-
-
-# -- a Chroma server ---------------------------------------------------------------------------------------------------
 
 
 @functools.cache

@@ -83,9 +83,6 @@ def refused(error: type[Exception], words: str, work: Callable[[], object]) -> N
         work()
 
 
-# -- crashes and damage ----------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def with_graphs() -> Iterator[None]:
     """Graphs for sources of more than two chunks, which the documents' source has."""
@@ -194,9 +191,6 @@ def model_fails() -> None:
         assert_all_there(made / "store")
 
 
-# -- what does not belong together -----------------------------------------------------------------------------------
-
-
 class OtherWeights(HashEmbedding):
     """The same name and dimension, another model."""
 
@@ -216,9 +210,6 @@ def foreign_files() -> None:
     with folder() as made:
         refused(ConfigurationError, "holds other files", lambda: opened(made / "docs", create=True))
         assert {entry.name for entry in (made / "docs").iterdir()} == set(TEXTS)
-
-
-# -- other processes -------------------------------------------------------------------------------------------------
 
 
 @fault("store", "somebody else is writing", "an error names the process; with wait= the turn comes", deadline=5.0)
@@ -310,9 +301,6 @@ def disk_full() -> None:
             assert ingest(path.parent / "docs", after).failed == ()
             assert len(after.documents.documents("docs")) == 20 + len(TEXTS)
             assert after.lexical("docs").search("word7x700", 1)
-
-
-# -- hostile folders -------------------------------------------------------------------------------------------------
 
 
 @fault("store", "a pipe has a document's name", "it is reported; nobody waits for it", deadline=5.0)

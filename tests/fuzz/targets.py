@@ -271,10 +271,7 @@ TARGETS: Final[dict[str, Target]] = {
             "search.in(id, 'a,b|c', ',|') and 1.5 lt size and date le 2024-01-31T12:00:00Z and [a]] b] ne null",
             "not (tags/any(x: search.in(x, 'a b')) or a/b in (1, 'x', true) or flag) and list/any()",
         ),
-        (
-            *_ODATA_WORDS.split(),
-            " ",
-        ),
+        (*_ODATA_WORDS.split(), " "),
     ),
     "plan": Target(
         _plan,
@@ -287,11 +284,7 @@ TARGETS: Final[dict[str, Target]] = {
             "Paris [ref_id:0] and [ref_id: 1, 12]. [ref_id:7] [REF_ID:0; ref_id:9] [ref_",
             "[ref_[ref_id:9]id:7] [[ref_id:9]ref_id:7] [x](https://a.example/x) ![y](http://evil)",
         ),
-        (
-            *_MARKER_WORDS.split(),
-            "\n",
-            "  ",
-        ),
+        (*_MARKER_WORDS.split(), "\n", "  "),
     ),
     "findings": Target(
         _findings,

@@ -172,9 +172,6 @@ def _judge(
     result.chunks = seen["chunks"]
 
 
-# -- in processes of their own ---------------------------------------------------------------------------------------
-
-
 def _ingest(docs: Path, where: Path | str, told: Tell) -> None:
     ingestion._BATCH_CHUNKS = BATCH
     chroma.EXACT_ROWS = GRAPH
@@ -219,9 +216,6 @@ def _is_found(store: KnowledgeStore, node: Any) -> bool:
 
 def _model() -> HashEmbedding:
     return HashEmbedding(dimensions=DIMENSIONS, embed_batch_size=64)
-
-
-# -- files -----------------------------------------------------------------------------------------------------------
 
 
 def _change(docs: Path, drawn: random.Random, share: float, files: int = FILES) -> None:

@@ -66,7 +66,6 @@ def _documents(draw: st.DrawFn) -> dict[str, Any]:
 DOCUMENTS: Final = _documents()
 """Arguments of a ``Document``, but for its number."""
 
-# -- filters -------------------------------------------------------------------------------------------------------
 
 _scalars: Final = st.sampled_from(VALUES)
 _conditions: Final = st.one_of(
@@ -154,7 +153,6 @@ WRITTEN: Final = _written() | st.sampled_from(
 )
 """Filters as OData text, some of which are none."""
 
-# -- questions, parameters, plans ------------------------------------------------------------------------------------
 
 QUESTIONS: Final = st.one_of(
     st.lists(st.sampled_from(WORDS), min_size=1, max_size=3).map(" ".join),

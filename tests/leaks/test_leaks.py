@@ -24,8 +24,6 @@ def test_nothing_leaks() -> None:
     assert machine.tally.secrets > 50, machine.tally
 
 
-# -- the machine finds leaks where there are some ---------------------------------------------------------------------
-
 ALL = Condition(key="size", operator=FilterOperator.GE, value=0)
 
 

@@ -200,11 +200,7 @@ class World:
         filter; one that takes filters and does nothing about them; a knowledge base in the knowledge base; and one
         that is everybody's.
         """
-        filterable = {
-            "tenant": FilterField("string"),
-            "topic": FilterField("string"),
-            "size": FilterField("integer"),
-        }
+        filterable = {"tenant": FilterField("string"), "topic": FilterField("string"), "size": FilterField("integer")}
         hybrid = False if self.kind == "dense" else None
         own: dict[str, Any] = {"permissions": FIELDS, "filterable": filterable}
         inner = KnowledgeSource("inner", index=self.index, permissions=FIELDS, hybrid=False)

@@ -45,7 +45,6 @@ from tests.security.canaries import KEYS, Echo, Witness, assert_clean, told_of
 
 SAID = "Rain falls in Paris [ref_id:0]."
 
-# -- what is told by its name or its shape -----------------------------------------------------------------------------
 
 SECRET = [
     "https://admin:SECRET@db:8000/x",
@@ -179,9 +178,6 @@ def test_what_is_cut_holds_no_half_of_a_key() -> None:
     assert error_message(RuntimeError()) == "RuntimeError"
     at_the_end = "y " * 600 + f"http://me:{KEYS['password']}{'p' * 200}@host"
     assert_clean(redacted_excerpt(at_the_end, 120))
-
-
-# -- ways out ----------------------------------------------------------------------------------------------------------
 
 
 def model(address: str, kind: type[OpenAI] = OpenAI) -> OpenAI:
@@ -318,9 +314,6 @@ def test_a_client_s_error_is_told_to_handlers_without_its_keys() -> None:
     assert_clean(witness.text)
 
 
-# -- logs --------------------------------------------------------------------------------------------------------------
-
-
 def quote_a_key() -> None:
     raise RuntimeError(f"api_key={KEYS['query']}")
 
@@ -360,9 +353,6 @@ def test_activity_lines_stay_json() -> None:
     assert json.loads(told)["docKey"] == "x-1"
 
 
-# -- pickles and the model of ours -------------------------------------------------------------------------------------
-
-
 def test_what_holds_models_is_not_pickled() -> None:
     """A pickle would hold their keys: refused with the remedy; shallow copies still work."""
     kb = everything(Witness(), "http://127.0.0.1:9/v1")
@@ -390,9 +380,6 @@ def test_a_compatible_model_tells_no_key() -> None:
         assert llm.api_key == copy.copy(llm).api_key == KEYS["key"]
         assert pickle.loads(pickle.dumps(llm)).api_key != KEYS["key"]
         assert llm.to_dict()["model"] == "gpt-4o-mini"
-
-
-# -- the command line --------------------------------------------------------------------------------------------------
 
 
 def test_the_command_line_shows_no_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
