@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
-from llama_index.core.chat_engine.types import ChatMode
 from llama_index.core.memory import BaseMemory, ChatMemoryBuffer
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
@@ -55,29 +54,6 @@ def engine(server: LoopbackOpenAI | None, memory: ChatMemoryBuffer | None = None
     return AgenticChatEngine(AgenticQueryEngine(retriever), memory=memory)
 
 
-def test_a_turn_answers_and_is_remembered(server: LoopbackOpenAI) -> None:
-    """A turn gives an answer with its nodes and account, and both its messages are stored."""
-    chat = engine(server)
-    response = chat.chat("How tall was the Saturn V rocket?")
-    assert str(response) == ANSWER
-    assert response.source_nodes
-    assert response.metadata is not None
-    assert response.metadata["agentic_kb"]["references"]
-    assert [message.role for message in chat.chat_history] == [MessageRole.USER, MessageRole.ASSISTANT]
-    assert chat.chat_history[1].content == ANSWER
-
-
-async def test_follow_up_is_planned_with_the_conversation(server: LoopbackOpenAI) -> None:
-    """The planner of a later turn reads the earlier ones, sync and async."""
-    chat = engine(server)
-    chat.chat("Which rocket launched Apollo 11?")
-    await chat.achat("And how tall was it?")
-    plan = [request.text for request in server.chats if "You plan searches" in request.text][-1]
-    assert "Which rocket launched Apollo 11?" in plan
-    assert plan.count("And how tall was it?") == 1
-    assert len(chat.chat_history) == 4
-
-
 def test_given_history_replaces_the_memory(server: LoopbackOpenAI) -> None:
     """``chat_history`` takes the memory's place from then on, as in LlamaIndex."""
     chat = engine(server)
@@ -109,16 +85,6 @@ def test_a_failed_turn_is_not_remembered() -> None:
     assert chat.chat_history == []
 
 
-def test_reset_and_shared_memory(server: LoopbackOpenAI) -> None:
-    """A memory that is passed in is the one that is used; reset empties it."""
-    memory = ChatMemoryBuffer.from_defaults(token_limit=1_000)
-    chat = engine(server, memory)
-    chat.chat("How tall was the Saturn V rocket?")
-    assert len(memory.get_all()) == 2
-    chat.reset()
-    assert memory.get_all() == []
-
-
 def test_it_takes_what_llama_index_s_chat_engines_take(server: LoopbackOpenAI) -> None:
     """System prompt, prefix messages, history, template, postprocessors and skipped condensing do what they say."""
     kb = KnowledgeBase([KnowledgeSource("docs", retriever=MemoryRetriever(TEXTS))], llm=server.llm())
@@ -143,18 +109,6 @@ def test_it_takes_what_llama_index_s_chat_engines_take(server: LoopbackOpenAI) -
     assert isinstance(kb.as_chat_engine(tools=None), AgenticChatEngine)
     with pytest.raises(ConfigurationError, match="unknown argument: token_limit"):
         kb.as_chat_engine(token_limit=100)
-
-
-@pytest.mark.parametrize("mode", ["condense_question", "condense_plus_context", "context"])
-async def test_llama_index_s_modes_stream(server: LoopbackOpenAI, mode: str) -> None:
-    """Token by token, sync and async, over our retriever and our query engine."""
-    kb = KnowledgeBase([KnowledgeSource("docs", retriever=MemoryRetriever(TEXTS))], llm=server.llm())
-    chat = kb.as_chat_engine(ChatMode(mode))
-    deltas = list(chat.stream_chat("How tall was the Saturn V rocket?").response_gen)
-    assert "".join(deltas) == ANSWER
-    assert len(deltas) > 2
-    streamed = await chat.astream_chat("And Apollo 11?")
-    assert ANSWER in "".join([delta async for delta in streamed.async_response_gen()])
 
 
 async def test_without_a_model_a_chat_is_readable() -> None:

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llama_index.core import Settings
-from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
@@ -39,7 +37,6 @@ from llama_index_agentic_kb.testing import (
     HashEmbedding,
     LoopbackOpenAI,
     MemoryRetriever,
-    Reply,
     ScriptedLLM,
 )
 
@@ -70,14 +67,6 @@ def sources(**kwargs: Any) -> list[KnowledgeSource]:
     ]
 
 
-def test_extracts_without_a_model() -> None:
-    """Without a model a question gives extracted data, references and activity, and touches no setting."""
-    response = KnowledgeBase(sources()).retrieve(QUESTION)
-    assert response.extracts[0].content in ROCKETS + MISSIONS
-    assert [int(reference.id) for reference in response.references] == [extract.ref_id for extract in response.extracts]
-    assert Settings._llm is None
-
-
 @pytest.mark.parametrize(
     "question",
     [
@@ -104,17 +93,6 @@ def test_intents_are_not_planned(server: LoopbackOpenAI) -> None:
     assert server.billed.calls == 0
     assert response.plan is not None
     assert [sub_query.query for sub_query in response.plan.sub_queries] == ["Saturn V", "Ariane 5"]
-
-
-def test_history_reaches_planner_and_answer(server: LoopbackOpenAI) -> None:
-    """Earlier turns stand in the prompts of planner and answer."""
-    turns = [
-        ChatMessage(role=MessageRole.USER, content="Which rocket launched Apollo 11?"),
-        ChatMessage(role=MessageRole.ASSISTANT, content="The Saturn V."),
-        ChatMessage(role=MessageRole.USER, content="And how tall was it?"),
-    ]
-    KnowledgeBase(sources(), llm=server.llm()).retrieve(turns)
-    assert [("Which rocket launched Apollo 11?" in chat.text) for chat in server.chats] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -175,24 +153,6 @@ def test_chat_engines_of_every_mode(server: LoopbackOpenAI) -> None:
         KnowledgeBase(sources()).as_chat_engine(ChatMode.CONTEXT)
     with pytest.raises(ConfigurationError, match="as_tool"):
         kb.as_chat_engine(ChatMode.REACT)
-
-
-@pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")  # LlamaIndex's workflows
-async def test_function_agent_takes_the_tool() -> None:
-    """An agent calls the knowledge base as a tool, and its answer keeps the markers."""
-
-    def agent(request: ChatRequest) -> str | Reply:
-        if "You plan searches" in request.text or "<evidence>" in request.text:
-            return reply(request)
-        if any(message.get("role") == "tool" for message in request.messages):
-            return Reply(f"The knowledge base says: {ANSWER}")
-        return Reply(tool_calls=[("space", {"input": QUESTION})])
-
-    with LoopbackOpenAI(agent) as server:
-        kb = KnowledgeBase(sources(), llm=server.llm())
-        tool = kb.as_tool("space", "Answers questions on space flight.")
-        result = await FunctionAgent(tools=[tool], llm=server.llm()).run(QUESTION)
-    assert ANSWER in str(result)
 
 
 def test_from_store_opens_what_was_ingested(tmp_path: Path) -> None:

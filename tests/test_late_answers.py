@@ -125,12 +125,6 @@ def test_a_part_of_an_object_is_none() -> None:
     assert isinstance(engine.query("Rain?"), PydanticResponse)
 
 
-def test_other_failures_are_raised() -> None:
-    """A model that fails while there is time is an error, not a partial answer."""
-    with pytest.raises(SynthesisError, match="ValueError: boom"):
-        base(ValueError("boom"), max_runtime_in_seconds=20).retrieve("Rain?")
-
-
 def test_retries_that_run_out_of_time_end_as_expiry() -> None:
     """Attempts that are given up one after the other use the time up, and the evidence is given."""
     policy = RetryPolicy(first_wait=0.01, attempt_seconds=0.15)

@@ -23,11 +23,9 @@ from llama_index_agentic_kb import (
     AgenticRetriever,
     KnowledgeSource,
     RetrievalResponse,
-    SynthesisError,
 )
 from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, ModelQueryPlanningActivity
 from llama_index_agentic_kb.testing import ChatRequest, HashEmbedding, LoopbackOpenAI, MemoryRetriever, Reply
-from tests.faulty_server import Fault
 
 QUESTION = "How tall was the rocket that launched Apollo 11?"
 ANSWER = "The Saturn V launched it [ref_id:0]. It was 110.6 m tall [ref_id:1]."
@@ -145,13 +143,6 @@ def test_what_llama_index_s_engine_makes_is_ours(server: LoopbackOpenAI) -> None
     assert engine.with_retriever(AgenticRetriever(sources())).query(QUESTION).source_nodes == []
 
 
-def test_takes_a_synthesizer_of_llama_index(server: LoopbackOpenAI) -> None:
-    """A synthesizer of LlamaIndex's own answers from our nodes."""
-    synthesizer = core_synthesizer(llm=server.llm(), response_mode=ResponseMode.COMPACT)
-    engine = AgenticQueryEngine(AgenticRetriever(sources()), synthesizer)
-    assert str(engine.query(QUESTION)) == ANSWER
-
-
 def test_node_postprocessors_apply(server: LoopbackOpenAI) -> None:
     """Node postprocessors of the engine see the fused nodes; references are numbered after them."""
     engine = AgenticQueryEngine(
@@ -211,13 +202,6 @@ def test_no_evidence_is_told_in_data(server: LoopbackOpenAI) -> None:
     assert server.billed.calls == 1
 
 
-def test_prompts_are_reachable(server: LoopbackOpenAI) -> None:
-    """Planner and synthesizer prompts are listed under their modules."""
-    engine = AgenticQueryEngine(AgenticRetriever(sources(), llm=server.llm()))
-    prompts = engine.get_prompts()
-    assert {"retriever:planner_prompt", "response_synthesizer:text_qa_template"} <= set(prompts)
-
-
 async def test_streams_of_llama_index_s_synthesizers_pass_through(server: LoopbackOpenAI) -> None:
     """A streaming synthesizer of LlamaIndex's own streams token by token, sync and async."""
     synthesizer = core_synthesizer(llm=server.llm(), response_mode=ResponseMode.COMPACT, streaming=True)
@@ -238,17 +222,3 @@ def test_a_stream_that_is_read_late_keeps_its_time(server: LoopbackOpenAI) -> No
     response = AgenticQueryEngine(retriever, streaming=True).query(QUESTION)
     time.sleep(5.2)  # longer than the request may take
     assert str(response) == ANSWER
-
-
-def test_a_broken_stream_is_in_the_account() -> None:
-    """The synthesis that failed while it streamed stands in the response's activity."""
-
-    def broken(request: ChatRequest) -> str | Fault:
-        return Fault.stream_cut(ANSWER) if request.stream else '{"sub_queries": []}'
-
-    with LoopbackOpenAI(broken) as server:
-        response = AgenticQueryEngine(AgenticRetriever(sources(), llm=server.llm()), streaming=True).query(QUESTION)
-        with pytest.raises(SynthesisError):
-            str(response)
-    last = (account(response).activity or [])[-1]
-    assert (last.type, last.outcome) == ("modelAnswerSynthesis", "error")

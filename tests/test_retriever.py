@@ -12,6 +12,7 @@ from llama_index.core.schema import QueryBundle, TextNode
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
 
 from llama_index_agentic_kb import (
+    AgenticQueryEngine,
     AgenticRetriever,
     EffortLimits,
     KnowledgeSource,
@@ -241,16 +242,14 @@ def test_limits_of_one_effort_may_be_given_alone() -> None:
     assert len(retrieval(retriever, retrievalReasoningEffort="medium").plan.sub_queries) == 3
 
 
-def test_the_planner_prompt_is_llamaindexs_kind_of_prompt() -> None:
-    """``get_prompts`` shows it, ``update_prompts`` changes it."""
+def test_the_planner_prompt_is_llama_indexs_kind_of_prompt() -> None:
+    """``get_prompts`` of retriever and engine show it, ``update_prompts`` changes it."""
     llm = ScriptedLLM(PLAN)
     retriever = AgenticRetriever(sources(), llm=llm)
-    assert set(retriever.get_prompts()) == {"planner_prompt", "findings_prompt", "revision_prompt", "tool_prompt"}
-    retriever.update_prompts(
-        {"planner_prompt": PromptTemplate("Split up: {query_str}"), "unknown": PromptTemplate("x")}
-    )
+    assert "retriever:planner_prompt" in AgenticQueryEngine(retriever).get_prompts()
+    retriever.update_prompts({"planner_prompt": PromptTemplate("Split: {query_str}"), "unknown": PromptTemplate("x")})
     retriever.retrieve(QUESTION)
-    assert [call[0].content for call in llm.calls] == [f"Split up: {QUESTION}"]
+    assert [call[0].content for call in llm.calls] == [f"Split: {QUESTION}"]
 
 
 def conversation(llm: ScriptedLLM) -> str:

@@ -1,17 +1,11 @@
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from llama_index.core import VectorStoreIndex
 from llama_index.core.postprocessor import SimilarityPostprocessor
 from llama_index.core.schema import TextNode
-from llama_index.observability.otel import LlamaIndexOpenTelemetry
-from llama_index_instrumentation import get_dispatcher
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, RetrievalRequest
 from llama_index_agentic_kb._aio import arun, run
@@ -148,40 +142,3 @@ async def test_the_effective_filter_stands_in_the_record() -> None:
     assert record.arguments.filter == Condition(key="n", operator=FilterOperator.LT, value=2)
     assert record.count == 2
     assert record.to_dict()["searchIndexArguments"]["search"] == "rain"
-
-
-async def test_an_observer_sees_every_record_open_and_closed() -> None:
-    """Each record is told when its stage begins and again when it ends."""
-    seen: list[tuple[int, bool]] = []
-    made = await retrieved("async", observer=lambda record: seen.append((record.id, record.completed_at is not None)))
-    for record in made.log.records:
-        assert seen.index((record.id, False)) < seen.index((record.id, True))
-    assert len(seen) == 2 * len(made.log.records)
-
-
-@pytest.fixture(scope="module")
-def exported() -> Iterator[InMemorySpanExporter]:
-    """Spans through llama-index-observability-otel, kept in memory; the dispatcher is as it was afterwards."""
-    exporter, dispatcher = InMemorySpanExporter(), get_dispatcher()
-    spans, events = list(dispatcher.span_handlers), list(dispatcher.event_handlers)
-    LlamaIndexOpenTelemetry(span_exporter=exporter, span_processor="simple").start_registering()
-    yield exporter
-    dispatcher.span_handlers, dispatcher.event_handlers = spans, events
-
-
-@pytest.mark.parametrize("way", ["sync", "async"])
-async def test_spans_nest(exported: InMemorySpanExporter, way: str) -> None:
-    """One trace a retrieval: our span is the root, and each source's retrieval hangs from it."""
-    retriever = AgenticRetriever(sources(), llm=ScriptedLLM(PLAN))
-    exported.clear()  # making the indexes was traced too
-    await (retriever.aretrieve("rain") if way == "async" else asyncio.to_thread(retriever.retrieve, "rain"))
-    spans = exported.get_finished_spans()
-    (root,) = [span for span in spans if span.parent is None]
-    assert root.name.startswith("AgenticRetriever.")
-    assert {span.context.trace_id for span in spans} == {root.context.trace_id}
-    searches = [
-        span for span in spans if span.name.endswith(("VectorIndexRetriever.retrieve", "MemoryRetriever.retrieve"))
-    ]
-    assert len(searches) == 9  # what is down is asked twice
-    ours = {span.context.span_id for span in spans if span.name.startswith("AgenticRetriever.")}
-    assert {span.parent.span_id for span in searches if span.parent} <= ours

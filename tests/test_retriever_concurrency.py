@@ -18,7 +18,7 @@ from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, Resilience
 from llama_index_agentic_kb._aio import gather, run
-from llama_index_agentic_kb.testing import HashEmbedding, LoopbackOpenAI, MemoryRetriever, ScriptedLLM
+from llama_index_agentic_kb.testing import LoopbackOpenAI, MemoryRetriever, ScriptedLLM
 
 if TYPE_CHECKING:
     from tests.conftest import Serve
@@ -101,34 +101,6 @@ async def test_all_searches_run_side_by_side(kind: type[Meets], way: str) -> Non
         found = agentic.retrieve("weather")
     assert found
     assert [len(retriever.queries) for retriever in retrievers] == [4] * 4
-
-
-def test_threads_that_share_a_retriever_agree() -> None:
-    """32 threads at once find what one alone finds, each for its own question."""
-    model = HashEmbedding()
-    sources = [
-        KnowledgeSource(
-            name,
-            index=VectorStoreIndex([TextNode(id_=f"{name}{t}", text=t) for t in TEXTS], embed_model=model),
-            resilience=Resilience(straggler_grace=None),
-        )
-        for name in NAMES
-    ]
-    retriever = AgenticRetriever(sources, llm=ScriptedLLM(PLAN))
-    questions = [f"{word} number {n}" for n in range(16) for word in ("rain", "snow")]
-
-    def found(question: str) -> list[tuple[str, float | None]]:
-        return [(node.node_id, node.score) for node in retriever.retrieve(question)]
-
-    alone = [found(question) for question in questions]
-    barrier = threading.Barrier(32)
-
-    def at_once(question: str) -> list[tuple[str, float | None]]:
-        barrier.wait(30)
-        return found(question)
-
-    with ThreadPoolExecutor(32) as pool:
-        assert list(pool.map(at_once, questions)) == alone
 
 
 def planned_by(server: LoopbackOpenAI) -> AgenticRetriever:

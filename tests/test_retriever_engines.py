@@ -4,7 +4,6 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from llama_index.core.chat_engine import ContextChatEngine
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.query_engine import RetrieverQueryEngine, RouterQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
@@ -40,24 +39,6 @@ def server(serve: Serve) -> LoopbackOpenAI:
 def retriever(server: LoopbackOpenAI, memory: ChatMemoryBuffer | None = None) -> AgenticRetriever:
     source = KnowledgeSource("rockets", retriever=MemoryRetriever([TextNode(id_="n", text=TEXT)]))
     return AgenticRetriever([source], llm=server.llm(), memory=memory)
-
-
-def plans(server: LoopbackOpenAI) -> list[str]:
-    return [chat.text for chat in server.chats if "You plan searches" in chat.text]
-
-
-async def test_a_context_chat_engine_takes_it(server: LoopbackOpenAI) -> None:
-    """Evidence reaches the prompt, the source nodes are ours, and the shared memory reaches the next plan."""
-    memory = ChatMemoryBuffer.from_defaults()
-    made = retriever(server, memory)
-    engine = ContextChatEngine.from_defaults(retriever=made, llm=made.llm, memory=memory)
-    reply = engine.chat("How tall was the Saturn V rocket?")
-    assert str(reply) == ANSWER
-    assert [node.node_id for node in reply.source_nodes] == ["n"]
-    assert TEXT in server.chats[-1].text
-    await engine.achat("And its rocket stages?")
-    assert "user: How tall was the Saturn V rocket?\nassistant: It was 110.6 m tall." in plans(server)[1]
-    assert plans(server)[1].count("And its rocket stages?") == 1
 
 
 async def test_a_router_takes_it(server: LoopbackOpenAI) -> None:

@@ -179,16 +179,6 @@ def test_answers_cite_joined_chunks() -> None:
     assert "tells of the rover on day 39" in str(llm.calls[-1])
 
 
-def test_as_query_engine_takes_a_reranker() -> None:
-    """The index hands the retriever's arguments on."""
-    index = AgenticVectorStoreIndex.from_index(chunked(rover(), Document(id_="moon", text="The moon is far.")))
-    engine = index.as_query_engine(
-        effort="minimal", reranker=calibrated(), options=RetrieverOptions(max_per_document=1)
-    )
-    nodes = engine.query("the moon is far").source_nodes
-    assert [(node.text, node.score) for node in nodes] == [("The moon is far.", 4.0)]
-
-
 def test_joined_chunks_share_all_of_their_metadata() -> None:
     """Two audiences of one document are two references, for the mandatory filter let both through."""
     nodes = SentenceSplitter(chunk_size=60, chunk_overlap=0, tokenizer=str.split).get_nodes_from_documents([rover()])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -230,47 +229,6 @@ def test_a_tool_that_fails_costs_its_part_only(shop: Shop) -> None:
     talk.say("Where is my order?")
     with pytest.raises(RetrievalError, match="order_status"):
         talk.say("A-4711")
-
-
-def test_arguments_come_from_the_users_messages_alone(shop: Shop) -> None:
-    """Neither answers nor pages fill them, and a value that the user did not write is asked for."""
-    llm = ScriptedLLM(read)
-    talk = Conversation(KnowledgeBase(shop.sources(), llm=llm))
-    talk.messages.append({"role": "assistant", "content": "Your order is A-9999."})
-    asked = talk.say("Where is my order?")
-    assert asked.dialogue is not None
-    assert asked.dialogue.missing == ("order",)
-    (prompt,) = [call for call in llm.calls if "You choose a tool" in str(call[0].content)]
-    assert "A-9999" not in str(prompt[-1].content)
-
-
-def test_a_chat_engine_keeps_the_state(shop: Shop) -> None:
-    """From the question for the order to the confirmed return."""
-    engine = KnowledgeBase(shop.sources(), principal=ALICE).as_chat_engine()
-    said = [engine.chat(text).response for text in ("Where is my order?", "A-4711", "I want to return it", "damaged")]
-    assert said[0] == "For order status, please tell: the order number."
-    assert "delivered" in said[1]
-    assert said[3].startswith("Submit a return of an order?")
-    assert shop.returns == []
-    assert "R-1" in "".join(engine.stream_chat("yes").response_gen)
-    assert len(shop.returns) == 1
-
-
-def test_conversations_of_many_users_stay_apart(shop: Shop) -> None:
-    """40 interleaved conversations on 8 threads: each asks, is answered and returns its own order."""
-    kb = KnowledgeBase(shop.sources())
-
-    def converse(number: int) -> tuple[str, str]:
-        talk, order = Conversation(kb, Principal(user=f"u{number}", groups=["staff"])), f"A-{1000 + number}"
-        for text in ("Where is my order?", order, "I want to return it", "it is damaged"):
-            talk.say(text)
-        return f"submit_return (order: {order}; reason: damaged)", talk.say("yes").references[0].title
-
-    with ThreadPoolExecutor(8) as pool:
-        for expected, title in pool.map(converse, range(40)):
-            assert title == expected
-    assert sorted(one["order"] for one in shop.returns) == [f"A-{1000 + number}" for number in range(40)]
-    assert len({one["key"] for one in shop.returns}) == 40
 
 
 def test_answers_as_resources_cite_tools(shop: Shop) -> None:

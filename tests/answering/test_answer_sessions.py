@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import threading
 import uuid
@@ -23,7 +22,6 @@ from llama_index_agentic_kb.errors import (
     DeniedError,
     InvalidRequestError,
     NotFoundError,
-    SessionStoreError,
 )
 from llama_index_agentic_kb.guard.permissions import acting_as
 from llama_index_agentic_kb.guard.spotlighting import draw
@@ -32,7 +30,6 @@ from llama_index_agentic_kb.schema.answer_query import EndUserChunk
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM
 from tests.answering.retrieving import APOLLO, SATURN, source
-from tests.kills_sessions.postgres import PostgresServer, why_not
 
 OWNER = "alice"
 
@@ -127,21 +124,6 @@ def test_engines_at_once_keep_turns_whole(store: SessionStore, shared: bool) -> 
         assert mine == [f"Rocket {number}.{at}?" for at in range(4)]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-def test_a_new_session_is_made_once_in_postgresql() -> None:
-    """32 first turns of one new session at once make one session, with all of them."""
-    with PostgresServer() as server, SessionStore(server.url) as store:
-        memory = SessionMemory(store, owner=OWNER)
-
-        async def speak() -> None:
-            turns = ([user(f"Q{at}"), assistant(f"A{at}")] for at in range(32))
-            await asyncio.gather(*(memory.aput_messages(turn) for turn in turns))
-
-        asyncio.run(speak())
-        assert sorted(stored(store, memory)) == sorted((f"Q{at}", f"A{at}") for at in range(32))
-
-
 ENGINES: dict[str, Any] = {
     "simple": lambda memory, llm: SimpleChatEngine(llm, memory, []),
     "context": lambda memory, llm: ContextChatEngine(MemoryRetriever([SATURN]), llm, memory, []),
@@ -219,19 +201,6 @@ def test_a_failed_turn_leaves_nothing(store: SessionStore) -> None:
         memory.get()
 
 
-def test_a_broken_store_is_told(tmp_path: Path) -> None:
-    """A database that is no longer one is an error of the store's, not an empty conversation."""
-    path = tmp_path / "sessions.db"
-    store = SessionStore(path)
-    memory = SessionMemory(store, owner=OWNER)
-    memory.put_messages([user("A?"), assistant("a")])
-    store.close()
-    for one in tmp_path.iterdir():
-        one.write_bytes(b"x" * 8192)
-    with pytest.raises(SessionStoreError):
-        memory.get()
-
-
 def test_resetting_begins_a_new_session_and_deletes_nothing(store: SessionStore) -> None:
     """``reset`` of memory and engine go on in a session of their own; the old one is there as it was."""
     memory = SessionMemory(store, owner=OWNER)
@@ -289,18 +258,6 @@ async def test_the_newest_turns_fit_the_limit(store: SessionStore) -> None:
     assert len(roomy.get()) == 120
 
 
-def test_owners_are_apart(store: SessionStore) -> None:
-    """Another owner's session is not found; nothing of it can be read, nor anything put into it."""
-    memory = SessionMemory(store, owner=OWNER)
-    memory.put_messages([user("Secret?"), assistant("Yes.")])
-    mallory = SessionMemory(store, owner="mallory", session_id=memory.session_id)
-    with pytest.raises(NotFoundError):
-        mallory.get()
-    with pytest.raises(NotFoundError):
-        mallory.put_messages([user("Q?"), assistant("a")])
-    assert stored(store, memory) == [("Secret?", "Yes.")]
-
-
 async def test_a_principals_memory_is_denied_to_others(store: SessionStore) -> None:
     """Who acts for another principal neither reads it nor puts into it, in a chat or as a retriever's memory."""
     alice, bob = Principal(tenant="t", user="alice"), Principal(tenant="t", user="bob")
@@ -348,15 +305,11 @@ def test_it_is_made_as_llama_indexs_memories_are(store: SessionStore) -> None:
         named.get()
 
 
-def test_markers_are_not_kept_in_a_session(tmp_path: Path) -> None:
+def test_markers_are_not_kept_in_a_session(store: SessionStore) -> None:
     """Beside a stored turn there is nothing that they could lead to."""
-    with SessionStore(tmp_path / "marked.db") as store:
-        memory = SessionMemory(store, owner="alice")
-        question = ChatMessage(role=MessageRole.USER, content="How tall?")
-        memory.put_messages(
-            [question, ChatMessage(role=MessageRole.ASSISTANT, content="110.6 m [ref_id:0][ref_id:2].")]
-        )
-        assert [message.content for message in memory.get()] == ["How tall?", "110.6 m."]
+    memory = SessionMemory(store, owner=OWNER)
+    memory.put_messages([user("How tall?"), assistant("110.6 m [ref_id:0][ref_id:2].")])
+    assert [message.content for message in memory.get()] == ["How tall?", "110.6 m."]
 
 
 def test_it_stands_in_blocks_of_its_own() -> None:
@@ -366,10 +319,6 @@ def test_it_stands_in_blocks_of_its_own() -> None:
         f'{END_USER_RULE}\n<end_user title="My trip">\nI fly on Monday.\n</end_user>\n<end_user>\nSeat 7A\n</end_user>'
     )
     assert "never cite" in part
-
-
-def test_nothing_is_nothing() -> None:
-    """Without pieces, or with empty ones alone, there is no part."""
     assert end_user_part([]) == end_user_part([EndUserChunk(content=" \n", title="t")]) == ""
 
 

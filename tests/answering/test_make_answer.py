@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.answering.results import answer_references, answer_steps, make_answer
-from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.grounding.citations import MarkerFilter, Markers, strip_markers
 from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
 from llama_index_agentic_kb.retriever import Retrieval
@@ -107,20 +106,6 @@ def test_a_grounding_score_is_told_where_it_matters(
     assert bool(answer.grounding_supports) == supports
 
 
-def test_only_classes_that_were_asked_for_and_looked_at_are_told(retrieval: Retrieval) -> None:
-    """A class that nobody looked at is not told as passed."""
-    adversarial, jail = QueryClass.ADVERSARIAL_QUERY, QueryClass.JAIL_BREAKING_QUERY
-    asked = query(classify=[jail, adversarial])
-    looked_at = [
-        QueryClassification(type=one, positive=True) for one in (QueryClass.NON_ANSWER_SEEKING_QUERY, adversarial)
-    ]
-    assert made(retrieval, asked, classifications=looked_at).query_classifications == [
-        QueryClassification(type=adversarial, positive=True)
-    ]
-    assert made(retrieval, asked, classifications=None).query_classifications is None
-    assert made(retrieval, query(), classifications=looked_at).query_classifications is None
-
-
 @pytest.mark.parametrize("style", list(Markers))
 def test_citations_fit_the_text_in_every_form(retrieval: Retrieval, style: Markers) -> None:
     """Whether its markers are kept, renumbered or stripped, a citation spans its claim."""
@@ -128,12 +113,6 @@ def test_citations_fit_the_text_in_every_form(retrieval: Retrieval, style: Marke
     answer = made(retrieval, text=text, ledger=ledger)
     assert [text[one.start : one.end].split()[0] for one in answer.citations] == ["A", "It"]
     assert answer.citations[1].end == text.index(" I hope")
-
-
-def test_a_ledger_of_another_text_is_refused(retrieval: Retrieval) -> None:
-    """Nothing is cited where it does not stand."""
-    with pytest.raises(InvalidRequestError, match=r"claims\[0\].span: the answer does not say"):
-        made(retrieval, text="Another text, of no claim that was checked, however long it is made here.")
 
 
 def test_references_that_are_not_shown_are_no_sources() -> None:

@@ -66,41 +66,26 @@ def test_questions_that_a_passage_answers_stand(serve: Serve, native: bool) -> N
     assert warnings == []
 
 
-@pytest.mark.parametrize(
-    "proposal",
-    [
-        ("Who built the Eiffel Tower?", 0, "It was built by Sauvestre"),
-        ("Who built the Eiffel Tower?", 1, "It was built by Gustave Eiffel's company"),
-        ("Who built the Eiffel Tower?", 7, "It was built by Gustave Eiffel's company"),
-        ("Who built the Eiffel Tower?", None, "It was built by Gustave Eiffel's company"),
-        ("Who built the Eiffel Tower?", 0, "Eiffel"),
-        ("Who built the Eiffel Tower?", 0, ""),
-        ("Who built the Eiffel Tower?", 0, "t was built by Gustave"),
-        ("Who built the Eiffel Tower?", 0, None),
-        ("How tall is the Eiffel Tower?", 0, "The Eiffel Tower is 330 metres tall."),
-        ("how tall is the EIFFEL tower ?", 0, "The Eiffel Tower is 330 metres tall."),
-        ("Who built the Eiffel Tower " + "of Paris " * 30 + "?", 0, "It was built by Gustave Eiffel's company"),
-        ("", 0, "It was built by Gustave Eiffel's company"),
-        (None, 0, "It was built by Gustave Eiffel's company"),
-        ({"a": 1}, 0, "It was built by Gustave Eiffel's company"),
-    ],
-    ids=[
-        "forged",
-        "elsewhere",
-        "no-passage",
-        "no-ref",
-        "one-word",
-        "no-words",
-        "half-a-word",
-        "no-quote",
-        "the-one-asked",
-        "asked-in-other-letters",
-        "endless",
-        "empty",
-        "null",
-        "object",
-    ],
-)
+WHO, BY = BUILT[0], BUILT[2]
+OUT: dict[str, tuple[Any, Any, Any]] = {
+    "forged": (WHO, 0, "It was built by Sauvestre"),
+    "elsewhere": (WHO, 1, BY),
+    "no passage": (WHO, 7, BY),
+    "no ref": (WHO, None, BY),
+    "one word": (WHO, 0, "Eiffel"),
+    "no words": (WHO, 0, ""),
+    "half a word": (WHO, 0, "t was built by Gustave"),
+    "no quote": (WHO, 0, None),
+    "the one asked": (ASKED, 0, "The Eiffel Tower is 330 metres tall."),
+    "asked in other letters": ("how tall is the EIFFEL tower ?", 0, "The Eiffel Tower is 330 metres tall."),
+    "endless": ("Who built the Eiffel Tower " + "of Paris " * 30 + "?", 0, BY),
+    "empty": ("", 0, BY),
+    "null": (None, 0, BY),
+    "object": ({"a": 1}, 0, BY),
+}
+
+
+@pytest.mark.parametrize("proposal", OUT.values(), ids=OUT)
 def test_what_no_passage_answers_is_left_out(proposal: tuple[Any, Any, Any]) -> None:
     """A quote must stand in the passage that is named, and the question be a new one about it."""
     questions, _ = ask(ScriptedLLM(proposed(proposal, LAMPS)))
@@ -114,23 +99,18 @@ def test_two_questions_in_the_same_words_are_one() -> None:
     assert questions == [PAINTED[0], BUILT[0]]
 
 
-@pytest.mark.parametrize(
-    ("text", "proposal"),
-    [
-        (
-            "The \u201cold\u201d bridge \u2013 closed in 1999.",
-            ("Was the bridge closed?", '"old" bridge - closed in 1999'),
-        ),
-        ("If a < b, see [ref_id:3] of the table.", ("Where is the table?", "see (ref_id:3] of the table")),
-        ("东京塔高333米，建于1958年。", ("东京塔建于哪一年？", "建于1958年")),
-        ("東京タワーは1958年に完成しました。", ("東京タワーはいつ完成しましたか。", "1958年に完成しました")),
-        ("Die Brücken wurden 1999 saniert.", ("Wann wurde die Brücke saniert?", "Brücken wurden 1999 saniert")),
-    ],
-    ids=["signs", "neutralised", "chinese", "japanese", "german"],
-)
-def test_a_quote_is_found_as_a_reader_finds_it(text: str, proposal: tuple[str, str]) -> None:
+QUOTED = {
+    "signs": ("The “old” bridge – closed in 1999.", "Was the bridge closed?", '"old" bridge - closed in 1999'),
+    "neutralised": ("If a < b, see [ref_id:3] of the table.", "Where is the table?", "see (ref_id:3] of the table"),
+    "chinese": ("东京塔高333米，建于1958年。", "东京塔建于哪一年？", "建于1958年"),
+    "japanese": ("東京タワーは1958年に完成しました。", "東京タワーはいつ完成しましたか。", "1958年に完成しました"),
+    "german": ("Die Brücken wurden 1999 saniert.", "Wann wurde die Brücke saniert?", "Brücken wurden 1999 saniert"),
+}
+
+
+@pytest.mark.parametrize(("text", "question", "quote"), QUOTED.values(), ids=QUOTED)
+def test_a_quote_is_found_as_a_reader_finds_it(text: str, question: str, quote: str) -> None:
     """Typographic signs, spaces, letters, and what was made harmless in the prompt, make no difference."""
-    question, quote = proposal
     assert ask(ScriptedLLM(proposed((question, 0, quote))), [text])[0] == [question]
 
 
