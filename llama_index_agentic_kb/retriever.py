@@ -31,7 +31,7 @@ from llama_index_agentic_kb.errors import (
 )
 from llama_index_agentic_kb.evidence.candidates import Fusion
 from llama_index_agentic_kb.evidence.gathering import EvidenceOptions, gather_evidence
-from llama_index_agentic_kb.evidence.provenance import references
+from llama_index_agentic_kb.evidence.provenance import references, without_provenance
 from llama_index_agentic_kb.guard.limits import DEFAULT_INPUT_LIMITS, InputLimits
 from llama_index_agentic_kb.guard.permissions import (
     Permissions,
@@ -169,6 +169,10 @@ class Retrieval:
         self.nodes = self.concealed(nodes)
         self.references = references(self.nodes, self.selected)
 
+    def plain_nodes(self) -> list[NodeWithScore]:
+        """Return the nodes as LlamaIndex's retrievers do: with provenance, equal nodes of two searches would differ."""
+        return [without_provenance(node) for node in self.concealed(self.nodes, but=searched_under.get())]
+
     def concealed(self, nodes: Sequence[NodeWithScore], but: Permissions | None = None) -> list[NodeWithScore]:
         """Return nodes without the metadata that lists who else may see them, except the fields that ``but`` declares.
 
@@ -279,12 +283,10 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
     # -- LlamaIndex ------------------------------------------------------------------------------------------------
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        retrieval = run(self.retrieval(self.request_for(query_bundle), bundle=query_bundle))
-        return retrieval.concealed(retrieval.nodes, but=searched_under.get())
+        return run(self.retrieval(self.request_for(query_bundle), bundle=query_bundle)).plain_nodes()
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        retrieval = await arun(self.retrieval(self.request_for(query_bundle), bundle=query_bundle))
-        return retrieval.concealed(retrieval.nodes, but=searched_under.get())
+        return (await arun(self.retrieval(self.request_for(query_bundle), bundle=query_bundle))).plain_nodes()
 
     def _handle_recursive_retrieval(self, query_bundle: QueryBundle, nodes: list[NodeWithScore]) -> list[NodeWithScore]:
         """Return the nodes unchanged: each source has already resolved its index nodes."""

@@ -131,6 +131,9 @@ async def test_llama_index_s_engines_condense_nothing(server: LoopbackOpenAI, mo
     assert plan.text.count("And how tall was it?") == 1
     assert "Which rocket launched Apollo 11?" in answer.text
     assert len(memory.get_all()) == 4
+    before = len(server.chats)
+    chat.chat("How wide is it?", chat_history=[ChatMessage(role="user", content="Tell me of Titan.")])
+    assert ("Titan" in server.chats[before].text, "Apollo" in server.chats[before].text) == (True, False)
 
 
 def test_at_minimal_effort_their_engines_condense(server: LoopbackOpenAI) -> None:

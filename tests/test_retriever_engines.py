@@ -7,6 +7,7 @@ import pytest
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.query_engine import RetrieverQueryEngine, RouterQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
+from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import TextNode
 from llama_index.core.selectors import LLMSingleSelector
 from llama_index.core.tools import QueryEngineTool, RetrieverTool
@@ -65,3 +66,11 @@ async def test_a_retriever_tool_takes_it(server: LoopbackOpenAI) -> None:
     for output in (tool.call("height of the rocket"), await tool.acall("height of the rocket")):
         assert TEXT in output.content
         assert "agentic_kb" not in output.content
+
+
+def test_fusion_merges_what_several_queries_find(server: LoopbackOpenAI) -> None:
+    """LlamaIndex's fusion compares nodes by their hashes: one that two queries find is the same node."""
+    made = retriever(server)
+    fused = QueryFusionRetriever([made], llm=made.llm, num_queries=3, use_async=False).retrieve("Saturn V")
+    assert [node.node_id for node in fused] == ["n"]
+    assert fused[0].node.metadata == {}

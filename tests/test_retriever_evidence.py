@@ -186,7 +186,7 @@ def test_joined_chunks_share_all_of_their_metadata() -> None:
         node.metadata["audience"] = "staff" if number == 1 else "public"
     index = VectorStoreIndex(nodes, embed_model=HashEmbedding())
     over = AgenticRetriever.from_defaults(index, effort="minimal", similarity_top_k=9)
-    found = over.retrieve("rover day 7")
+    found = run(over.retrieval(over.request_for("rover day 7"))).nodes
     assert {node.metadata["audience"] for node in found} == {"public", "staff"}
     audiences = {one.node_id: one.metadata["audience"] for one in nodes}
     for one in found:

@@ -38,6 +38,14 @@ def provenance(node: NodeWithScore) -> dict[str, Any] | None:
     return mark if isinstance(mark, dict) else None
 
 
+def without_provenance(node: NodeWithScore) -> NodeWithScore:
+    """Return a copy of a node without its provenance."""
+    changed: dict[str, Any] = {"metadata": {k: v for k, v in node.node.metadata.items() if k != PROVENANCE_KEY}}
+    for name in ("excluded_llm_metadata_keys", "excluded_embed_metadata_keys"):
+        changed[name] = [key for key in getattr(node.node, name) if key != PROVENANCE_KEY]
+    return NodeWithScore(node=node.node.model_copy(update=changed), score=node.score)
+
+
 def shown_metadata(node: NodeWithScore, permissions: Permissions | None, known: Collection[str | None] = ()) -> str:
     """Return the metadata that LlamaIndex shows to a language model (``MetadataMode.LLM``), on one line.
 

@@ -9,6 +9,7 @@ import pytest
 from llama_index.core.schema import TextNode
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeBase, KnowledgeSource
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.schema import Confidence, RetrievalResponse, SubQueryOrigin
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM
 from tests.planning.conftest import KINDS, World, line, queries_of, reasoning_of, refs, steps
@@ -272,4 +273,5 @@ def test_a_retriever_of_another_effort_has_no_proof() -> None:
     """Without findings the evidence is the fused list, and says nothing of proof."""
     searched = world()
     retriever = AgenticRetriever([KnowledgeSource("docs", retriever=searched.memory)], effort="minimal")
-    assert all("proof" not in node.metadata["agentic_kb"] for node in retriever.retrieve(QUESTION))
+    made = run(retriever.retrieval(retriever.request_for(QUESTION)))
+    assert all("proof" not in node.metadata["agentic_kb"] for node in made.nodes)
