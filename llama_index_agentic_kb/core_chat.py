@@ -11,7 +11,6 @@ from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, CondenseQuestionChatEngine, ContextChatEngine
-from llama_index.core.chat_engine.types import AgentChatResponse, StreamingAgentChatResponse
 from llama_index.core.response_synthesizers import CompactAndRefine
 
 
@@ -53,21 +52,19 @@ class CondensePlusContextChat(_PlainConversation, CondensePlusContextChatEngine)
 class CondenseQuestionChat(CondenseQuestionChatEngine):
     """LlamaIndex's ``CondenseQuestionChatEngine`` without its condensing: the retriever plans from the conversation."""
 
-    def chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> AgentChatResponse:
+    def chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> Any:
         """Answer a message; a ``chat_history`` replaces the messages in the memory, as in the other modes."""
         return super().chat(message, self._kept(chat_history))
 
-    async def achat(self, message: str, chat_history: list[ChatMessage] | None = None) -> AgentChatResponse:
+    async def achat(self, message: str, chat_history: list[ChatMessage] | None = None) -> Any:
         """Answer a message; see ``chat``."""
         return await super().achat(message, self._kept(chat_history))
 
-    def stream_chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> StreamingAgentChatResponse:
+    def stream_chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> Any:
         """Answer a message, as a stream; see ``chat``."""
         return super().stream_chat(message, self._kept(chat_history))
 
-    async def astream_chat(
-        self, message: str, chat_history: list[ChatMessage] | None = None
-    ) -> StreamingAgentChatResponse:
+    async def astream_chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> Any:
         """Answer a message, as a stream; see ``chat``."""
         return await super().astream_chat(message, self._kept(chat_history))
 

@@ -131,20 +131,22 @@ class Refine(AgenticSynthesizer):
         self, chain: _Chain, template: BasePromptTemplate, variables: dict[str, str]
     ) -> TextAnswer | None:
         """Run a step with structured answer filtering and return its answer; None keeps the earlier answer."""
-        draft = chain.draft
-        if self._program_factory is not None:
-            reply: object = await self._programmed(chain, template, variables, self._program_factory)
-        else:
-            try:
-                reply = await draft.ask_object(
+        draft, factory = chain.draft, self._program_factory
+        try:
+            reply: object = (
+                await self._programmed(chain, template, variables, factory)
+                if factory is not None
+                else await draft.ask_object(
                     self._step_cls, template, chain.shown, step=chain.step, earlier=chain.answer, **variables
                 )
-            except SynthesisError as error:
-                if not isinstance(error.__cause__, UnreadableReplyError):
-                    raise
-                draft.result.warnings.append(f"call {chain.step + 1} was not counted as satisfied: {error.__cause__}")
-                chain.unreadable.append(error)
-                return None
+            )
+        except SynthesisError as error:
+            # A program raises the same errors for a reply that it can't read as core expects of its programs.
+            if not isinstance(error.__cause__, UnreadableReplyError if factory is None else ValueError | TypeError):
+                raise
+            draft.result.warnings.append(f"call {chain.step + 1} was not counted as satisfied: {error.__cause__}")
+            chain.unreadable.append(error)
+            return None
         answer = getattr(reply, "answer", None)
         if not getattr(reply, "query_satisfied", False) or not answer:
             return None

@@ -243,6 +243,17 @@ def test_a_failing_program_is_a_failed_step(nodes: Nodes) -> None:
         Refine(ScriptedLLM(), structured_answer_filtering=True, program_factory=factory).synthesize("?", nodes)
 
 
+def test_a_program_that_reads_nothing_is_a_step_that_is_not_satisfied(nodes: Nodes) -> None:
+    """As in LlamaIndex, whose programs raise ValueError then."""
+    llm = ScriptedLLM(["I would say Rome.", '{"query_satisfied": true, "answer": "Paris."}', "Rome."])
+
+    def factory(prompt: Any) -> Any:
+        return LLMTextCompletionProgram.from_defaults(output_cls=StructuredRefineResponse, prompt=prompt, llm=llm)
+
+    made = Refine(ScriptedLLM(), structured_answer_filtering=True, program_factory=factory).synthesize("?", nodes)
+    assert str(made) == "Paris."
+
+
 # -- objects, templates, LlamaIndex's own ways -----------------------------------------------------------------------
 
 
