@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
@@ -162,53 +162,29 @@ def ingest_command(  # noqa: PLR0917 (typer makes options of them)
     from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads SQLite and more)
     from llama_index_agentic_kb.store.files import NO_SUCH_PATH  # noqa: PLC0415 (with the store)
 
-    said = {"tenant": tenant, "groups": group, "public": public}
-    stamp = {name: value for name, value in said.items() if value}
-    sizes = {} if chunk_size is None else {"chunk_size": chunk_size}
+    stamp = {name: value for name, value in (("tenant", tenant), ("groups", group), ("public", public)) if value}
+    options: dict[str, Any] = {
+        "source": source,
+        "description": description,
+        "stamp": stamp or None,
+        "trust_urls": trust_urls,
+        "max_file_bytes": int(max_megabytes * 1_000_000),
+        **({} if chunk_size is None else {"chunk_size": chunk_size}),
+    }
     if on is not None:
         if wait or follow_symlinks:
             raise ConfigurationError("--wait and --follow-symlinks don't go with --on ray")
-        _ingest_on_ray(
-            on,
-            paths,
-            store,
-            address=address,
-            source=source,
-            description=description,
-            embed_model=embed_model,
-            **sizes,
-            stamp=stamp or None,
-            trust_urls=trust_urls,
-            max_file_bytes=int(max_megabytes * 1_000_000),
-            cpus=cpus,
-            gpus=gpus,
-        )
+        options |= {"address": address, "embed_model": embed_model, "cpus": cpus, "gpus": gpus}
+        _report(_ingest_on_ray(on, paths, store, **options))
         return
     if (address, cpus, gpus) != (None, 1.0, 0.0):
         raise ConfigurationError("--address, --cpus and --gpus need --on ray")
     missing = [path for path in paths if not Path(path).exists()]
-    if (
-        missing and "://" not in store and not Path(store).exists()
-    ):  # otherwise, deleted files are removed from the store
-        raise ConfigurationError(f"{', '.join(map(str, missing))}: {NO_SUCH_PATH}")
+    if missing and "://" not in store and not Path(store).exists():  # else deleted files are removed from the store
+        raise ConfigurationError(f"{', '.join(missing)}: {NO_SUCH_PATH}")
     with KnowledgeStore.open(store, embed_model=embed_model, create=True, repair="auto") as opened:
-        report = _ingest(
-            paths,
-            opened,
-            source=source,
-            description=description,
-            wait=wait,
-            **sizes,
-            max_file_bytes=int(max_megabytes * 1_000_000),
-            follow_symlinks=follow_symlinks,
-            stamp=stamp or None,
-            trust_urls=trust_urls,
-        )
-        _report(report)
-        for made in opened.sources():
-            console.print(Text(_counted(made)))
-    if report.failed or report.skipped:
-        raise typer.Exit(1 if report.failed else _SKIPPED)
+        report = _ingest(paths, opened, wait=wait, follow_symlinks=follow_symlinks, **options)
+        _report(report, opened.sources())
 
 
 @app.command()
@@ -594,16 +570,13 @@ def _cache() -> Path:
     return Path(user_cache_path("agentic-kb"))
 
 
-def _ingest_on_ray(on: str, urls: list[str], store: str, **options: Any) -> None:
+def _ingest_on_ray(on: str, urls: list[str], store: str, **options: Any) -> IngestReport:
     if on != "ray":
         raise ConfigurationError(f"--on: expected ray, got {on!r}")
     from llama_index_agentic_kb.store.ray_ingestion import ingest_on_ray  # noqa: PLC0415 (rarely needed)
 
     with _extra("ray"), _progress() as progress:
-        report = ingest_on_ray(urls, store, progress=progress, **options)
-    _report(report)
-    if report.failed or report.skipped:
-        raise typer.Exit(1 if report.failed else _SKIPPED)
+        return ingest_on_ray(urls, store, progress=progress, **options)
 
 
 def _ingest(paths: list[str], store: Any, **kwargs: Any) -> IngestReport:
@@ -627,7 +600,8 @@ def _progress(what: str = "Reading") -> Iterator[Any]:
         yield advance
 
 
-def _report(report: IngestReport) -> None:
+def _report(report: IngestReport, sources: Iterable[SourceInfo] = ()) -> None:
+    """Print what was ingested and what a store holds now; exit with a status above 0 if files were left out."""
     counts = (
         f"{len(report.added)} added, {len(report.updated)} updated, {len(report.unchanged)} unchanged, "
         f"{len(report.deleted)} deleted, {len(report.failed)} failed, {report.skipped} skipped; "
@@ -639,3 +613,7 @@ def _report(report: IngestReport) -> None:
             errors.print(Text(f"{what}: {printable(str(path))}: {printable(reason)}", "yellow"))
     if report.skipped > _LISTED:
         errors.print(Text(f"skipped: and {report.skipped - _LISTED} more", "yellow"))
+    for source in sources:
+        console.print(Text(_counted(source)))
+    if report.failed or report.skipped:
+        raise typer.Exit(1 if report.failed else _SKIPPED)

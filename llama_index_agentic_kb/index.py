@@ -1,4 +1,8 @@
-"""A ``VectorStoreIndex`` whose retriever, query engine and chat engine are agentic."""
+"""A ``VectorStoreIndex`` whose retriever, query engine and chat engine are agentic; LlamaIndex's chat engines over it.
+
+LlamaIndex puts the conversation into prompt templates, where ``{context_str}`` in a message would be replaced: here it
+stays text. No call is spent on condensing it: our planner reads it from the memory that it shares with the engine.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,22 @@ from typing import Any, Final, Self, TypedDict
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.llms.types import ChatMessage, TextBlock
 from llama_index.core.callbacks import CallbackManager
+from llama_index.core.chat_engine import (
+    CondensePlusContextChatEngine,
+    CondenseQuestionChatEngine,
+    ContextChatEngine,
+    SimpleChatEngine,
+)
 from llama_index.core.chat_engine.types import BaseChatEngine, ChatMode
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.llms import LLM
 from llama_index.core.llms.utils import LLMType
 from llama_index.core.llms.utils import resolve_llm as core_resolve_llm
-from llama_index.core.memory import BaseMemory
+from llama_index.core.memory import BaseMemory, ChatMemoryBuffer
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.response_synthesizers import CompactAndRefine
 
 from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.chat_engine import AgenticChatEngine
@@ -182,31 +194,93 @@ def as_chat_engine(
             f"chat_mode {chat_mode.value!r} needs a language model: pass llm= or set Settings.llm; "
             "chat_mode 'best' works without one"
         )
-    # imported only if needed
-    from llama_index.core import chat_engine as theirs  # noqa: PLC0415
-    from llama_index.core.memory import ChatMemoryBuffer  # noqa: PLC0415
-
-    from llama_index_agentic_kb import core_chat  # noqa: PLC0415
-
     history = kwargs.pop("chat_history", None)
     retriever.memory = memory or retriever.memory or ChatMemoryBuffer.from_defaults(history, llm=retriever.llm)
     kwargs = {"llm": retriever.llm, "memory": retriever.memory, **kwargs}
     plans = retriever.effort is not ReasoningEffort.MINIMAL  # then the planner reads the conversation
     if chat_mode is ChatMode.CONTEXT:
-        return core_chat.ContextChat.from_defaults(retriever=retriever, **kwargs)
+        return ContextChat.from_defaults(retriever=retriever, **kwargs)
     if chat_mode is ChatMode.CONDENSE_PLUS_CONTEXT:
         kwargs.setdefault("skip_condense", plans)
-        return core_chat.CondensePlusContextChat.from_defaults(retriever=retriever, **kwargs)
+        return CondensePlusContextChat.from_defaults(retriever=retriever, **kwargs)
     if chat_mode is ChatMode.CONDENSE_QUESTION:
-        condensing = core_chat.CondenseQuestionChat if plans else theirs.CondenseQuestionChatEngine
+        condensing = CondenseQuestionChat if plans else CondenseQuestionChatEngine
         make = condensing.from_defaults
         engine = {key: kwargs.pop(key) for key in kwargs.keys() - signature(make).parameters.keys()}
         return make(query_engine=AgenticQueryEngine(retriever, **engine), **kwargs)
     if chat_mode is ChatMode.SIMPLE:
-        return theirs.SimpleChatEngine.from_defaults(**kwargs)
+        return SimpleChatEngine.from_defaults(**kwargs)
     raise ConfigurationError(
         f"chat_mode {chat_mode.value!r} was removed from LlamaIndex: use an agent with KnowledgeBase.as_tool()"
     )
+
+
+class _PlainConversation:
+    """Mixin for engines whose prompt templates hold the conversation."""
+
+    def _get_response_synthesizer(self, chat_history: list[ChatMessage], streaming: bool = False) -> CompactAndRefine:
+        values, history = _variables(chat_history)
+        make: Any = super()._get_response_synthesizer  # type: ignore[misc]  # of the engine beside this mixin
+        synthesizer: CompactAndRefine = make(history, streaming=streaming)
+        prompts = synthesizer.get_prompts().items()
+        synthesizer.update_prompts({name: prompt.partial_format(**values) for name, prompt in prompts})
+        return synthesizer
+
+
+def _variables(history: Sequence[ChatMessage]) -> tuple[dict[str, str], list[ChatMessage]]:
+    """Return the texts of messages by variable name, and the messages with the variables in their place."""
+    values, messages = dict[str, str](), list[ChatMessage]()
+    for message in history:
+        blocks: list[Any] = []
+        for block in message.blocks:
+            if isinstance(block, TextBlock):
+                values[f"said_{len(values)}"] = block.text
+                blocks.append(TextBlock(text=f"{{said_{len(values) - 1}}}"))
+            else:
+                blocks.append(block)
+        messages.append(message.model_copy(update={"blocks": blocks}))
+    return values, messages
+
+
+class ContextChat(_PlainConversation, ContextChatEngine):
+    """LlamaIndex's ``ContextChatEngine``."""
+
+
+class CondensePlusContextChat(_PlainConversation, CondensePlusContextChatEngine):
+    """LlamaIndex's ``CondensePlusContextChatEngine``."""
+
+
+class CondenseQuestionChat(CondenseQuestionChatEngine):
+    """LlamaIndex's ``CondenseQuestionChatEngine`` without its condensing: the retriever plans from the conversation."""
+
+    def chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> Any:
+        """Answer a message; a ``chat_history`` replaces the messages in the memory, as in the other modes."""
+        return super().chat(message, self._kept(chat_history))
+
+    async def achat(self, message: str, chat_history: list[ChatMessage] | None = None) -> Any:
+        """Answer a message; see ``chat``."""
+        return await super().achat(message, self._kept(chat_history))
+
+    def stream_chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> Any:
+        """Answer a message, as a stream; see ``chat``."""
+        return super().stream_chat(message, self._kept(chat_history))
+
+    async def astream_chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> Any:
+        """Answer a message, as a stream; see ``chat``."""
+        return await super().astream_chat(message, self._kept(chat_history))
+
+    def _kept(self, chat_history: list[ChatMessage] | None) -> list[ChatMessage] | None:
+        if chat_history is not None:
+            self._memory.set(chat_history)
+        return chat_history
+
+    def _condense_question(self, chat_history: list[ChatMessage], last_message: str) -> str:
+        del chat_history
+        return last_message
+
+    async def _acondense_question(self, chat_history: list[ChatMessage], last_message: str) -> str:
+        del chat_history
+        return last_message
 
 
 def split_kwargs(kwargs: dict[str, Any]) -> tuple[RetrieverArguments, dict[str, Any]]:

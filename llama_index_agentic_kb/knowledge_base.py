@@ -196,11 +196,10 @@ class KnowledgeBase(NotPickled, MetadataQueries):
                 sources, or names fields that the documents themselves may have set.
         """
         from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads SQLite and more)
-        from llama_index_agentic_kb.store.scope import stored_scopes  # noqa: PLC0415 (with the store)
 
         store = KnowledgeStore.open(path, embed_model=embed_model, repair=repair)
         options = kwargs.get("options") or RetrieverOptions()
-        if not options.scope and (scopes := stored_scopes(store)):
+        if not options.scope and (scopes := store.scopes()):
             kwargs["options"] = replace(options, scope=scopes)
         allowed = _by_source(permissions, [info.name for info in store.sources()])
         for name, declared in allowed.items():

@@ -11,7 +11,7 @@ from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb.testing.embeddings import words
+from llama_index_agentic_kb.testing.doubles import words
 
 __all__ = ["OverlapReranker"]
 

@@ -14,7 +14,7 @@ from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index_agentic_kb import InvalidRequestError, KnowledgeBase, KnowledgeSource
 from llama_index_agentic_kb.schema.answer_query import AnswerQuery
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM
-from llama_index_agentic_kb.wire.azure_request import decode_retrieve
+from llama_index_agentic_kb.wire.azure import decode_retrieve
 
 QUESTION = "How tall was the Saturn V rocket, and who built its engines?"
 TEXTS = ["The Saturn V rocket was 110.6 m tall.", "Rocketdyne built the engines of the Saturn V."]

@@ -24,7 +24,6 @@ from llama_index_agentic_kb.search.follow_up import DECAY
 from llama_index_agentic_kb.search.prototypes import Floats, ScopeIndex, ScopeSettings, unit_rows
 from llama_index_agentic_kb.store import KnowledgeStore
 from llama_index_agentic_kb.store.embedding_model import embed_model_name
-from llama_index_agentic_kb.store.scope import stored_scopes
 
 TARGET: Final = 0.98
 """The share of the evidence that a scope must keep."""
@@ -78,7 +77,7 @@ def calibrate_store(store: KnowledgeStore) -> Iterator[tuple[str, Calibration]]:
     Raises:
         IngestionError: The index can't be written.
     """
-    known = stored_scopes(store)
+    known = store.scopes()
     for info in store.sources():
         reader, model = store.vectors(info.name).reader(), embed_model_name(store.embed_model)
         old = known.get(info.name)

@@ -26,8 +26,7 @@ from llama_index_agentic_kb.server.http import (
 )
 from llama_index_agentic_kb.server.passages import link_passages
 from llama_index_agentic_kb.server.service import ServedBase
-from llama_index_agentic_kb.wire.azure_request import VERSIONS, decode_retrieve, known_version
-from llama_index_agentic_kb.wire.azure_response import encode_response
+from llama_index_agentic_kb.wire.azure import VERSIONS, decode_retrieve, encode_response, known_version
 
 STREAMING_SINCE: Final = "2026-08-01-preview"
 HEARTBEAT_SECONDS: Final = 15.0

@@ -13,7 +13,7 @@ from pydantic.json_schema import models_json_schema
 
 from llama_index_agentic_kb.schema import RetrievalRequest
 from llama_index_agentic_kb.server.definitions import KnowledgeBaseDefinition, SourceDefinition
-from llama_index_agentic_kb.wire.azure_request import VERSIONS
+from llama_index_agentic_kb.wire.azure import VERSIONS
 
 _NOTE: Final = (
     "Azure AI Search's agentic retrieval API over knowledge bases. Each path with a name also has the OData form, "

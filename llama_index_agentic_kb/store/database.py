@@ -358,6 +358,33 @@ class DocumentDatabase(ABC):
         return np.array([row for row, _ in found], dtype=np.int64), data
 
 
+@dataclass(frozen=True, slots=True)
+class SourceReader:
+    """Reads the vectors of a source's chunks; see ``search.prototypes.VectorReader``."""
+
+    documents: DocumentDatabase
+    source: str
+    dimension: int
+
+    def version(self) -> str:
+        """Return the source's version; empty if the source is gone."""
+        state = self.documents.source_state(self.source)
+        return "" if state is None else str(state.version)
+
+    def chunks(self) -> dict[str, list[str]]:
+        """Return the row ids of each document's chunks, by document id; a row id is never used again."""
+        documents: dict[str, list[str]] = {}
+        statement = "SELECT path, id FROM chunks WHERE source = ? ORDER BY path, chunk_index"
+        for path, row in self.documents.stream(statement, (self.source,)):
+            documents.setdefault(f"{self.source}/{path}", []).append(str(row))
+        return documents
+
+    def vectors(self, chunks: Sequence[str]) -> dict[str, Floats]:
+        """Return the vectors of chunks, by row id."""
+        rows, vectors = self.documents.vectors(np.array([int(chunk) for chunk in chunks], np.int64), self.dimension)
+        return {str(row): vector for row, vector in zip(rows.tolist(), vectors, strict=True)}
+
+
 def _count_change(connection: Statements, source: str) -> None:
     connection.execute("UPDATE state SET value = CAST(CAST(value AS bigint) + 1 AS text) WHERE key = 'changes'")
     connection.execute(

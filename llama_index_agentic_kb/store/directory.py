@@ -17,7 +17,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -59,7 +58,12 @@ class DirectoryStore(KnowledgeStore):
         directory = Path(path).resolve()
         if (directory / _DOCUMENTS).exists():
             return False
-        _check_empty(directory)
+        if directory.exists() and not directory.is_dir():
+            raise ConfigurationError(f"{str(directory)!r} is a file; a store is a directory.")
+        if directory.is_dir() and any(directory.iterdir()):
+            raise ConfigurationError(
+                f"{str(directory)!r} holds other files and no store. Choose a directory of its own for the store."
+            )
         return True
 
     @classmethod
@@ -102,20 +106,19 @@ class DirectoryStore(KnowledgeStore):
         super().documents  # noqa: B018 (raises an error if the store is closed)
         return self._documents
 
-    def lexical(self, source: str) -> StoredLexicalSearch:
-        """Return the lexical search of a source."""
-        found: StoredLexicalSearch = super().lexical(source)  # type: ignore[assignment]  # made by `_make_lexical`
-        return found
-
-    def _make_vectors(self, source: str) -> SourceVectors:
+    def vectors(self, source: str) -> SourceVectors:
+        """Return the dense search of a source."""
         from llama_index_agentic_kb.store.vectors import SourceVectors  # noqa: PLC0415 (loads LlamaIndex)
 
-        return SourceVectors(self, source, self._graphs)
+        return self._once(SourceVectors, source, lambda: SourceVectors(self, source, self._graphs))
 
-    def _make_lexical(self, source: str) -> StoredLexicalSearch:
+    def lexical(self, source: str) -> StoredLexicalSearch:
+        """Return the lexical search of a source."""
         from llama_index_agentic_kb.store.lexical import StoredLexicalSearch  # noqa: PLC0415 (loads tantivy)
 
-        return StoredLexicalSearch(self, source, self._lexical_directory(source))
+        self._check_source(source)
+        directory = self._lexical_directory(source)
+        return self._once(StoredLexicalSearch, source, lambda: StoredLexicalSearch(self, source, directory))
 
     def _remove(self, source: str) -> None:
         shutil.rmtree(self._lexical_directory(source), ignore_errors=True)
@@ -164,7 +167,12 @@ class DirectoryStore(KnowledgeStore):
         """Update or repair the HNSW graphs and lexical indexes."""
         found = []
         for info in self.sources():
-            tell, lexical = partial(_tell, progress, info), self.lexical(info.name)
+            lexical = self.lexical(info.name)
+
+            def tell(done: int, info: SourceInfo = info) -> None:
+                if progress is not None:
+                    progress(done, info.chunks, info.name)
+
             state = self.documents.source_state(info.name)
             graph = "" if state is None else self._graphs.fault(state, whole=True)
             if graph or (rebuild_all and info.chunks > chroma.EXACT_ROWS):
@@ -202,18 +210,3 @@ class DirectoryStore(KnowledgeStore):
 
 def _file_name(source: str) -> str:
     return hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-def _tell(progress: RepairProgress | None, info: SourceInfo, done: int) -> None:
-    if progress is not None:
-        progress(done, info.chunks, info.name)
-
-
-def _check_empty(directory: Path) -> None:
-    """Raise ``ConfigurationError`` if the path of a new store is a file or a non-empty directory."""
-    if directory.exists() and not directory.is_dir():
-        raise ConfigurationError(f"{str(directory)!r} is a file; a store is a directory.")
-    if directory.is_dir() and any(directory.iterdir()):
-        raise ConfigurationError(
-            f"{str(directory)!r} holds other files and no store. Choose a directory of its own for the store."
-        )

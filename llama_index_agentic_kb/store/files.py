@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.store.parsing import PARSERS
@@ -19,7 +20,13 @@ from llama_index_agentic_kb.store.reading import (
     ParsedFile,
     check_size,
     open_regular,
+    parsed_documents,
+    scalar_fields,
+    text_of,
 )
+
+if TYPE_CHECKING:
+    from llama_index.core.schema import Document
 
 SUFFIXES: Final = TEXT_SUFFIXES | PARSERS.keys()
 """The lower-case suffixes of supported files."""
@@ -60,6 +67,32 @@ class FoundFile:
     def parsed(self, reader: FileReader) -> ParsedFile:
         """Return the text with title and metadata; see ``FileReader.read`` for the errors."""
         return reader.read(self.path)
+
+
+@dataclass(frozen=True)
+class GivenDocument(FoundFile):
+    """A document passed to ``ingest(documents=)``: one LlamaIndex document, or all those of one file (its pages)."""
+
+    documents: Sequence[Document] = ()
+
+    @property
+    def origin(self) -> str:
+        """Always empty: no file has to exist."""
+        return ""
+
+    def digest(self, max_bytes: int) -> str:
+        """Return a hash of the documents' texts and metadata."""
+        content = [[text_of(document), scalar_fields(document.metadata)] for document in self.documents]
+        check_size(sum(len(text) for text, _ in content), max_bytes)
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def size(self) -> int:
+        """Return the number of characters of all texts."""
+        return sum(len(text_of(document)) for document in self.documents)
+
+    def parsed(self, _: FileReader) -> ParsedFile:
+        """Return the documents as sections of one file."""
+        return parsed_documents(self.documents, self.path.stem)
 
 
 @dataclass
@@ -216,3 +249,13 @@ def _stays_inside(path: Path, root: Path) -> bool:
         return path.resolve(strict=True).is_relative_to(root.resolve())
     except (OSError, RuntimeError):  # a broken link, or a loop
         return False
+
+
+def given_documents(documents: Iterable[Document]) -> list[GivenDocument]:
+    """Return documents grouped by the file that a reader took them from, else each under its own id."""
+    groups: dict[str, list[Document]] = {}
+    for document in documents:
+        path = document.metadata.get("file_path")
+        name = printable(str(path)).lstrip("/") if path else document.node_id
+        groups.setdefault(name, []).append(document)
+    return [GivenDocument(Path(name), name, "", tuple(group)) for name, group in groups.items()]

@@ -22,7 +22,14 @@ from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, In
 from llama_index_agentic_kb.store.access import Access, Stamp
 from llama_index_agentic_kb.store.database import Chunk, Floats, StoredDocument
 from llama_index_agentic_kb.store.embedding_model import check_sizes
-from llama_index_agentic_kb.store.files import DEFAULT_SOURCE, FoundFile, Selection, SourceFiles, printable
+from llama_index_agentic_kb.store.files import (
+    DEFAULT_SOURCE,
+    FoundFile,
+    Selection,
+    SourceFiles,
+    given_documents,
+    printable,
+)
 from llama_index_agentic_kb.store.reading import (
     MAX_BYTES,
     READ_SECONDS,
@@ -155,11 +162,8 @@ def ingest(
             sources_at=store.documents.sources_at,
             suffixes=reader.extractors,
         )
-        if documents:
-            from llama_index_agentic_kb.store.given import given_documents  # noqa: PLC0415 (rarely needed)
-
-            for document in given_documents(documents):
-                selection.add(source or DEFAULT_SOURCE, document)
+        for document in given_documents(documents):
+            selection.add(source or DEFAULT_SOURCE, document)
         access = Access(permissions, stamp, trust_urls)
         run = Ingestion(store, (chunk_size, chunk_overlap), reader, progress, show_progress, selection, access)
         for name, group in selection.sources():

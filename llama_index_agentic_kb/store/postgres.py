@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -322,15 +323,19 @@ class PostgresStore(KnowledgeStore):
                 (source, data),
             )
 
-    def _make_vectors(self, source: str) -> PostgresVectors:
+    def vectors(self, source: str) -> PostgresVectors:
+        """Return the dense search of a source."""
         from llama_index_agentic_kb.store.postgres_search import PostgresVectors  # noqa: PLC0415 (loads LlamaIndex)
 
-        return PostgresVectors(self._documents, source, self.fingerprint.dimension)
+        made = partial(PostgresVectors, self._documents, source, self.fingerprint.dimension)
+        return self._once(PostgresVectors, source, made)
 
-    def _make_lexical(self, source: str) -> PostgresWords:
+    def lexical(self, source: str) -> PostgresWords:
+        """Return the lexical search of a source."""
         from llama_index_agentic_kb.store.postgres_search import PostgresWords  # noqa: PLC0415 (loads LlamaIndex)
 
-        return PostgresWords(self._documents, source)
+        self._check_source(source)
+        return self._once(PostgresWords, source, partial(PostgresWords, self._documents, source))
 
 
 def index_name(source: str) -> str:

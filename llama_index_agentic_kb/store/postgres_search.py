@@ -25,9 +25,8 @@ from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.schema import FilterNode
 from llama_index_agentic_kb.search.tokenizing import Analyzer
 from llama_index_agentic_kb.store.chunking import chunk_to_node
-from llama_index_agentic_kb.store.database import Floats, Row, Statements
+from llama_index_agentic_kb.store.database import Floats, Row, SourceReader, Statements
 from llama_index_agentic_kb.store.postgres import PostgresDatabase, index_name, lexeme, vector_text
-from llama_index_agentic_kb.store.scope import SourceReader
 from llama_index_agentic_kb.store.sql_filter import Sql, joined
 from llama_index_agentic_kb.store.vectors import Passes, Ranked, check_deadline, growing, query_vector, take, where
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import codecs
 import io
 import json
+import math
 import os
 import re
 import stat
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -33,6 +34,7 @@ from llama_index_agentic_kb.store.database import MetadataValue
 
 if TYPE_CHECKING:
     from llama_index.core.readers.base import BaseReader
+    from llama_index.core.schema import Document
 
     from llama_index_agentic_kb.store.parsing import Parsed
 
@@ -142,8 +144,6 @@ class FileReader:
                     pipe.close()
 
     def _extracted(self, path: Path, extractor: BaseReader) -> ParsedFile:
-        from llama_index_agentic_kb.store.given import parsed_documents  # noqa: PLC0415 (imports this module)
-
         try:
             documents = extractor.load_data(path)
         except OSError:
@@ -214,6 +214,39 @@ def check_size(size: int, limit: int) -> None:
     """Raise ``UnreadableError`` if a file's size exceeds the limit (both in bytes)."""
     if size > limit:
         raise UnreadableError(f"is too large: {size:,} bytes, of at most {limit:,} (max_file_bytes=, --max-megabytes)")
+
+
+# -- LlamaIndex documents ----------------------------------------------------------------------------------------------
+
+_KEY: Final = re.compile(r"[A-Za-z][\w .-]{0,99}")
+
+
+def parsed_documents(documents: Sequence[Document], name: str) -> ParsedFile:
+    """Return LlamaIndex documents as one parsed file; each of them is chunked separately, with its own metadata."""
+    titles = (str(document.metadata.get("title") or "") for document in documents[:1])
+    headings = (first_heading(text_of(document)) for document in documents[:1])
+    title = next(filter(None, titles), "") or next(filter(None, headings), "") or name
+    sections = (
+        section for document in documents for section in blocks([text_of(document)], scalar_fields(document.metadata))
+    )
+    return ParsedFile(title, sections)
+
+
+def text_of(document: Document) -> str:
+    """Return a document's text in a form that can be stored."""
+    return clean(document.text or "")
+
+
+def scalar_fields(metadata: Mapping[str, object]) -> dict[str, MetadataValue]:
+    """Return the scalar metadata that the store can keep with each chunk."""
+    fields: dict[str, MetadataValue] = {}
+    for key, value in metadata.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            continue
+        kept = clean(value) if isinstance(value, str) else value
+        if isinstance(kept, str | int | float) and len(str(kept)) <= MAX_FIELD_CHARACTERS and _KEY.fullmatch(str(key)):
+            fields[str(key)] = kept
+    return dict(list(fields.items())[:MAX_FIELDS])
 
 
 # -- text and Markdown ------------------------------------------------------------------------------------------------

@@ -11,9 +11,15 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias, TypeVar
 
-from llama_index_agentic_kb.errors import ConfigurationError, StoreDamagedError, StoreMismatchError
+from llama_index_agentic_kb.errors import (
+    ConfigurationError,
+    IngestionError,
+    RetrievalError,
+    StoreDamagedError,
+    StoreMismatchError,
+)
 from llama_index_agentic_kb.store.access import unprotected
 from llama_index_agentic_kb.store.database import BusyError, DocumentDatabase, MetadataValue, SourceInfo
 from llama_index_agentic_kb.store.embedding_model import (
@@ -28,13 +34,16 @@ from llama_index_agentic_kb.store.embedding_model import (
 if TYPE_CHECKING:
     from llama_index.core import VectorStoreIndex
     from llama_index.core.base.embeddings.base import BaseEmbedding
-    from llama_index.core.schema import BaseNode, NodeWithScore, TextNode
-    from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
+    from llama_index.core.schema import TextNode
 
     from llama_index_agentic_kb.guard.permissions import Permissions
     from llama_index_agentic_kb.schema import FilterNode
     from llama_index_agentic_kb.search.prototypes import ScopeIndex
-    from llama_index_agentic_kb.store.scope import SourceReader
+    from llama_index_agentic_kb.store.lexical import StoredLexicalSearch
+    from llama_index_agentic_kb.store.postgres_search import PostgresVectors, PostgresWords
+    from llama_index_agentic_kb.store.vectors import SourceVectors
+
+T = TypeVar("T")
 
 Repair: TypeAlias = Literal["never", "auto"]
 """Whether opening a store rebuilds a missing or damaged HNSW graph of a large source ("auto") or not ("never")."""
@@ -42,32 +51,6 @@ RepairProgress: TypeAlias = Callable[[int, int, str], None]
 """A function called with the number of processed chunks, the total number of chunks, and the source's name."""
 
 _MODEL: Final = "embedding model"
-
-
-class DenseSearch(Protocol):
-    """The dense search of a source."""
-
-    def search(
-        self,
-        query: VectorStoreQuery,
-        passes: Callable[[BaseNode], bool] | None = None,
-        *,
-        deadline: float | None = None,
-    ) -> tuple[VectorStoreQueryResult, str]:
-        """Find the nearest chunks; see ``vectors.SourceVectors.search``."""
-        ...
-
-    def reader(self) -> SourceReader:
-        """Return the reader of the source's vectors, from which its scope index is made."""
-        ...
-
-
-class SourceWords(Protocol):
-    """The lexical search of a source."""
-
-    def search(self, query: str, top_k: int, filters: FilterNode | None = None) -> list[NodeWithScore]:
-        """Find nodes by the words of a query; see ``lexical.StoredLexicalSearch.search``."""
-        ...
 
 
 class KnowledgeStore(ABC):
@@ -89,9 +72,7 @@ class KnowledgeStore(ABC):
         self._documents = documents
         self._lock = threading.RLock()
         self._embed_model = embed_model
-        self._vectors: dict[str, DenseSearch] = {}
-        self._indexes: dict[str, VectorStoreIndex] = {}
-        self._lexical: dict[str, SourceWords] = {}
+        self._opened: dict[str, dict[type, Any]] = {}
         self._closed = False
 
     @classmethod
@@ -163,8 +144,7 @@ class KnowledgeStore(ABC):
         """Close the store; a second call does nothing. Indexes obtained from it become unusable."""
         with self._lock:
             self._closed = True
-            for opened in (self._indexes, self._lexical, self._vectors):
-                opened.clear()
+            self._opened.clear()
             self._documents.close()
 
     @property
@@ -213,30 +193,37 @@ class KnowledgeStore(ABC):
         from llama_index_agentic_kb.store.vectors import StoreVectorStore  # noqa: PLC0415 (loads LlamaIndex)
 
         self._check_source(source)
-        with self._lock:
-            if source not in self._indexes:
-                vectors = StoreVectorStore(self.vectors(source), self.lexical(source), partial(self.metadata, source))
-                self._indexes[source] = VectorStoreIndex.from_vector_store(vectors, embed_model=self.embed_model)
-            return self._indexes[source]
 
-    def vectors(self, source: str) -> DenseSearch:
-        """Return the dense search of a source; each call returns the same object."""
-        with self._lock:
-            if source not in self._vectors:
-                self._vectors[source] = self._make_vectors(source)
-            return self._vectors[source]
+        def make() -> VectorStoreIndex:
+            vectors = StoreVectorStore(self.vectors(source), self.lexical(source), partial(self.metadata, source))
+            return VectorStoreIndex.from_vector_store(vectors, embed_model=self.embed_model)
 
-    def lexical(self, source: str) -> SourceWords:
-        """Return the lexical search of a source; each call returns the same object.
+        return self._once(VectorStoreIndex, source, make)
 
-        Raises:
-            ConfigurationError: The source does not exist.
-        """
-        self._check_source(source)
+    def _once(self, kind: type[T], source: str, make: Callable[[], T]) -> T:
+        """Return a source's object of a kind, made at the first call."""
         with self._lock:
-            if source not in self._lexical:
-                self._lexical[source] = self._make_lexical(source)
-            return self._lexical[source]
+            opened = self._opened.setdefault(source, {})
+            if kind not in opened:
+                opened[kind] = make()
+            found: T = opened[kind]
+            return found
+
+    def scopes(self) -> dict[str, ScopeIndex]:
+        """Return the scope indexes by source, up to date; sources without a readable one are left out."""
+        made: dict[str, ScopeIndex] = {}
+        for info in self.sources():
+            with suppress(RetrievalError):
+                index = self.load_scope(info.name)
+                if index is None:
+                    continue
+                reader = self.vectors(info.name).reader()
+                if index.version != reader.version():
+                    index = index.updated(reader)
+                    with suppress(IngestionError):  # a store that can't be written to
+                        self.save_scope(info.name, index)
+                made[info.name] = index
+        return made
 
     def nodes(self, source: str) -> list[TextNode]:
         """Return all nodes of a source in order of document and position, without embeddings.
@@ -284,9 +271,7 @@ class KnowledgeStore(ABC):
         with self.writing(), self._lock:
             self._check_source(source)
             self._remove(source)
-            kept: dict[str, Any]
-            for kept in (self._indexes, self._lexical, self._vectors):
-                kept.pop(source, None)
+            self._opened.pop(source, None)
 
     # -- of each kind of store --------------------------------------------------------------------------------------
 
@@ -301,12 +286,16 @@ class KnowledgeStore(ABC):
         """Open the store's database."""
 
     @abstractmethod
-    def _make_vectors(self, source: str) -> DenseSearch:
-        """Return a new dense search of a source."""
+    def vectors(self, source: str) -> SourceVectors | PostgresVectors:
+        """Return the dense search of a source; each call returns the same object."""
 
     @abstractmethod
-    def _make_lexical(self, source: str) -> SourceWords:
-        """Return a new lexical search of a source."""
+    def lexical(self, source: str) -> StoredLexicalSearch | PostgresWords:
+        """Return the lexical search of a source; each call returns the same object.
+
+        Raises:
+            ConfigurationError: The source does not exist.
+        """
 
     @abstractmethod
     def _remove(self, source: str) -> None:

@@ -50,14 +50,13 @@ from llama_index_agentic_kb.schema.filters import Condition, FilterGroup, Filter
 from llama_index_agentic_kb.store import chroma
 from llama_index_agentic_kb.store.chroma import GraphError, Graphs
 from llama_index_agentic_kb.store.chunking import chunk_to_node
-from llama_index_agentic_kb.store.database import Floats, Ids, SourceState
-from llama_index_agentic_kb.store.scope import SourceReader
+from llama_index_agentic_kb.store.database import Floats, Ids, SourceReader, SourceState
 from llama_index_agentic_kb.store.sql_filter import Dialect, Sql, joined
 
 if TYPE_CHECKING:
     from llama_index_agentic_kb.search.lexical import LexicalSearch
     from llama_index_agentic_kb.store.directory import DirectoryStore
-    from llama_index_agentic_kb.store.store import DenseSearch
+    from llama_index_agentic_kb.store.postgres_search import PostgresVectors
 
 MAX_ROWS = 200_000
 """The maximum number of rows outside the HNSW graph (300 MB); with more, a search fails until the graph is built."""
@@ -356,11 +355,13 @@ class StoreVectorStore(BasePydanticVectorStore):
     is_embedding_query: bool = True
     flat_metadata: bool = True
 
-    _vectors: DenseSearch = PrivateAttr()
+    _vectors: SourceVectors | PostgresVectors = PrivateAttr()
     _lexical: LexicalSearch = PrivateAttr()
     _metadata: MetadataRows = PrivateAttr()
 
-    def __init__(self, vectors: DenseSearch, lexical: LexicalSearch, metadata: MetadataRows) -> None:
+    def __init__(
+        self, vectors: SourceVectors | PostgresVectors, lexical: LexicalSearch, metadata: MetadataRows
+    ) -> None:
         super().__init__(stores_text=True)
         self._vectors = vectors
         self._lexical = lexical

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llama_index_agentic_kb.testing.embeddings import DIMENSIONS, count_tokens, hash_vector
+from llama_index_agentic_kb.testing.doubles import DIMENSIONS, count_tokens, hash_vector
 
 Json = dict[str, Any]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from llama_index_agentic_kb.testing.llms import Script
+from llama_index_agentic_kb.testing.doubles import Script
 from llama_index_agentic_kb.testing.openai_api import (
     ChatRequest,
     Json,

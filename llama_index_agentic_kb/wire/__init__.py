@@ -1,6 +1,6 @@
 """Codecs between the models of ``schema`` and the JSON messages of other APIs. They need no HTTP and no engine.
 
-* ``azure_request`` and ``azure_response``: Azure's ``retrieve`` action in five API versions.
+* ``azure``: Azure's ``retrieve`` action in five API versions.
 * ``google_answer``: Google's Answer method (Discovery Engine v1, JSON): parser of requests, encoder of answers.
 * ``google_sessions`` and ``google_checks``: the messages of the session methods, of CheckGrounding and of Rank.
 * ``google_names`` and ``google_filter``: resource names and filter text.

@@ -19,7 +19,6 @@ from llama_index_agentic_kb.search.prototypes import ScopeIndex, ScopeSettings, 
 from llama_index_agentic_kb.store import KnowledgeStore
 from llama_index_agentic_kb.store.database import Chunk, StoredDocument
 from llama_index_agentic_kb.store.directory import DirectoryStore
-from llama_index_agentic_kb.store.scope import stored_scopes
 from llama_index_agentic_kb.testing import HashEmbedding
 
 MODEL = HashEmbedding()
@@ -75,9 +74,9 @@ def test_a_calibrated_store_narrows_conversations(path: Path) -> None:
         assert min(made.evidence) >= TARGET
         assert made.scope < 0.25
         assert made.shifts > 0.9
-        assert stored_scopes(store)[SOURCE].settings == made.index.settings
+        assert store.scopes()[SOURCE].settings == made.index.settings
         put(store, [DOCUMENTS])
-        updated = stored_scopes(store)[SOURCE]
+        updated = store.scopes()[SOURCE]
         assert f"{SOURCE}/{DOCUMENTS}.txt" in updated.documents
         assert ScopeIndex.load(store._scope_file(SOURCE)).version == updated.version
     kb = KnowledgeBase.from_store(path, embed_model=MODEL, effort="minimal", output_mode="extractiveData")
@@ -86,7 +85,7 @@ def test_a_calibrated_store_narrows_conversations(path: Path) -> None:
         put(store, [DOCUMENTS + 1])
         assert reason(kb) is ScopeReason.INDEX_STALE
         store._scope_file(SOURCE).write_bytes(b"damaged")
-        assert stored_scopes(store) == {}
+        assert store.scopes() == {}
         store.remove_source(SOURCE)
         assert not store._scope_file(SOURCE).exists()
 

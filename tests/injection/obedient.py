@@ -15,7 +15,7 @@ from typing import Any, Final
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.bridge.pydantic import PrivateAttr
 
-from llama_index_agentic_kb.testing.llms import ScriptedLLM, ScriptedReply
+from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
 
 __all__ = ["VERBS", "ObedientLLM", "Orders", "read_orders"]
 

@@ -8,7 +8,7 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import IndexNode, QueryBundle, TextNode
 
 from llama_index_agentic_kb.testing import MemoryRetriever, RecordedQuery, Verbatim
-from llama_index_agentic_kb.testing.sources import Mode
+from llama_index_agentic_kb.testing.doubles import Mode
 
 TEXTS = ["Rain in Paris", "Snow in Oslo", "Rain and snow in Bergen"]
 

@@ -26,8 +26,7 @@ from llama_index_agentic_kb.schema import (
     SearchArguments,
     SourceActivity,
 )
-from llama_index_agentic_kb.wire.azure_request import VERSIONS, decode_retrieve
-from llama_index_agentic_kb.wire.azure_response import encode_response
+from llama_index_agentic_kb.wire.azure import VERSIONS, decode_retrieve, encode_response
 from tests.wire.strategies import many
 
 GOLDEN = Path(__file__).with_name("azure")
