@@ -10,6 +10,7 @@ but the exact address of a reference becomes text:
   without a definition are text.
 - ``<address>``, bare addresses (``https://…``, ``www.…``, ``name.com/…``), ``mailto:``: become ``(link removed)``.
 - HTML tags that have attributes, or that load, run or style something: disabled by a space after ``<``.
+- Attributes in braces, as Python-Markdown reads them: disabled by a space before ``=``.
 
 A reference's address with an additional query, fragment or path is a different address. A link that remains is written
 exactly as in the reference. All rules apply in code blocks too: renderers disagree on where code ends.
@@ -29,10 +30,15 @@ MAX_NAME: Final = 64  # characters of a tag's name; a tag with a longer one is d
 MAX_TAG: Final = 256  # characters after a tag's name that are searched for attributes
 
 _WEB: Final = re.compile(r"https?://[^\s\"'<>\\^`{|}\x00-\x20\x7f-\x9f]+", re.IGNORECASE)
+_GOES_ON_AS_URL: Final = re.compile(r"(?::\d{1,5})?[/?#]")
+"""What may follow a host's name in an address."""
+_IN_HOST: Final = (".", "~", "$", "&", "+", "%")
+"""ASCII characters that renderers take as part of a host's name, beside letters, digits and hyphens."""
 _URL_SIGNS: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"<>`')
 """The characters that may continue an address: printable ASCII without double quotes, backticks and angle brackets."""
 _CLOSING: Final = ".,;:!?)]}'*_~|"
 """Characters that at the end of an address belong to the sentence or the emphasis around it."""
+_FOLLOWING: Final = ".,;:!?)*_'\""
 _ENDING: Final = ".,;)'"
 """The subset of ``_CLOSING`` that no renderer treats as part of the preceding address."""
 
@@ -41,27 +47,36 @@ _COLON: Final = r"(?:\\?:|&(?:\#0*58|\#x0*3a|colon);?)"
 _SLASH: Final = r"(?:\\?/|\\|&(?:\#0*47|\#0*92|\#x0*2f|\#x0*5c|sol|bsol);?)"
 _DOT: Final = r"(?:\\?\.|&(?:\#0*46|\#x0*2e|period);?)"
 _MORE: Final = r"[^\s<>\"`]"
-# Top-level domains whose plain names become links in mail and chat programs, and in renderers that guess; file
-# extensions ("README.md") are left out, though some are countries.
-_FILES: Final = "md|py|sh|rs|pl|pm|ps|cs|js|ts|go|rb|hs|ml|mk|so|gz|xz|db|cc|cl|vb|kt|tf|td|id"
+# Top-level domains whose plain names become links in mail and chat programs, and in renderers that guess. File names
+# such as README.md are left, though some extensions are countries: nobody owns the domains of all names.
+_COUNTRIES: Final = "md|py|sh|rs|pl|pm|ps|ml|mk|so|cc|cl|tf|td|id"
+_FILES: Final = f"{_COUNTRIES}|cs|js|ts|go|rb|hs|gz|xz|db|vb|kt"
 _TOP: Final = (
     rf"(?!(?:{_FILES})(?![a-z0-9]))[a-z]{{2}}|com|org|net|edu|gov|mil|int|info|biz|app|dev|xyz|top|site|online|link|"
     "click|live|shop|store|cloud|page|web|pro|tech|space|website|world|club|vip|icu|fun|buzz|rest|zone|xxx|aero|asia|"
     "coop|museum|name"
 )
-# A name without a path, and a name after "@", are split by spaces before their dots, and are not counted.
+# A name without a path, and a name after "@", are split by spaces before their dots, and are not counted. So are
+# attributes in braces before their "=": Python-Markdown's attr_list sets these.
 _BARE: Final = re.compile(
     rf"(?:[a-z][a-z0-9+.-]{{1,30}}{_COLON}{_SLASH}{{2}}"
     rf"|(?<![a-z0-9])(?:(?:javascript|vbscript|mailto){_COLON}(?={_MORE})|data{_COLON}[a-z]+/|www{_DOT}(?=[a-z0-9_&\\-]))"
     rf"|(?<![:/]){_SLASH}{{2}}(?=[{re.escape(_URL_SIGNS)}]{{0,64}}(?:\.[^\s<>\"`]|[^\x00-\x7f]))"
-    rf"|(?<![a-z0-9_@/.-])(?:[a-z0-9-]{{1,63}}{_DOT}){{1,8}}(?:{_TOP})(?::\d{{1,5}})?[/?\#](?={_MORE}))"
+    rf"|(?<![a-z0-9_@/-])(?:[a-z0-9-]{{1,63}}{_DOT}){{1,8}}(?:{_TOP})(?::\d{{1,5}})?[/?\#](?={_MORE}))"
     rf"[{re.escape(_URL_SIGNS)}]*"
-    rf"|(?P<at>@)(?=[a-z0-9_.-]{{0,255}}(?:\.[a-z0-9_-]|[^\x00-\x7f]|\[))"
+    rf"|(?P<at>@(?=[a-z0-9_.-]{{0,255}}(?:\.[a-z0-9_-]|[^\x00-\x7f]|[\[&\\\"`])|[{re.escape(_URL_SIGNS)}]{{0,255}}>)"
+    r"|&(?:\#0*64|\#x0*40|commat);)"
     rf"|(?P<host>(?<=@)[a-z0-9_-]+(?:\.[a-z0-9_-]+)+)"
     rf"|(?P<www>(?<![a-z0-9])www\.)"
-    rf"|(?P<name>(?<![a-z0-9_/.-])(?:[a-z0-9-]{{1,63}}\.){{1,8}})(?P<top>{_TOP})(?![a-z0-9_-])",
-    re.IGNORECASE,
+    rf"|(?P<name>(?<![a-z0-9_/-])(?:[a-z0-9-]{{1,63}}\.){{1,8}}(?:{_TOP}))(?![a-z0-9_-])"
+    rf"|(?P<file>(?<![a-z0-9_/-])(?:[a-z0-9-]{{1,63}}\.){{1,8}}(?:{_COUNTRIES}))(?![a-z0-9_-])"
+    rf"|(?P<top>\.(?=[\u0440\u0420])|(?<![a-z0-9_-])\.(?=(?:{_TOP})(?![a-z0-9_-])|(?:{_COUNTRIES})(?::\d{{1,5}})?[/?\#]))"
+    r"|(?P<brace>[{}\n])"
+    r"|(?<![a-z0-9_.-])(?P<attribute>on[a-z]{3,30}|href|src|srcset|style)(?==)",
+    re.IGNORECASE | re.ASCII,
 )
+_TOP_DOT: Final = re.compile(rf"\.(?=(?:{_TOP}|{_COUNTRIES})?(?:\.|\Z))|\.(?=[\u0440\u0420])", re.IGNORECASE | re.ASCII)
+_LETTERS: Final = re.compile(r"(?<![a-z])[a-z]{1,40}\Z", re.IGNORECASE | re.ASCII)
 _ADDRESS: Final = rf"<[^<>\n]{{0,{MAX}}}>|(?:[^\s<>()]|\([^\s<>()]{{0,{MAX}}}+\)){{1,{MAX}}}+"
 _INLINE: Final = re.compile(
     rf"\]\(\s{{0,4}}(?P<address>{_ADDRESS})(?:\s{{1,4}}(?:\"[^\"]{{0,300}}\"|'[^']{{0,300}}'|\([^()]{{0,300}}\)))?\s{{0,4}}\)"
@@ -80,7 +95,7 @@ _DEFINES_NOTHING: Final = re.compile(r"\]:[ \t]{0,8}(?:\n[ \t]{0,8}\n|\n?[ \t]{0
 _ADDRESSLIKE: Final = re.compile(r"[/\\:?#&@<%\x00-\x1f\x7f-\xa0\u2028\u2029]|\.\w")
 _GOES_ON: Final = re.compile(r"[ \t]{1,8}[\w.,=+-]{1,40}+(?=[\s!?;)\]]|\Z)")
 """A plain word after a possible address: a definition ends there, or has a title in quotes."""
-_NAME: Final = re.compile(rf"</?[a-z][^\s/>]{{0,{MAX_NAME}}}+", re.IGNORECASE)
+_NAME: Final = re.compile(rf"</?[a-z][^ \t\n\r\f\v/>]{{0,{MAX_NAME}}}+", re.IGNORECASE)
 _NO_NAME: Final = re.compile(r"[\"'`=\[\](){}<:]")
 """Characters in a tag's name that may turn the rest into an attribute or an address for some renderers."""
 _DECIDES: Final = re.compile("[>=]")
@@ -121,6 +136,8 @@ class LinkFilter:
         self._held = ""
         self._swallows = False
         self._ends_here = True
+        self._in_braces = False
+        self._last = self._before = ""
 
     def feed(self, delta: str) -> str:
         """Add a piece of text and return the filtered text that later pieces can't change."""
@@ -132,11 +149,18 @@ class LinkFilter:
 
     def _feed(self, text: str, *, final: bool) -> str:
         """Return the filtered text; buffer the part that depends on later pieces."""
+        said = self._filtered(text, final=final)
+        self._last = text[: len(text) - len(self._held)][-1:] or self._last
+        return said
+
+    def _filtered(self, text: str, *, final: bool) -> str:
         parts: list[str] = []
         position, self._held = 0, ""
         while (trigger := _TRIGGER.search(text, position)) is not None:
             start = trigger.start()
+            self._before = text[position - 1 : position] if position else self._last
             parts.append(self._plain(text[position:start], ends_here=False))
+            self._before = text[start - 1 : start] or self._last
             decided = self._construct(text, start, final=final)
             if decided is None:
                 self._held = text[start:]
@@ -144,6 +168,7 @@ class LinkFilter:
             said, position = decided
             parts.append(said)
         rest = text[position:]
+        self._before = text[position - 1 : position] if position else self._last
         parts.append(self._plain(rest, ends_here=True) if final else self._but_the_last_word(rest))
         return "".join(parts)
 
@@ -163,13 +188,15 @@ class LinkFilter:
         if len(word) <= MAX:
             self._held = word
             return clean
-        begun = _BARE.search(word)
-        if begun is None:  # no scheme is as long as what is held
-            self._held = word[-128:]
-            return clean + word[:-128]
+        begun = next((one for one in _BARE.finditer(word) if one.lastgroup not in ("brace", "attribute")), None)
+        if begun is None:  # no scheme, and no attribute, is as long as what is held
+            cut = _LETTERS.search(word, 0, len(word) - 128)
+            at = len(word) - 128 if cut is None else cut.start()
+            self._held = word[at:]
+            return clean + _BARE.sub(self._bare, word[:at])
         self.removed += 1
         self._swallows = True
-        return clean + word[: begun.start()] + _removed(word, begun.start())
+        return clean + word[: begun.start()] + _removed(word[: begun.start()][-1:])
 
     def _after_address(self, text: str, *, ended: bool) -> str:
         """Return a text without the rest of an address that was too long to buffer."""
@@ -180,20 +207,36 @@ class LinkFilter:
 
     def _bare(self, found: re.Match[str]) -> str:
         """Return the replacement of a bare address: a reference's own address, delimited, or the removal notice."""
-        written, text = found.group(), found.string
-        if found["at"] or found["host"]:
-            return " (at) " if found["at"] else written.replace(".", " .")
-        if found["www"] or found["name"]:
-            return f"{(found['www'] or found['name'])[:-1]} .{found['top'] or ''}"
+        written, text, kind = found.group(), found.string, found.lastgroup
+        before = text[found.start() - 1] if found.start() else self._before
+        if kind == "brace":
+            self._in_braces = written == "{"
+            return written
+        if kind is not None:
+            return self._split(kind, found, before)
         core = written.rstrip(_CLOSING)
         for address in self._allowed:
             rest = written[len(address) :]
-            before = text[max(0, found.start() - 1) : found.start()]
             if written.startswith(address) and not rest.strip(_CLOSING) and before != "\\":
                 apart = self._ends_here if found.end() == len(text) else text[found.end()] in " \t\n"
-                return written if apart and not rest.strip(_ENDING) else f"<{address}>{rest}"
+                return written if apart and not rest.strip(_ENDING) and _is_simple(address) else f"<{address}>{rest}"
         self.removed += 1
-        return _removed(text, found.start()) + written[len(core) :]
+        return _removed(before) + written[len(core) :]
+
+    def _split(self, kind: str, found: re.Match[str], before: str) -> str:
+        """Return a name, or a part of one, with spaces that keep renderers from making a link or an attribute."""
+        written = found.group()
+        if kind == "attribute":
+            return f"{written} " if self._in_braces else written
+        if kind == "at":
+            return " (at) "
+        if kind == "host":
+            return written.replace(".", " .")
+        is_file = kind == "file" and written.count(".") == 1 and before.isascii() and before not in _IN_HOST
+        is_plain = is_file and _GOES_ON_AS_URL.match(found.string, found.end()) is None
+        if is_plain or (kind == "top" and not before.strip()):
+            return written
+        return f"{written[:-1]} ." if kind == "www" else _TOP_DOT.sub(" .", written)
 
     # -- Markdown and HTML -----------------------------------------------------------------------------------------
 
@@ -213,11 +256,12 @@ class LinkFilter:
         if link is None:
             begun = not final and len(text) - start <= 2 * MAX and _INLINE_BEGUN.match(text, start)
             return None if begun else ("] (", start + 2)
-        address, after = self._known(link["address"]), text[link.end() : link.end() + 1]
+        address, after = self._known(link["address"]), text[link.end() : link.end() + 2]
         if address is not None:
-            if not after and not final:
+            if not final and (not after or (len(after) == 1 and after in _FOLLOWING)):
                 return None
-            plain = (after or " ") in " \t\n.,;:!?)*_'\"" and "(" not in address and ")" not in address
+            apart = not after.strip(" \t\n") or after[0] in " \t\n" or (after[0] in _FOLLOWING and after[1:] in " \t\n")
+            plain = apart and _is_simple(address)
             return f"]({address if plain else f'<{address}>'})", link.end()
         self.removed += 1
         return (f"] {REMOVED}", link.end()) if _ADDRESSLIKE.search(link["address"]) else ("] (", start + 2)
@@ -233,8 +277,7 @@ class LinkFilter:
             return "] :", start + 2
         written, address = defined["address"], self._known(defined["address"])
         if address is not None:
-            plain = "(" not in address and ")" not in address
-            return f"]:{defined['space']}{address if plain else f'<{address}>'}", defined.end()
+            return f"]:{defined['space']}{address if _is_simple(address) else f'<{address}>'}", defined.end()
         if _BARE.match(written.lstrip("<")) or written.startswith(("<", "//", "\\")):
             self.removed += 1
             return f"] :{defined['space']}{REMOVED}", defined.end()
@@ -264,7 +307,8 @@ class LinkFilter:
             counted, broken = dangerous, True
         else:
             counted = dangerous or decides.group() == "="
-            broken = counted or _NO_NAME.search(name.group(), 1) is not None
+            several = "\n" in follows[: decides.start()] or "\r" in follows[: decides.start()]  # ">" may mark a quote
+            broken = counted or several or _NO_NAME.search(name.group(), 1) is not None
         self.removed += counted
         return ("< " if broken else "<"), start + 1
 
@@ -275,7 +319,7 @@ class LinkFilter:
         if _BARE.match(link["address"]) is None:  # std::vector<std::string>
             return "< ", link.start() + 1
         self.removed += 1
-        return _removed(link.string, link.start()), link.end()
+        return _removed(self._before), link.end()
 
     def _known(self, written: str) -> str | None:
         """Return the reference's address that an escaped address stands for; None if it is no reference's address."""
@@ -284,6 +328,11 @@ class LinkFilter:
         return address if address in self._allowed else None
 
 
-def _removed(text: str, at: int) -> str:
+def _removed(before: str) -> str:
     """Return the notice that replaces a bare address; after "]" with a space before it, since "](" begins a link."""
-    return f" {REMOVED}" if text[max(0, at - 1) : at] == "]" else REMOVED
+    return f" {REMOVED}" if before == "]" else REMOVED
+
+
+def _is_simple(address: str) -> bool:
+    """Return whether all renderers agree on where an address ends that stands without angle brackets."""
+    return not any(sign in address for sign in "()[]")

@@ -267,6 +267,11 @@ class KnowledgeSource(NotPickled):
     # -- searching -------------------------------------------------------------------------------------------------
 
     @property
+    def is_limited_to_ids(self) -> bool:
+        """Whether the source searches only some documents or nodes of its index, chosen by their IDs."""
+        return any(self._retriever_kwargs.get(name) is not None for name in ("doc_ids", "node_ids"))
+
+    @property
     def has_factory(self) -> bool:
         """Whether the source has a retriever factory: ``prepare`` then calls user code, which may be slow."""
         return self._factory is not None

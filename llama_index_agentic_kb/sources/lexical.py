@@ -31,7 +31,7 @@ from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
 
 from llama_index_agentic_kb.errors import ConfigurationError
-from llama_index_agentic_kb.schema import FilterNode, matcher
+from llama_index_agentic_kb.schema import FilterNode
 from llama_index_agentic_kb.search.lexical import LexicalIndex, LexicalSearch, NotIndexedError, lexical_document
 from llama_index_agentic_kb.sources.filters import lower
 from llama_index_agentic_kb.sources.index import with_request_timeouts
@@ -115,6 +115,7 @@ class _DocstoreNodes:
 
     index_struct: Any
     docstore: Any
+    store: Any
     listed_cheaply: ClassVar[bool] = True
     """Whether ``hashes`` (content hashes by node ID) is fast enough to call at each search."""
 
@@ -130,8 +131,8 @@ class _DocstoreNodes:
     def get(self, node_ids: Sequence[str]) -> list[BaseNode]:
         return list(self.docstore.get_nodes(list(node_ids), raise_error=False))
 
-    def allowed(self, node_ids: Sequence[str], filters: FilterNode) -> Sequence[str]:  # noqa: ARG002 (nothing else is known)
-        return node_ids
+    def passing(self, nodes: Sequence[BaseNode], filters: FilterNode) -> set[str]:
+        return kind_of(self.store).passing(self.store, nodes, filters)
 
 
 @dataclass(frozen=True)
@@ -150,14 +151,8 @@ class _StoredNodes:
     def get(self, node_ids: Sequence[str]) -> list[BaseNode]:
         return list(kind_of(self.store).with_ids(self.store, node_ids))
 
-    def allowed(self, node_ids: Sequence[str], filters: FilterNode) -> Sequence[str]:
-        """Return the IDs of rows whose own metadata pass a filter: they may differ from the metadata in the node."""
-        if not node_ids or not is_chroma(self.store):
-            return node_ids
-        rows = self.store.client.get(ids=list(node_ids), include=["metadatas"])
-        passes = matcher(filters)
-        passed = {row for row, metadata in zip(rows["ids"], rows["metadatas"], strict=True) if passes(metadata or {})}
-        return [node_id for node_id in node_ids if node_id in passed]
+    def passing(self, nodes: Sequence[BaseNode], filters: FilterNode) -> set[str]:
+        return kind_of(self.store).passing(self.store, nodes, filters)
 
 
 _Nodes: TypeAlias = _DocstoreNodes | _StoredNodes
@@ -165,7 +160,7 @@ _Nodes: TypeAlias = _DocstoreNodes | _StoredNodes
 
 def _nodes_of(index: VectorStoreIndex) -> _Nodes:
     if not index.vector_store.stores_text or index._store_nodes_override:  # noqa: SLF001 (no public name)
-        return _DocstoreNodes(index.index_struct, index.docstore)
+        return _DocstoreNodes(index.index_struct, index.docstore, index.vector_store)
     return _StoredNodes(with_request_timeouts(index.vector_store))
 
 
@@ -207,10 +202,9 @@ class IndexedNodes:
             NotIndexedError: There are more nodes than ``most``.
         """
         hits = self._in_step(most).search(query, top_k, filters)
-        found: Sequence[str] = [hit.node_id for hit in hits]
-        if filters is not None:
-            found = self._nodes.allowed(found, filters)
-        nodes = {node.node_id: node for node in self._nodes.get(found)}
+        found = self._nodes.get([hit.node_id for hit in hits])
+        passed = None if filters is None else self._nodes.passing(found, filters)
+        nodes = {node.node_id: node for node in found if passed is None or node.node_id in passed}
         return [NodeWithScore(node=nodes[hit.node_id], score=hit.score) for hit in hits if hit.node_id in nodes]
 
     def _in_step(self, most: int | None) -> LexicalIndex:

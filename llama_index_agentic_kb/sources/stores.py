@@ -32,7 +32,15 @@ from llama_index.core.vector_stores.types import (
 from llama_index.core.vector_stores.utils import metadata_dict_to_node
 
 from llama_index_agentic_kb.errors import DeniedError
-from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, matcher
+from llama_index_agentic_kb.schema import (
+    Condition,
+    FilterGroup,
+    FilterLogic,
+    FilterNode,
+    FilterOperator,
+    all_of,
+    matcher,
+)
 from llama_index_agentic_kb.schema.filters import EQUALITIES, INEQUALITIES, ORDERS, TEXT_MATCHES
 from llama_index_agentic_kb.sources.filters import conditions, flat, lower
 from llama_index_agentic_kb.sources.sql import DuckSql, LanceSql, PostgresSql, quoted, value_kind
@@ -42,6 +50,7 @@ Store = TypeVar("Store", bound=BasePydanticVectorStore)
 _EXACT: Final = 2**53
 """Whole numbers up to this are exact as floating-point numbers."""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PLAIN_ID: Final = re.compile(r"[\w.:/#@ -]+")
 
 
 class StoreKind:
@@ -56,6 +65,8 @@ class StoreKind:
     """Whether "exists" and the opposite of "any" can be expressed."""
     needs_copy: ClassVar[bool] = True
     """Whether its adapter can't be trusted with filters itself."""
+    escapes_ids: ClassVar[bool] = True
+    """Whether its adapter can be asked for any ID; others may put an ID into a query as it is."""
 
     def has_async_client(self, store: Any) -> bool:
         """Return whether an asynchronous query can be made."""
@@ -76,8 +87,16 @@ class StoreKind:
 
     def with_ids(self, store: Any, node_ids: Sequence[str]) -> Iterable[BaseNode]:
         """Return the nodes with these IDs that there are."""
+        if not (self.escapes_ids or hasattr(type(store), "filtered_search")):
+            node_ids = [one for one in node_ids if _PLAIN_ID.fullmatch(one)]
         nodes: list[BaseNode] = store.get_nodes(list(node_ids), None) if node_ids else []  # none would mean all
         return nodes
+
+    def passing(self, store: Any, nodes: Sequence[BaseNode], tree: FilterNode) -> set[str]:
+        """Return the IDs of the nodes whose rows pass a filter: a grant may have been removed from the row alone."""
+        documents: list[Any] = sorted({node.ref_doc_id or "None" for node in nodes})
+        of_these = Condition(key="ref_doc_id", operator=FilterOperator.IN, value=documents)
+        return {node.node_id for node in self.nodes(store, all_of(tree, of_these))} if documents else set()
 
     def count(self, store: Any, tree: FilterNode | None, *, documents: bool) -> int | None:  # noqa: ARG002
         """Return the number of documents, or of chunks, that pass a filter; None if the store can't count them."""
@@ -101,9 +120,13 @@ class StoreKind:
 
 class _Unknown(StoreKind):
     needs_copy = False
+    escapes_ids = False
 
     def narrowed(self, store: Any, tree: FilterNode | None) -> Any:
         return store if tree is None or hasattr(type(store), "filtered_search") else _probed(store, tree)
+
+    def passing(self, store: Any, nodes: Sequence[BaseNode], tree: FilterNode) -> set[str]:  # noqa: ARG002
+        return {node.node_id for node in nodes}  # nothing is known of its rows
 
 
 class _Simple(StoreKind):
@@ -129,6 +152,10 @@ class _Simple(StoreKind):
 
         return _copy(store, query=query)
 
+    def passing(self, store: Any, nodes: Sequence[BaseNode], tree: FilterNode) -> set[str]:
+        passes, rows = matcher(tree), store.data.metadata_dict
+        return {node.node_id for node in nodes if passes(rows.get(node.node_id, node.metadata))}
+
 
 class _Chroma(StoreKind):
     name = "Chroma"
@@ -147,6 +174,13 @@ class _Chroma(StoreKind):
 
     def narrowed(self, store: Any, tree: FilterNode | None) -> Any:  # noqa: ARG002 (its adapter is right)
         return store
+
+    def passing(self, store: Any, nodes: Sequence[BaseNode], tree: FilterNode) -> set[str]:
+        if not nodes:
+            return set()
+        rows = store.client.get(ids=[node.node_id for node in nodes], include=["metadatas"])
+        passes = matcher(tree)
+        return {row for row, own in zip(rows["ids"], rows["metadatas"], strict=True) if passes(own or {})}
 
 
 _POSTGRES_UNITS: Final = ("id", "COALESCE(NULLIF(metadata_ ->> 'ref_doc_id', 'None'), node_id)")
@@ -333,6 +367,7 @@ def _milvus(tree: FilterNode) -> str:
 
 class _Milvus(StoreKind):
     name = "Milvus"
+    escapes_ids = False
     async_client = "_async_milvusclient"
 
     def why_not(self, store: Any, condition: Condition) -> str | None:

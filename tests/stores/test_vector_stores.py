@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llama_index.core import MockEmbedding, VectorStoreIndex
+from llama_index.core import MockEmbedding, StorageContext, SummaryIndex, VectorStoreIndex
 from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
 from llama_index.core.vector_stores.types import VectorStoreQuery
 
 from llama_index_agentic_kb import Facet, KnowledgeBase, KnowledgeSource, Permissions, Principal
-from llama_index_agentic_kb.errors import DeniedError
+from llama_index_agentic_kb.errors import DeniedError, NotFoundError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, matches
+from llama_index_agentic_kb.server.passages import find_passage
 from llama_index_agentic_kb.sources.stores import store_refusal
 from tests.leaks.world import SHARED_KINDS
 from tests.sources.conftest import search, searching
@@ -234,6 +236,52 @@ def test_documents_are_counted_for_those_who_may_see_them(shared: KnowledgeSourc
     facets = kb.facets("shared", ["size"], principal=PEOPLE[0])
     assert {bucket.value for bucket in facets["size"]} == SEEN[0]
     assert kb.facets("shared", ["owner", "acl_public"], principal=PEOPLE[0]) == {"owner": [], "acl_public": []}
+
+
+def test_a_passage_is_shown_by_its_id_to_those_who_may_see_it(shared: KnowledgeSource) -> None:
+    """No ID is code: some adapters write it into a query as it is."""
+    kb, ids = KnowledgeBase([shared]), [node.node_id for node in nodes([{} for _ in STAMPS])]
+    others = [f'{ids[0]}") OR id IN ("{ids[4]}', f"{ids[0]}'] or id in ['{ids[4]}", f"' OR id='{ids[4]}", "\0", "", "%"]
+
+    async def passages(who: Principal) -> set[int]:
+        shown = set()
+        for one in [*ids, *others]:
+            with suppress(NotFoundError):
+                shown.add((await find_passage(kb, "shared", one, who))["metadata"]["size"])
+        return shown
+
+    assert [asyncio.run(passages(who)) for who in PEOPLE] == SEEN
+
+
+@pytest.mark.parametrize("kind", ["in memory", "Chroma"])
+def test_what_a_row_alone_says_counts(opened: Opened, kind: str) -> None:
+    """A grant that was removed from the store's row holds no more, though the node still has it; nor by words."""
+    store: Any = opened.make(kind)
+    (node,) = nodes([ACCESS.stamp({}, **STAMPS[1])])
+    index = index_over(store)
+    index.insert_nodes([node])
+    kb = KnowledgeBase([KnowledgeSource("shared", index=index, permissions=ACCESS, hybrid=True)])
+    assert asyncio.run(find_passage(kb, "shared", node.node_id, PEOPLE[0]))
+    assert kb.retrieve("row item000", principal=PEOPLE[0]).references
+    if kind == "Chroma":
+        store.client.update(ids=[node.node_id], metadatas=[{"owner": "nobody"}])
+    else:
+        store.data.metadata_dict[node.node_id]["owner"] = "nobody"
+    with pytest.raises(NotFoundError):
+        asyncio.run(find_passage(kb, "shared", node.node_id, PEOPLE[0]))
+    assert not kb.retrieve("row item000", principal=PEOPLE[0]).references
+
+
+def test_a_passage_of_another_index_is_not_shown() -> None:
+    """Indexes may share a document store: an open source shows its own nodes only."""
+    context, embed_model = StorageContext.from_defaults(), MockEmbedding(8)
+    secret, page = nodes([{}, {}])
+    VectorStoreIndex([secret], storage_context=context, embed_model=embed_model)
+    own = StorageContext.from_defaults(docstore=context.docstore)
+    kb = KnowledgeBase([KnowledgeSource("open", index=SummaryIndex([page], storage_context=own))])
+    assert asyncio.run(find_passage(kb, "open", page.node_id, None))
+    with pytest.raises(NotFoundError):
+        asyncio.run(find_passage(kb, "open", secret.node_id, None))
 
 
 def test_an_index_of_vectors_loses_nothing_under_a_filter(opened: Opened) -> None:
