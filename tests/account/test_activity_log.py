@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import time
 from typing import Any
 
 import pytest
 from llama_index.core.callbacks import CallbackManager, CBEventType
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
-from llama_index.core.instrumentation.events import BaseEvent
-from llama_index_instrumentation import get_dispatcher
-from pydantic import PrivateAttr
 
-from llama_index_agentic_kb.account import ActivityEndEvent, ActivityLog, ActivityStartEvent, guarded
-from llama_index_agentic_kb.account.activity_log import describe_error
+from llama_index_agentic_kb._aio import arun, gather, run
+from llama_index_agentic_kb.account import ActivityLog, guarded
+from llama_index_agentic_kb.account.budget import Budget, RetryBudget, current_budget, set_budget
 from llama_index_agentic_kb.errors import DeniedError
 from llama_index_agentic_kb.schema import ActivityRecord, ModelQueryPlanningActivity, Outcome, SourceActivity
 
@@ -63,12 +61,6 @@ def test_failing_and_amending() -> None:
     assert told == [(0, None), (0, "error"), (1, None), (1, "denied"), (0, "error")]
 
 
-def test_errors_as_data() -> None:
-    """Our errors go by their code, others by their class; one without words by its name."""
-    assert describe_error(DeniedError("no")).to_dict() == {"code": "denied", "message": "no"}
-    assert describe_error(ValueError()).to_dict() == {"code": "ValueError", "message": "ValueError"}
-
-
 def test_a_failing_observer_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """What an observer raises is logged."""
 
@@ -80,39 +72,51 @@ def test_a_failing_observer_breaks_nothing(caplog: pytest.LogCaptureFixture) -> 
     assert caplog.text.count("an activity observer failed") == 2
 
 
-class Events(BaseEventHandler):
-    """Collects our events, or raises."""
-
-    _seen: list[BaseEvent] = PrivateAttr(default_factory=list)
-    _fails: bool = PrivateAttr(default=False)
-
-    @classmethod
-    def class_name(cls) -> str:
-        return "events"
-
-    def handle(self, event: BaseEvent, **_: Any) -> None:
-        if self._fails:
-            raise RuntimeError("handler")
-        self._seen.append(event)
+def test_the_answer_keeps_its_share() -> None:
+    """Searching ends before the deadline, so that the answer has its part; a stage ends at the earlier of both."""
+    budget = Budget(10, answer_share=0.4)
+    assert budget.deadline == pytest.approx(budget.started + 10)
+    assert budget.retrieval_deadline == pytest.approx(budget.started + 6)
+    assert budget.retrieval_stage(100) == budget.retrieval_deadline
+    stage = budget.retrieval_stage(1)
+    assert stage is not None
+    assert stage < budget.started + 2
 
 
-@pytest.fixture
-def events() -> Iterator[Events]:
-    """A handler at the root dispatcher."""
-    handler, dispatcher = Events(), get_dispatcher()
-    dispatcher.add_event_handler(handler)
-    yield handler
-    dispatcher.event_handlers.remove(handler)
+def test_searching_may_have_a_limit_of_its_own() -> None:
+    """The earlier of the request's share and the searches' own time is the end, with a deadline and without."""
+    assert Budget(10, answer_share=0.4, retrieval_seconds=2).retrieval_deadline == pytest.approx(
+        time.monotonic() + 2, abs=0.5
+    )
+    late = Budget(10, answer_share=0.4, retrieval_seconds=100)
+    assert late.retrieval_deadline == pytest.approx(late.started + 6)
+    alone = Budget(retrieval_seconds=3)
+    assert alone.deadline is None
+    assert alone.retrieval_deadline == pytest.approx(alone.started + 3)
+    assert alone.retrieval_stage(100) == alone.retrieval_deadline
 
 
-def test_the_dispatcher_tells_typed_events(events: Events) -> None:
-    """Each record gives a start event and an end event with its wire form at that time."""
-    log = log_with()
-    record = open_search(log)
-    log.close(record, outcome=Outcome.EMPTY, count=0)
-    start, end = events._seen
-    assert isinstance(start, ActivityStartEvent)
-    assert isinstance(end, ActivityEndEvent)
-    assert "completedAt" not in start.activity
-    assert end.activity == record.to_dict()
-    assert (start.class_name(), end.class_name()) == ("AgenticKBActivityStartEvent", "AgenticKBActivityEndEvent")
+def test_the_answer_ends_a_little_before_the_request() -> None:
+    """So that what arrived can be given in time: a twentieth of the whole, and half a second at most."""
+    short, long, none = Budget(2), Budget(100), Budget()
+    assert short.answer_deadline == pytest.approx(short.started + 1.9)
+    assert long.answer_deadline == pytest.approx(long.started + 99.5)
+    assert none.answer_deadline is None
+
+
+def test_a_request_has_one_retry_budget() -> None:
+    """Its calls share it, those of flows that it starts too; outside of a request each call has its own."""
+    budget = Budget(2, retries=RetryBudget(share=0, minimum=1))
+
+    async def call() -> bool:
+        return current_budget().retries.take()
+
+    async def request() -> list[bool]:
+        set_budget(budget)
+        jobs = await gather([call(), call()])
+        return [job.result() for job in jobs]
+
+    assert run(request()) == [True, False]
+    assert asyncio.run(arun(request())) == [False, False]
+    assert budget.retries.retries == 1
+    assert current_budget().retries is not current_budget().retries

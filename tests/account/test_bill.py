@@ -108,19 +108,6 @@ def test_the_account_is_the_bill(server: LoopbackOpenAI, door: str, **chosen: An
     assert billed(activity) == server.billed.total_tokens - before
 
 
-def test_a_ranking_model_keeps_its_client(server: LoopbackOpenAI) -> None:
-    """Its calls are counted on copies, which share the connections of the user's model."""
-    kb = knowledge_base(server, effort="minimal", rerank="reranker", judge=False, repair=None)
-    reranker = kb.retriever.evidence.reranker
-    assert reranker is not None
-    model: Any = getattr(reranker.postprocessor, "llm", None)
-    kb.retrieve(QUESTION, output_mode="extractiveData")
-    client = model._client
-    assert client is not None
-    kb.retrieve(QUESTION, output_mode="extractiveData")
-    assert model._client is client
-
-
 def test_each_purpose_has_a_record_of_its_own(server: LoopbackOpenAI) -> None:
     """With its calls, its model and its tokens."""
     kb = knowledge_base(server, effort="low", rerank="reranker", judge=True, repair="rewrite")

@@ -113,37 +113,6 @@ def test_a_failing_handler_breaks_nothing(is_async: bool, caplog: pytest.LogCapt
     assert "a callback handler failed: Failing" in caplog.text
 
 
-class Loops(Recorder):
-    """Starts an event loop of its own at every event."""
-
-    def on_event_start(self, *args: Any, **kwargs: Any) -> str:
-        asyncio.run(asyncio.sleep(0))
-        return super().on_event_start(*args, **kwargs)
-
-
-def test_a_handler_may_start_a_loop_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
-    """On a sync door no loop is in its way: it sees every event."""
-    recorder, plain = Loops(), Recorder()
-    assert ask(retriever(recorder), is_async=False) == ask(retriever(plain), is_async=False) > 0
-    assert Counter(kind for kind, *_ in recorder.starts) == Counter(kind for kind, *_ in plain.starts)
-    assert "failed" not in caplog.text
-
-
-def test_a_guarded_manager_is_a_manager() -> None:
-    """Handlers are guarded whenever they are added, can be removed again, and are not guarded twice."""
-    failing, recorder = Failing(), Recorder()
-    manager = guarded(CallbackManager([failing]))
-    assert guarded(manager) is manager
-    manager.add_handler(recorder)
-    with manager.as_trace("query"), manager.event(CBEventType.QUERY) as event:
-        event.on_start()
-    assert [kind for kind, *_ in recorder.starts] == [CBEventType.QUERY]
-    manager.remove_handler(failing)
-    manager.remove_handler(recorder)
-    assert manager.handlers == []
-    assert len(GuardedCallbackManager(guarded(CallbackManager([recorder])).handlers).handlers) == 1
-
-
 def test_a_component_is_never_changed() -> None:
     """Handlers are added to a shallow copy, each once and guarded; a component with nothing to add is itself."""
     own, ours = Recorder(), Recorder()
@@ -163,15 +132,20 @@ def test_a_component_is_never_changed() -> None:
 
 
 def test_a_manager_that_is_set_later_is_guarded() -> None:
-    """However a component's manager is set, None included, what it gives is guarded."""
+    """However a component's manager is set, None included, what it gives is guarded; handlers can be removed."""
 
     class Component(GuardedCallbacks):
         pass
 
     component = Component()
     component.callback_manager = CallbackManager([Failing()])
-    with component.callback_manager.event(CBEventType.QUERY) as event:
+    manager, recorder = component.callback_manager, Recorder()
+    manager.add_handler(recorder)
+    with manager.event(CBEventType.QUERY) as event:
         event.on_start()
+    assert [kind for kind, *_ in recorder.starts] == [CBEventType.QUERY]
+    manager.remove_handler(recorder)
+    assert len(manager.handlers) == 1
     component.callback_manager = None
     assert isinstance(component.callback_manager, GuardedCallbackManager)
 

@@ -7,6 +7,9 @@ import gc
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import aclosing, closing
+from itertools import islice
+from logging.handlers import BufferingHandler
 from typing import Any
 
 import pytest
@@ -54,13 +57,8 @@ async def _in_loop(flow: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _items(flow: Coroutine[Any, Any, Any], take: int | None) -> list[Any]:
-    items = []
-    generator = iterate(flow)
-    for item in generator:
-        items.append(item)
-        if len(items) == take:
-            generator.close()
-    return items
+    with closing(iterate(flow)) as generator:
+        return list(islice(generator, take))
 
 
 async def _items_in_loop(flow: Coroutine[Any, Any, Any], take: int | None) -> list[Any]:
@@ -68,12 +66,12 @@ async def _items_in_loop(flow: Coroutine[Any, Any, Any], take: int | None) -> li
 
 
 async def _aitems(flow: Coroutine[Any, Any, Any], take: int | None) -> list[Any]:
-    items = []
-    generator = aiterate(flow)
-    async for item in generator:
-        items.append(item)
-        if len(items) == take:
-            await generator.aclose()
+    items: list[Any] = []
+    async with aclosing(aiterate(flow)) as generator:
+        async for item in generator:
+            items.append(item)
+            if len(items) == take:
+                break
     return items
 
 
@@ -131,36 +129,21 @@ def leaves(request: pytest.FixtureRequest) -> Leaves:
     return Leaves(request.param)
 
 
-class Complaints(logging.Handler):
-    """Collects what asyncio logs."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.told: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.told.append(record.getMessage())
-
-
 @pytest.fixture(autouse=True, scope="module")
 def nothing_left_behind() -> Iterator[None]:
     """No task destroyed while pending, and no exception that nobody retrieved: asyncio logs these."""
-    complaints = Complaints()
-    logging.getLogger("asyncio").addHandler(complaints)
+    handler = BufferingHandler(1_000)
+    handler.setLevel(logging.WARNING)
+    logging.getLogger("asyncio").addHandler(handler)
     yield
     gc.collect()
-    logging.getLogger("asyncio").removeHandler(complaints)
-    assert complaints.told == []
+    logging.getLogger("asyncio").removeHandler(handler)
+    assert [record.getMessage() for record in handler.buffer] == []
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+def until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    """Wait for a condition for some seconds, and return whether it came true."""
     ends = time.monotonic() + seconds
     while not condition() and time.monotonic() < ends:
         time.sleep(0.005)
     return condition()
-
-
-@pytest.fixture
-def until() -> Callable[[Callable[[], bool]], bool]:
-    """Waits for a condition for some seconds, and tells whether it came true."""
-    return wait_until

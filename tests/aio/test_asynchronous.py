@@ -5,23 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from llama_index_agentic_kb._aio import (
-    Call,
-    Job,
-    aiterate,
-    arun,
-    deadline_after,
-    emit,
-    gather,
-    open_stream,
-    start,
-    wait,
-)
+from llama_index_agentic_kb._aio import Call, Job, aiterate, arun, deadline_after, emit, open_stream, start, wait
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from tests.aio.conftest import collect
 
@@ -144,88 +133,21 @@ async def test_clean_up_is_not_broken_off(how: str) -> None:
     assert told == ["closed", "closed"]
 
 
-async def test_closing_half_read_leaves_no_task() -> None:
-    """When aclose comes back, the tasks of what was still under way have ended."""
-    sleeper = Sleeper()
-
-    async def flow() -> None:
-        start(Call(native=sleeper))
-        await Call(sync=lambda: None)
-        await emit(1)
-        await Call(native=sleeper)
-
-    generator = aiterate(flow())
-    assert await anext(generator) == 1
-    await generator.aclose()
-    assert sleeper.told[-1] == "cancelled"
-    assert others() == set()
-
-
-async def test_what_was_started_last_is_never_left_unawaited() -> None:
-    """Work started by the last step before the end is dropped without a coroutine that nobody awaited."""
-    made: list[int] = []
-
-    async def native() -> None:
-        made.append(1)
-
-    async def child() -> None:
-        await Call(native=native)
-
-    async def flow() -> str:
-        start(Call(native=native))
-        start(child())
-        return "done"
-
-    assert await arun(flow()) == "done"
-    assert others() == set()
-    assert made == []
-
-
-def test_a_loop_that_is_closed_before_a_thread_answers(until: Callable[[Callable[[], bool]], bool]) -> None:
+def test_a_loop_that_is_closed_before_a_thread_answers() -> None:
     """A thread that delivers to a loop that is gone disturbs nobody."""
-    answered = threading.Event()
+    closed, answered = threading.Event(), threading.Event()
 
     def slow() -> None:
-        time.sleep(0.1)
+        closed.wait(30)
         answered.set()
 
     async def flow() -> None:
-        await Call(sync=slow, deadline=deadline_after(0.01))
+        await Call(sync=slow, deadline=deadline_after(0.5))
 
     with pytest.raises(DeadlineExceededError):
         asyncio.run(arun(flow()))
-    assert answered.wait(5)
-    time.sleep(0.02)
-
-
-async def test_the_loop_is_never_blocked() -> None:
-    """While sync calls, which block their threads, and a sync stream are under way, the loop turns freely."""
-    longest, stop = [0.0], False
-
-    async def watch() -> None:
-        last = time.monotonic()
-        while not stop:
-            await asyncio.sleep(0.001)
-            now = time.monotonic()
-            longest[0] = max(longest[0], now - last)
-            last = now
-
-    def slowly() -> Iterator[int]:
-        for n in range(20):
-            time.sleep(0.01)
-            yield n
-
-    async def flow() -> None:
-        stream = open_stream(sync=slowly)
-        await gather([*(Call(sync=lambda: time.sleep(0.2)) for _ in range(16))])
-        await collect(stream)
-
-    watching = asyncio.create_task(watch())
-    await asyncio.sleep(0.01)
-    await arun(flow())
-    stop = True
-    await watching
-    assert longest[0] < 0.2 * 16 / 2  # one after another on the loop they would take 3.2 s
+    closed.set()
+    assert answered.wait(30)
 
 
 async def test_an_item_is_read_before_the_flow_goes_on() -> None:

@@ -16,21 +16,22 @@ from llama_index_agentic_kb._aio import (
     Call,
     Job,
     WorkerPool,
-    aiterate,
     arun,
     call_deadline,
     cancel,
     deadline_after,
     emit,
+    emitting,
     gather,
     iterate,
     open_stream,
+    run,
     set_deadline,
     start,
     wait,
 )
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
-from tests.aio.conftest import collect
+from tests.aio.conftest import collect, until
 
 if TYPE_CHECKING:
     from tests.aio.conftest import Driver, Leaves
@@ -52,18 +53,6 @@ def counting(stop: int | None = None) -> Iterator[int]:
         number += 1
 
 
-# -- calls -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_call_gives_its_result(driver: Driver, leaves: Leaves) -> None:
-    """A flow gets what it calls, one call after another, and its return value is the result."""
-
-    async def flow() -> list[int]:
-        return [(await leaves.call(lambda: 1)), (await leaves.call(lambda: 2))]
-
-    assert driver.run(flow()) == [1, 2]
-
-
 def test_each_driver_has_its_favourite(driver: Driver) -> None:
     """Where a call has both functions, sync calls the sync one on a thread, async awaits the native one in its own."""
 
@@ -74,19 +63,6 @@ def test_each_driver_has_its_favourite(driver: Driver) -> None:
         return await Call(sync=lambda: threading.current_thread().name, native=native, pool=WorkerPool("own"))
 
     assert driver.run(flow()) == ("MainThread" if driver.is_async else "agentic-kb-own-1")
-
-
-def test_errors_are_raised_at_the_yield(driver: Driver, leaves: Leaves) -> None:
-    """A call's own exception object is raised where the flow called, and may be handled there."""
-    error = KeyError("gone")
-
-    async def flow() -> Any:
-        try:
-            await leaves.call(fail(error))
-        except KeyError as caught:
-            return caught, (await leaves.call(lambda: "went on"))
-
-    assert driver.run(flow()) == (error, "went on")
 
 
 @pytest.mark.parametrize("error", [StopIteration("it"), SystemExit(3), GeneratorExit()], ids=repr)
@@ -152,42 +128,6 @@ async def test_what_outlives_a_call_is_not_bound_by_it(ended: bool) -> None:
     assert (await tasks[0] is None) == ended
 
 
-def test_a_stream_has_the_time_of_its_task(driver: Driver) -> None:
-    """Reading an item is bounded by the context's deadline as a call is."""
-    release = threading.Event()
-
-    async def flow() -> None:
-        set_deadline(deadline_after(0.02))
-        with pytest.raises(DeadlineExceededError, match="the stream was still running"):
-            await open_stream(sync=lambda: iter([release.wait(10)]), what="the stream").next()
-
-    try:
-        driver.run(flow())
-    finally:
-        release.set()
-
-
-def test_a_call_of_nothing_is_refused(driver: Driver) -> None:
-    """A call or a stream without a function raises TypeError where it is awaited."""
-
-    async def flow() -> list[str]:
-        told = []
-        leaves: list[Callable[[], Any]] = [lambda: Call(what="c"), lambda: open_stream(what="s")]
-        for leaf in leaves:
-            try:
-                await leaf()
-            except TypeError as error:
-                told.append(str(error))
-        return told
-
-    call, stream = driver.run(flow())
-    assert call == "c: a call needs a sync or a native function"
-    assert stream == "s: a stream needs a sync or a native function"
-
-
-# -- side by side ----------------------------------------------------------------------------------------------------
-
-
 def test_started_work_runs_side_by_side(driver: Driver, leaves: Leaves) -> None:
     """Flows and calls that were started are under way at the same time."""
     now, most, lock = [0], [0], threading.Lock()
@@ -227,21 +167,6 @@ def test_wait_for_the_first(driver: Driver, leaves: Leaves) -> None:
         return [*first, slow.done]
 
     assert driver.run(flow()) == [False, True, True]
-
-
-def test_wait_until_a_deadline(driver: Driver, leaves: Leaves) -> None:
-    """Wait comes back at its deadline; what is late may still be waited for."""
-
-    async def flow() -> Any:
-        job: Job[str] = start(leaves.call(lambda: "late", 0.2))
-        await wait([job], deadline=deadline_after(0.01))
-        assert not job.done
-        with pytest.raises(DeadlineExceededError):
-            job.result()
-        await wait([job])
-        return job.result()
-
-    assert driver.run(flow()) == "late"
 
 
 def test_gather_leaves_out_what_is_late(driver: Driver, leaves: Leaves) -> None:
@@ -293,24 +218,6 @@ def test_cancel_closes_the_flow(driver: Driver, leaves: Leaves) -> None:
     assert "resumed" not in told
 
 
-def test_a_cancelled_flow_that_fails_to_close_costs_nobody(driver: Driver) -> None:
-    """The flow that stopped one whose clean-up raises goes on."""
-
-    async def victim() -> None:
-        try:
-            await Call(sync=lambda: time.sleep(0.2))
-        finally:
-            raise OSError("clean-up")
-
-    async def flow() -> str:
-        job: Job[None] = start(victim())
-        await Call(sync=lambda: time.sleep(0.02))
-        await cancel(job)
-        return "went on"
-
-    assert driver.run(flow()) == "went on"
-
-
 def test_what_was_started_ends_with_the_root(driver: Driver, leaves: Leaves) -> None:
     """A flow that returns leaves nothing running: what it started and never waited for is closed, begun or not."""
     told: list[str] = []
@@ -336,7 +243,7 @@ def test_what_was_started_ends_with_the_root(driver: Driver, leaves: Leaves) -> 
     assert ("two began" in told) == ("two closed" in told)
 
 
-def test_abandoned_calls_are_not_made_later(driver: Driver, until: Callable[[Callable[[], bool]], bool]) -> None:
+def test_abandoned_calls_are_not_made_later(driver: Driver) -> None:
     """A call that waited in vain for a thread of a hung pool is not made when the pool recovers."""
     pool = WorkerPool("recovers", 1)
     release, made = threading.Event(), []
@@ -355,9 +262,6 @@ def test_abandoned_calls_are_not_made_later(driver: Driver, until: Callable[[Cal
 
 async def one_call(pool: WorkerPool, work: Callable[[], Any]) -> Any:
     return await Call(sync=work, pool=pool, deadline=deadline_after(5))
-
-
-# -- contexts --------------------------------------------------------------------------------------------------------
 
 
 def test_each_flow_has_its_own_context(driver: Driver, leaves: Leaves) -> None:
@@ -403,21 +307,6 @@ def test_leaf_calls_see_the_flows_context(driver: Driver, leaves: Leaves) -> Non
     assert driver.run(flow()) == ["flow", "flow", "leaf", "flow"]
 
 
-# -- streams ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_stream_is_read_to_its_end(driver: Driver, leaves: Leaves) -> None:
-    """Items come in order, then END, and END again for whoever asks again."""
-
-    async def flow() -> list[Any]:
-        stream = leaves.open(lambda: counting(3))
-        items = await collect(stream)
-        return [*items, (await stream.next(deadline=deadline_after(2))), (await stream.next())]
-
-    assert driver.run(flow()) == [0, 1, 2, END, END]
-    assert repr(END) == "END"
-
-
 def test_a_stream_that_fails_midway(driver: Driver, leaves: Leaves) -> None:
     """A stream's error comes after the items before it, at the yield, and the stream is over then."""
 
@@ -457,9 +346,7 @@ def test_a_streams_item_is_late(driver: Driver) -> None:
     assert driver.run(flow()) == [0, END]
 
 
-def test_a_cancelled_flow_closes_the_stream_it_reads(
-    driver: Driver, leaves: Leaves, until: Callable[[Callable[[], bool]], bool]
-) -> None:
+def test_a_cancelled_flow_closes_the_stream_it_reads(driver: Driver, leaves: Leaves) -> None:
     """Cancelling a flow that waits for a stream ends the stream's iterator, whose clean-up runs."""
     closed = threading.Event()
 
@@ -482,9 +369,6 @@ def test_a_cancelled_flow_closes_the_stream_it_reads(
     assert driver.run(flow()) is True
 
 
-# -- emitting --------------------------------------------------------------------------------------------------------
-
-
 def test_items_are_emitted_in_order(driver: Driver, leaves: Leaves) -> None:
     """What a flow and those it runs emit comes in the order of the emits; ``run`` lets it all go."""
 
@@ -503,24 +387,7 @@ def test_items_are_emitted_in_order(driver: Driver, leaves: Leaves) -> None:
     assert driver.run(flow()) == "result"
 
 
-def test_an_error_comes_after_the_items(driver: Driver) -> None:
-    """Items emitted before a flow fails are given, then its error is raised."""
-    seen: list[int] = []
-
-    async def flow() -> None:
-        await emit(1)
-        await emit(2)
-        seen.append(0)
-        raise OSError("after two")
-
-    with pytest.raises(OSError, match="after two"):
-        driver.items(flow())
-    assert seen == [0]
-
-
-def test_closing_halfway_stops_everything(
-    driver: Driver, leaves: Leaves, until: Callable[[Callable[[], bool]], bool]
-) -> None:
+def test_closing_halfway_stops_everything(driver: Driver, leaves: Leaves) -> None:
     """A reader that goes away closes the flow, what it started, and the streams it reads."""
     told: list[str] = []
 
@@ -549,22 +416,101 @@ def test_closing_halfway_stops_everything(
     assert until(lambda: sorted(told) == ["child", "flow", "stream"])
 
 
-def test_an_iteration_sees_the_context_it_is_given(driver: Driver) -> None:
-    """Iterate and aiterate run a flow in a context of the caller's choice, or in a copy of the present one."""
+async def counting_of_emitted(end: str = "done") -> str:
+    """Emits, calls, and gives back what the call gave."""
+    await emit("a")
+    got = await Call(sync=lambda: "b", what="call")
+    await emit(got)
+    try:
+        await Call(sync=lambda: 1 / 0, what="call")
+    except ZeroDivisionError:
+        await emit("caught")
+    return end
+
+
+def test_items_are_changed_and_all_else_passes() -> None:
+    """Results reach the flow, errors are the flow's to handle, and what is empty is not emitted."""
+    held: list[str] = []
+
+    def change(item: str) -> str:
+        held.append(item)
+        return "" if item == "b" else item.upper()
+
+    assert list(iterate(emitting(counting_of_emitted(), change, lambda: "rest"))) == ["A", "CAUGHT", "rest"]
+    assert held == ["a", "b", "caught"]
+    assert run(emitting(counting_of_emitted("x"), str)) == "x"
+
+
+async def where() -> tuple[int, str]:
+    return id(asyncio.get_running_loop()), threading.current_thread().name
+
+
+async def ask() -> Any:
+    return await Call(native=where)
+
+
+def test_waiting_for_oneself_further_down_is_an_error_too() -> None:
+    """The sync call that holds the loop may lie several calls up, on another thread; a later one is free to use it."""
+    inner: list[BaseException] = []
+
+    async def on_a_thread() -> Any:
+        return await Call(sync=lambda: run(ask()), deadline=deadline_after(30))
+
+    async def nests() -> Any:
+        try:
+            return run(on_a_thread())
+        except AgenticKBError as error:
+            inner.append(error)
+            raise
+
+    async def flow() -> Any:
+        return await Call(native=nests, deadline=deadline_after(30))
+
+    began = time.monotonic()
+    with pytest.raises(AgenticKBError, match="await the async method"):
+        run(flow())
+    assert time.monotonic() - began < 20
+    assert len(inner) == 1
+    assert run(ask())[1] == "agentic-kb-loop"
+    assert run(on_a_thread())[1] == "agentic-kb-loop"
+
+
+def test_the_loop_survives_what_runs_on_it() -> None:
+    """A native call that raises SystemExit is an error of its own; the loop goes on for the others."""
+
+    async def leave() -> None:
+        raise SystemExit(1)
+
+    async def flow() -> Any:
+        works: list[Call[Any]] = [Call(native=leave), Call(native=where)]
+        jobs = await gather(works, deadline=deadline_after(5))
+        return [type(jobs[0].error), jobs[1].result()[1]]
+
+    assert run(flow()) == [AgenticKBError, "agentic-kb-loop"]
+
+
+def test_a_cancel_before_the_start_makes_no_call() -> None:
+    """A native call that is stopped before the loop came to it is never made, nor its coroutine left unawaited."""
+    made: list[int] = []
+
+    async def native() -> None:
+        made.append(1)
+
+    async def child() -> None:
+        await Call(sync=lambda: blocked.wait(5))
+        await Call(native=native)
+
+    blocked = threading.Event()
+
+    async def block() -> None:
+        blocked.set()
+        time.sleep(0.5)  # noqa: ASYNC251 (the loop is to be blocked)
 
     async def flow() -> None:
-        await emit(VAR.get())
-        VAR.set("flow")
+        works: list[Any] = [Call(native=block), child()]
+        jobs = await gather(works, deadline=deadline_after(0.2))
+        assert isinstance(jobs[1].error, DeadlineExceededError)
 
-    VAR.set("chosen")
-    chosen = contextvars.copy_context()
-    VAR.set("now")
-
-    async def both() -> list[str]:
-        return [item async for item in aiterate(flow(), chosen.copy())] + [item async for item in aiterate(flow())]
-
-    if driver.is_async:
-        assert asyncio.run(both()) == ["chosen", "now"]
-    else:
-        assert [*iterate(flow(), chosen.copy()), *iterate(flow())] == ["chosen", "now"]
-    assert VAR.get() == "now"
+    run(flow())
+    run(ask())
+    assert made == []

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,15 +21,7 @@ from llama_index_agentic_kb import (
     RetrieverOptions,
     interleave,
 )
-from llama_index_agentic_kb._aio import (
-    Call,
-    WorkerPool,
-    deadline_after,
-    emit,
-    iterate,
-    open_stream,
-    run,
-)
+from llama_index_agentic_kb._aio import Call, deadline_after, emit, iterate, open_stream, run
 from llama_index_agentic_kb._aio.bridge import _open_loops
 from llama_index_agentic_kb.testing import MemoryRetriever
 
@@ -85,46 +77,6 @@ def test_a_slow_reader_meets_no_deadline_that_was_kept() -> None:
         seen.append(item)
         time.sleep(0.1)
     assert seen == [0, 1, 2]
-
-
-def test_a_dropped_iteration_ends_its_threads(until: Callable[[Callable[[], bool]], bool]) -> None:
-    """A half-read iteration that is forgotten is closed; its stream's thread ends after the item it is at."""
-    ended = threading.Event()
-
-    def source() -> Iterator[int]:
-        try:
-            while True:
-                time.sleep(0.01)
-                yield 1
-        finally:
-            ended.set()
-
-    async def flow() -> None:
-        stream = open_stream(sync=source)
-        while True:
-            await emit(await stream.next())
-
-    generator = iterate(flow())
-    next(generator)
-    del generator
-    assert ended.wait(5)
-
-
-def test_a_pool_that_fails_to_start_a_thread() -> None:
-    """An error of the driver's own step is raised in the flow, where it can be handled."""
-
-    class Broken(WorkerPool):
-        def submit(self, work: Callable[[], None]) -> None:
-            raise RuntimeError("can't start new thread")
-
-    async def flow() -> str:
-        try:
-            await Call(sync=lambda: None, pool=Broken("broken"))
-        except RuntimeError as error:
-            return str(error)
-        return "no error"
-
-    assert run(flow()) == "can't start new thread"
 
 
 def test_a_sync_callback_may_start_a_loop_of_its_own() -> None:

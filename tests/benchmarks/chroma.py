@@ -26,8 +26,6 @@ from tests.benchmarks.corpus import QUESTION, SOURCES, SUB_QUERIES, fused, knowl
 from tests.benchmarks.measure import LOOP_GAP, WALL, Row, arace, race
 from tests.benchmarks.model_server import reply_to
 
-__all__ = ["chroma"]
-
 PER_SEARCH: Final = 5
 PER_RETRIEVAL: Final = 10
 

@@ -13,13 +13,13 @@ import asyncio
 import random
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 from rich.console import Console
@@ -108,33 +108,32 @@ class Result:
 
 
 class Bench:
-    """The systems, over one corpus."""
+    """The systems, over one corpus; scopes are recorded as they are made."""
 
     def __init__(self, corpus: CorpusIndex, dataset: Dataset) -> None:
-        self._dataset = dataset
+        self._dataset, self._model = dataset, corpus.embed_model
         sources = corpus.sources()
         self.indexes: Mapping[str, ScopeIndex] = scope_indexes(sources)
-        self._model = corpus.embed_model
-        make = {"effort": "minimal", "similarity_top_k": DEPTH}
-        self._plain = AgenticRetriever(sources, **make)  # type: ignore[arg-type]
-        self._scoped = AgenticRetriever(sources, **make, options=RetrieverOptions(scope=self.indexes))  # type: ignore[arg-type]
+        make: dict[str, Any] = {"effort": "minimal", "similarity_top_k": DEPTH}
+        self._plain = AgenticRetriever(sources, **make)
+        self._scoped = AgenticRetriever(sources, **make, options=RetrieverOptions(scope=self.indexes))
         self._scopes: list[contraction.Contraction] = []
         self._states: dict[Turns, ScopeState] = {}
-        self._original = original = contraction.contract
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record the scopes."""
+        original = contraction.contract
 
         def recorded(*args: Any, **kwargs: Any) -> contraction.Contraction:
             self._scopes.append(original(*args, **kwargs))
             return self._scopes[-1]
 
         contraction.contract = recorded
-
-    def __enter__(self) -> Self:
-        """Record the scopes."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Record no more scopes."""
-        contraction.contract = self._original
+        try:
+            yield
+        finally:
+            contraction.contract = original
 
     async def _ask(
         self, retriever: AgenticRetriever, turns: Turns, state: ScopeState | None = None
@@ -147,42 +146,26 @@ class Bench:
         documents = [node.node.ref_doc_id or node.node.node_id for node in found.nodes]
         return Result(list(dict.fromkeys(documents)), milliseconds=elapsed), found
 
-    async def last(self, case: Case) -> Result:
-        """Search the last message alone."""
-        return (await self._ask(self._plain, (("user", case.text),)))[0]
-
-    async def previous(self, case: Case) -> Result:
-        """Search the last two messages of the user as one text."""
-        before = [text for role, text in case.history if role == "user"][-1:]
-        return (await self._ask(self._plain, (("user", " ".join([*before, case.text])),)))[0]
-
-    async def gold(self, case: Case) -> Result:
-        """Search the gold rewrite: what a perfect CondenseQuestion prompt would write."""
-        return (await self._ask(self._plain, (("user", case.rewrite),)))[0]
+    async def plain(self, turns: Turns) -> Result:
+        """Search a conversation without a scope."""
+        return (await self._ask(self._plain, turns))[0]
 
     async def article(self, case: Case) -> Result:
         """Search the last message within documents whose vectors are near to the text of the whole conversation."""
+        found = await self.plain((("user", case.text),))
         if not case.history:
-            return await self.last(case)
+            return found
         text = " [SEP] ".join(text for _, text in (*case.history, ("user", case.text)))
         vector = unit_rows(np.asarray([await self._model.aget_query_embedding(text)], np.float32))
-        near = {
-            document
+        every = [
+            (document, score)
             for index in self.indexes.values()
             for document, score in zip(index.documents, index.similarities(vector)[:, 0], strict=True)
-            if score >= ARTICLE_THRESHOLD
-        }
-        total = sum(len(index.documents) for index in self.indexes.values())
-        near = near or {document for index in self.indexes.values() for document in index.documents}
-        found, retrieval = await self._ask(self._plain, (("user", case.text),))
-        del retrieval
+        ]
+        near = {document for document, score in every if score >= ARTICLE_THRESHOLD} or {one for one, _ in every}
         found.documents = [one for one in found.documents if one in near]
-        found.kept, found.evidence = len(near) / total, self._share(case, near)
+        found.kept, found.evidence = len(near) / len(every), self._share(case, near)
         return found
-
-    async def ours(self, case: Case) -> Result:
-        """Search the conversation without a scope."""
-        return (await self._ask(self._plain, (*case.history, ("user", case.text))))[0]
 
     async def scoped(self, case: Case) -> Result:
         """Search the conversation with a scope, and the state that its earlier turns have left."""
@@ -232,20 +215,26 @@ class Scores:
 
 async def run(bench: Bench, cases: Sequence[Case], dataset: Dataset) -> dict[tuple[str, str], Scores]:
     """Ask every system every case."""
+
+    def previous(case: Case) -> str:
+        """Return the last two messages of the user as one text."""
+        return " ".join([*[text for role, text in case.history if role == "user"][-1:], case.text])
+
     systems: dict[str, Callable[[Case], Awaitable[Result]]] = {
-        "last message": bench.last,
-        "previous + last": bench.previous,
-        "gold rewrite": bench.gold,
+        "last message": lambda case: bench.plain((("user", case.text),)),
+        "previous + last": lambda case: bench.plain((("user", previous(case)),)),
+        "gold rewrite": lambda case: bench.plain((("user", case.rewrite),)),  # a perfect CondenseQuestion prompt's
         "the article's": bench.article,
-        "ours": bench.ours,
+        "ours": lambda case: bench.plain((*case.history, ("user", case.text))),
         "ours, scope": bench.scoped,
     }
     made: dict[tuple[str, str], Scores] = defaultdict(Scores)
-    for case in cases:
-        for name, ask in systems.items():
-            result = await ask(case)
-            for part in case.slices:
-                made[part, name].results.append((result, dataset.relevant[case.query.id]))
+    with bench.recording():
+        for case in cases:
+            for name, ask in systems.items():
+                result = await ask(case)
+                for part in case.slices:
+                    made[part, name].results.append((result, dataset.relevant[case.query.id]))
     return made
 
 

@@ -16,8 +16,6 @@ from llama_index.core.schema import TextNode
 
 from llama_index_agentic_kb import KnowledgeSource
 
-__all__ = ["QUESTION", "SOURCES", "SUB_QUERIES", "fused", "knowledge_sources", "passages"]
-
 SOURCES: Final = {
     "early_missions": "Space missions, from Apollo to Galileo.",
     "late_missions": "Space missions, from Hayabusa2 to Vostok.",

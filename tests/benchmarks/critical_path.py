@@ -39,8 +39,6 @@ from tests.benchmarks.corpus import QUESTION, SOURCES, SUB_QUERIES, fused, knowl
 from tests.benchmarks.measure import LOOP_GAP, WALL, Race, Row, arace, race
 from tests.benchmarks.model_server import ModelServer
 
-__all__ = ["critical_path"]
-
 PASSAGES: Final = 40
 PER_SEARCH: Final = 2
 PER_RETRIEVAL: Final = 8

@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from tests.benchmarks.measure import Row
 
-__all__ = ["import_time"]
-
 BUDGET_MS: Final = 50
 HEAVY: Final = ("torch", "chromadb", "transformers", "openai")
 

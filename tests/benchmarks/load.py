@@ -33,8 +33,6 @@ from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
 from tests.benchmarks.measure import Row
 from tests.chroma_server import ChromaServer
 
-__all__ = ["load"]
-
 DIMENSIONS: Final = 384
 DEADLINE: Final = 0.5
 PEER: Final = "bare LlamaIndex retriever over the same client"
@@ -54,14 +52,7 @@ class Times:
 
 
 def load(chunks: int = 20_000, questions: int = 1_000, threads: int = 64, stopped: int = 100) -> list[Row]:
-    """Measure callers on threads and on one event loop, ours beside the bare client; then with the server stopped.
-
-    Args:
-        chunks: In the collection.
-        questions: Of each case; each at a caller of its own, or one after another.
-        threads: Sync callers at once.
-        stopped: Questions while the server is stopped.
-    """
+    """Measure callers on threads and on one event loop, ours beside the bare client; then with the server stopped."""
     logging.getLogger("llama_index_agentic_kb").setLevel(logging.ERROR)  # hundreds of timeouts are counted in rows
     with ChromaServer() as server, _index(server, chunks) as index:
         resilience = Resilience(timeout=120.0)

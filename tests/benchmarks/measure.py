@@ -18,8 +18,6 @@ from rich.table import Table
 
 from llama_index_agentic_kb.search.embedding import SHARED_CACHE
 
-__all__ = ["LOOP_GAP", "WALL", "Contestants", "Race", "Row", "arace", "print_rows", "race", "write_rows"]
-
 WALL: Final = "wall"
 LOOP_GAP: Final = "longest loop gap"
 TICK: Final = 0.001
@@ -33,16 +31,7 @@ Meters: TypeAlias = Callable[[], Mapping[str, int]]
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison.
-
-    Args:
-        name: The benchmark, the case and what was measured, joined by slashes.
-        ours: The median of our runs; None where nothing can be compared.
-        peer: The median of the peer's runs; None where the peer failed or does not exist.
-        peer_name: What it is compared with; where the peer failed, how.
-        unit: Of both.
-        runs: How many runs each median is of; 1 where it is no measurement (a nominal value, a count of modules).
-    """
+    """One comparison: the medians of so many runs, ours and the peer's (None where it failed or there is none)."""
 
     name: str
     ours: float | None
@@ -73,13 +62,10 @@ class Race:
     warm: bool = False
 
     def turns(self, contestants: Contestants) -> Iterator[str]:
-        """Yield whose turn it is: all once for warming up, then ``runs`` times in the same order.
+        """Yield whose turn it is: all once to warm up (a single run only shows that things work), then ``runs`` times.
 
-        A single run has no warm-up: it shows that things work, and its times mean nothing.
-
-        Before each turn garbage is collected; what is there before and after the warm-up is never looked through
-        again, so that the collector's pauses over a heap full of libraries are counted for nobody. Our cache of query
-        vectors is emptied too: the peers have none, and the same question is asked in each turn.
+        Before each turn garbage is collected, and never what was there before: the collector's pauses over a heap full
+        of libraries are counted for nobody. Our cache of query vectors is emptied: the peers have none.
         """
         try:
             for turn in range(0 if self.runs > 1 else 1, self.runs + 1):
@@ -119,15 +105,7 @@ class Race:
         return None if name in self.failures or not values else median(values) / each
 
     def rows(self, case: str, ours: str, units: Mapping[str, str], *, without: str = "", each: int = 1) -> list[Row]:
-        """Compare one contestant with the others.
-
-        Args:
-            case: Begins each row's name.
-            ours: The contestant that is ours.
-            units: The quantities to compare, with their units.
-            without: A contestant that is not compared.
-            each: What every number is divided by: the questions of a run.
-        """
+        """Compare ours with each other contestant but ``without``, by quantity; numbers are divided by ``each``."""
         rows = []
         for quantity, unit in units.items():
             for peer in dict.fromkeys([*self.samples, *self.failures]):
@@ -141,8 +119,7 @@ class Race:
 def race(contestants: Contestants, runs: int, meters: Meters = dict) -> Race:
     """Measure sync contestants: wall time, and what the meters count.
 
-    The main thread has an event loop meanwhile, as in a script that never called ``asyncio.run``: LlamaIndex's sync
-    calls then run their async parts on this one loop, else on a new one each time, which costs them far more.
+    The main thread has an event loop, as in a script: LlamaIndex's sync calls are far slower where they make their own.
     """
     result, loop = Race(runs, meters), asyncio.new_event_loop()
     asyncio.set_event_loop(loop)

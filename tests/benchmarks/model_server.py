@@ -8,15 +8,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from types import TracebackType
 from typing import Final, Self
 
 from llama_index.llms.openai import OpenAI
 
 from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, Reply
 from tests.benchmarks.corpus import SOURCES, SUB_QUERIES
-
-__all__ = ["ModelServer", "reply_to"]
 
 ANSWER: Final = (
     "Hayabusa2 and OSIRIS-REx brought back samples of Ryugu and Bennu [ref_id:0] [1], while Galileo orbited Jupiter "
@@ -64,12 +61,7 @@ def _plan(*, dependent: bool) -> list[dict[str, object]]:
 
 
 class ModelServer:
-    """The server, from the outside.
-
-    Args:
-        latency: Seconds before each reply.
-        stream_seconds: Seconds that a streamed reply takes from its first piece to its last.
-    """
+    """The server, from the outside; a streamed reply takes so long from its first piece to its last."""
 
     def __init__(self, latency: float, stream_seconds: float = 0.0) -> None:
         command = [sys.executable, "-m", __name__, str(latency), str(stream_seconds)]
@@ -79,9 +71,7 @@ class ModelServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.communicate()
         if self._process.returncode:
             raise RuntimeError(f"the model server ended with {self._process.returncode}")

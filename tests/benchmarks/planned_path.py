@@ -21,8 +21,6 @@ from tests.benchmarks.critical_path import PER_SEARCH, Bench
 from tests.benchmarks.measure import WALL, Row, arace, race
 from tests.benchmarks.model_server import ModelServer
 
-__all__ = ["planned_path"]
-
 OURS: Final = "AgenticRetriever"
 PROMPTS: Final = {
     "plan": "You plan searches",

@@ -35,8 +35,6 @@ from llama_index_agentic_kb.evaluation import (
 )
 from llama_index_agentic_kb.evaluation.plans import Steps
 
-__all__ = ["PromptRuns", "busy", "main"]
-
 
 class _NotingLLM(PlannedLLM):
     """A model with given plans that notes its prompts."""

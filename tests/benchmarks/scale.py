@@ -21,8 +21,6 @@ from rich.table import Table
 
 from tests.benchmarks.scale_store import ScaleStore, measure_filtered, measure_plain
 
-__all__ = ["build", "build_lexical", "measure"]
-
 SIZES: Final = "1000,10000,100000,1000000"
 HARD: Final = 20_000
 USERS: Final = {1: "1 user", 16: "16 users"}

@@ -17,8 +17,6 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import PrivateAttr
 from numpy.typing import NDArray
 
-__all__ = ["DIMENSION", "Block", "Floats", "Ints", "ScaleCorpus", "ScaleEmbedding"]
-
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
@@ -32,6 +30,8 @@ ZIPF: Final = 1.05
 WORDS: Final = 48
 TOPIC_WORDS: Final = 12
 BLOCK: Final = 5_000
+QUERIES: Final = 200
+SEED: Final = 7
 
 
 @dataclass(frozen=True)
@@ -46,34 +46,28 @@ class Block:
 
 
 class ScaleCorpus:
-    """The same chunks and queries at each run, made block by block.
+    """The same chunks and queries (each near the chunks of some topic) at each run, made block by block.
 
-    Args:
-        size: Chunks.
-        clustered: False draws all vectors apart from each other, in all dimensions: the hardest there are for a graph.
-        queries: Queries, each near the chunks of some topic.
-        seed: Of everything.
+    Without clusters, all vectors are drawn apart from each other, in all dimensions: the hardest there are for a graph.
     """
 
-    def __init__(self, size: int, *, clustered: bool = True, queries: int = 200, seed: int = 7) -> None:
-        rng = np.random.default_rng(seed)
-        self.size = size
-        self._clustered = clustered
-        self._seed = seed
+    def __init__(self, size: int, *, clustered: bool = True) -> None:
+        rng = np.random.default_rng(SEED)
+        self.size, self._clustered = size, clustered
         self._topics = rng.standard_normal((max(4, size // PER_TOPIC), LATENT)).astype(np.float32)
         basis = np.linalg.qr(rng.standard_normal((DIMENSION, LATENT)))[0]
         self._basis: Floats = np.ascontiguousarray(basis.T, dtype=np.float32)
         self._words = _vocabulary()
         weights = 1.0 / np.arange(1, VOCABULARY + 1) ** ZIPF
         self._zipf = np.cumsum(weights / weights.sum())
-        topics = rng.integers(0, len(self._topics), queries)
+        topics = rng.integers(0, len(self._topics), QUERIES)
         self.query_vectors = self._vectors(topics, rng)
         self.query_texts = self._texts(topics, rng, words=3, topic_words=3)
 
     def blocks(self) -> Iterator[Block]:
         """Yield all chunks."""
         for start in range(0, self.size, BLOCK):
-            rng = np.random.default_rng([self._seed, start])
+            rng = np.random.default_rng([SEED, start])
             count = min(BLOCK, self.size - start)
             topics = rng.integers(0, len(self._topics), count)
             vectors, groups = self._vectors(topics, rng), rng.integers(0, 100, count)
@@ -95,11 +89,7 @@ class ScaleCorpus:
 
 
 class ScaleEmbedding(BaseEmbedding):
-    """Looks vectors up that were made beforehand: a text names its row as ``#12``, queries are known by their words.
-
-    Args:
-        corpus: Whose queries it knows.
-    """
+    """Looks vectors up that were made beforehand: a text names its row as ``#12``, queries are known by their words."""
 
     _queries: dict[str, list[float]] = PrivateAttr()
     _block: Block | None = PrivateAttr(default=None)

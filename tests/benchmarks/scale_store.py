@@ -23,16 +23,9 @@ from llama_index_agentic_kb.store.directory import DirectoryStore
 from tests.benchmarks.scale_corpus import DIMENSION, Block, Floats, Ints, ScaleCorpus, ScaleEmbedding
 
 __all__ = [
-    "PER_DOCUMENT",
-    "SOURCE",
-    "TOP_K",
-    "ScaleStore",
-    "exact",
-    "measure_filtered",
-    "measure_plain",
-    "percentile",
+    "PER_DOCUMENT", "SOURCE", "TOP_K", "ScaleStore", "exact", "measure_filtered", "measure_plain", "percentile",
     "store_block",
-]
+]  # fmt: skip
 
 SOURCE: Final = "scale"
 PER_DOCUMENT: Final = 100
@@ -44,20 +37,13 @@ GROUPS: Final = "groups.npy"
 TOP_K: Final = 10
 FILTERS: Final = 10
 BATCH: Final = 5_000
-PLAIN_SECONDS: Final = 60.0
-"""Chroma's own filtered query is asked as often as fits this time: it takes seconds at a million rows."""
+PLAIN_SECONDS: Final = 60.0  # for Chroma's own filtered query, which takes seconds at a million rows
 
 Numbers = dict[str, float]
 
 
 class ScaleStore:
-    """A store of one size in a cache directory, with its vectors beside it for exact search.
-
-    Args:
-        cache: The directory of all sizes.
-        size: Chunks.
-        clustered: See ``ScaleCorpus``.
-    """
+    """A store of one size in a cache directory, with its vectors beside it for exact search."""
 
     def __init__(self, cache: Path, size: int, *, clustered: bool = True) -> None:
         self.folder = cache / (str(size) if clustered else f"{size}-unclustered")
@@ -65,11 +51,7 @@ class ScaleStore:
         self.embedding = ScaleEmbedding(self.corpus)
 
     def build(self, progress: Callable[[str], None] = print) -> float:
-        """Build it unless it is there; what an earlier run left half built is thrown away.
-
-        Returns:
-            The seconds that building took, in this run or in the one that built it.
-        """
+        """Build it unless it is there (what was left half built is thrown away); return the seconds that it took."""
         return self._once(BUILT, lambda: self._build(progress))
 
     def build_lexical(self) -> float:
@@ -165,9 +147,6 @@ def _document(path: str) -> StoredDocument:
     return StoredDocument(SOURCE, path, f"/scale/{path}", "/scale", path, "scale")
 
 
-# -- searches ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Times:
     """Seconds of single searches, and of their ways."""
@@ -191,11 +170,7 @@ class Times:
 
 
 def measure_plain(store: DirectoryStore, at: ScaleStore, users: int, searches: int, *, hybrid: bool) -> Numbers:
-    """Measure retrieval at minimal effort by so many users at once, each asking again as soon as it has its answer.
-
-    Returns:
-        p50 and p99 in ms, searches a second; with ``hybrid``, what each way took, p50 in ms: both run side by side.
-    """
+    """Measure retrieval at minimal effort by so many users at once, each asking again as soon as it has its answer."""
     times = Times()
     lexical = store.lexical(SOURCE) if hybrid else None
     source = KnowledgeSource(SOURCE, index=store.index(SOURCE), hybrid=hybrid and lexical)
@@ -222,16 +197,7 @@ def measure_plain(store: DirectoryStore, at: ScaleStore, users: int, searches: i
 def measure_filtered(store: DirectoryStore, at: ScaleStore, key: str, modulus: int, searches: int) -> dict[str, Any]:
     """Measure search under ten filters that have nothing to do with the queries, ours beside Chroma's own.
 
-    Args:
-        store: The open store.
-        at: Where its vectors are.
-        key: The metadata key.
-        modulus: How many values it has: one in so many rows matches.
-        searches: How many of ours.
-
-    Returns:
-        ``ours`` and ``chroma``, each with p50, p99 (ms) and recall@10 against exact search; ``first``: ours when a
-        filter is new; and what the activity said of the last search.
+    One in ``modulus`` rows matches. ``first`` is ours when a filter is new, ``note`` what the account said of the last.
     """
     values = [number * (modulus // FILTERS) for number in range(FILTERS)]
     queries = at.corpus.query_texts

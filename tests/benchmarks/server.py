@@ -25,8 +25,6 @@ from tests.benchmarks.measure import Row
 from tests.server.program import DEFINED, memory_index, program
 from tests.server.serving import ADMIN
 
-__all__ = ["server"]
-
 NO_PEER: Final = "(no peer)"
 PATH: Final = "/knowledgebases/kb/retrieve"
 EXTRACT: Final = {"intents": [{"search": "Saturn V"}], "outputMode": "extractiveData"}
@@ -39,14 +37,7 @@ HEADERS: Final = {"api-key": ADMIN, "Content-Type": "application/json"}
 
 
 def server(requests: int = 400, streams: int = 200, many: int = 10_000, llm_seconds: float = 0.6) -> list[Row]:
-    """Measure a server.
-
-    Args:
-        requests: Of each sequential case.
-        streams: At the same time.
-        many: Requests between two looks at the server's memory.
-        llm_seconds: Until the model answers in a stream.
-    """
+    """Measure requests one after another, streams at the same time, and memory over many requests."""
     slow = Reply("The Saturn V was 110.6 m tall [ref_id:0].", latency=llm_seconds)
     with (
         LoopbackOpenAI(lambda request: Reply("{}") if "You plan" in request.text else slow) as model,

@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import mean
 from typing import Any, Final
@@ -53,49 +53,29 @@ def build(at: ScaleStore, shards: int) -> list[Path]:
     return folders
 
 
-class Slow:
-    """Makes a store's dense search take a multiple of its time.
+@contextmanager
+def slow(store: DirectoryStore, factor: int) -> Iterator[None]:
+    """Make a store's dense search take a multiple of its time."""
+    vectors = store.vectors(SOURCE)
+    plain = vectors.search
 
-    Args:
-        store: The store whose searches are slowed down.
-        factor: How many times as long they take.
-    """
+    def search(*args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        found = plain(*args, **kwargs)
+        time.sleep((time.perf_counter() - started) * (factor - 1))
+        return found
 
-    def __init__(self, store: DirectoryStore, factor: int) -> None:
-        self._vectors = store.vectors(SOURCE)
-        self._factor = factor
-
-    def __enter__(self) -> None:
-        plain = type(self._vectors).search
-
-        def search(*args: Any, **kwargs: Any) -> Any:
-            started = time.perf_counter()
-            found = plain(self._vectors, *args, **kwargs)
-            time.sleep((time.perf_counter() - started) * (self._factor - 1))
-            return found
-
-        self._vectors.search = search  # type: ignore[method-assign]
-
-    def __exit__(self, *_: object) -> None:
-        del self._vectors.search
+    vectors.search = search  # type: ignore[method-assign]
+    yield
+    del vectors.search
 
 
 def sharded(stores: Sequence[DirectoryStore], *, candidates: int = TOP_K, grace: float | None = None) -> ShardedSource:
-    """Return all stores as one source.
-
-    Args:
-        stores: The shards.
-        candidates: How many nodes each is asked for.
-        grace: Seconds that a slow shard is waited for; None waits for its timeout.
-    """
+    """Return all stores as one source; without a grace, a slow shard is waited for until its timeout."""
     resilience = Resilience(straggler_grace=grace)
     shards = [
         KnowledgeSource(
-            f"shard-{at}",
-            index=store.index(SOURCE),
-            hybrid=False,
-            similarity_top_k=candidates,
-            resilience=resilience,
+            f"shard-{at}", index=store.index(SOURCE), hybrid=False, similarity_top_k=candidates, resilience=resilience
         )
         for at, store in enumerate(stores)
     ]
@@ -115,7 +95,7 @@ def ask(source: KnowledgeSource, queries: Sequence[str], best: Sequence[set[str]
     return {"p50": percentile(taken, 50), "p99": percentile(taken, 99), "recall": mean(recalls)}
 
 
-def waiting(shards: int, slow: int, grace: float | None) -> Numbers:
+def waiting(shards: int, factor: int, grace: float | None) -> Numbers:
     """Return times over shards that only wait, the first so many times longer, after it was as fast as the others."""
     first = MemoryRetriever(["rain"], latency=WAIT, mode="async")
     retrievers = [first, *(MemoryRetriever([f"rain {at}"], latency=WAIT, mode="async") for at in range(1, shards))]
@@ -123,7 +103,7 @@ def waiting(shards: int, slow: int, grace: float | None) -> Numbers:
     made = [KnowledgeSource(f"s{at}", retriever=one, resilience=resilience) for at, one in enumerate(retrievers)]
     source = ShardedSource(SOURCE, made)
     ask(source, ["rain"] * 20, [{""}] * 20)
-    first.latency = slow * WAIT
+    first.latency = factor * WAIT
     numbers = ask(source, ["rain"] * 100, [{""}] * 100)
     return {name: numbers[name] for name in ("p50", "p99")}
 
@@ -157,14 +137,11 @@ def measure(at: ScaleStore, shards: int, rounds: int) -> Iterator[tuple[str, Map
         for grace, rule in ((None, "waited for"), (GRACE, f"straggler_grace={GRACE}")):
             source = sharded(stores, grace=grace)
             ask(source, queries, best)  # its usual time
-            with Slow(stores[0], FACTOR):
+            with slow(stores[0], FACTOR):
                 yield f"one shard {FACTOR} x slower, {rule}", ask(source, many, right)
-        for slow, grace, name in (
-            (1, None, "all alike"),
-            (FACTOR, None, "one slow, waited for"),
-            (FACTOR, GRACE, "one slow, given up"),
-        ):
-            yield f"{shards} shards that wait {1000 * WAIT:.0f} ms each: {name}", waiting(shards, slow, grace)
+        cases = ((1, None, "all alike"), (FACTOR, None, "one slow, waited for"), (FACTOR, GRACE, "one slow, given up"))
+        for factor, grace, name in cases:
+            yield f"{shards} shards that wait {1000 * WAIT:.0f} ms each: {name}", waiting(shards, factor, grace)
         yield "best ten by words, the same as of one index", {"recall": words_in_common(whole, stores, queries)}
 
 

@@ -19,8 +19,6 @@ from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM
 from tests.benchmarks.corpus import QUESTION, SOURCES, fused, passages
 from tests.benchmarks.measure import LOOP_GAP, WALL, Race, Row, arace, race
 
-__all__ = ["throughput"]
-
 LATENCY: Final = 0.005
 THREADS: Final = 32
 PASSAGES: Final = 20
@@ -45,11 +43,7 @@ def throughput(runs: int, rounds: int = 10, concurrent: int = 100) -> list[Row]:
 
 
 def _threads(runs: int, asked: int) -> Race:
-    retrievers = {
-        OURS: _ours("sync"),
-        PEER: _peer("sync"),
-        f"{PEER}, use_async=False": _peer("sync", use_async=False),
-    }
+    retrievers = {OURS: _ours("sync"), PEER: _peer("sync"), f"{PEER}, use_async=False": _peer("sync", use_async=False)}
     with ThreadPoolExecutor(THREADS) as pool:
 
         def ask(retriever: BaseRetriever) -> None:

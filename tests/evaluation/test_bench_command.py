@@ -34,17 +34,6 @@ def test_a_run_is_reported_and_kept(folder: Path, tmp_path: Path) -> None:
     assert run["summary"][1]["kinds"]["all"]["metrics"]["R@10"]["mean"] == 1
 
 
-def test_recorded_plans_are_replayed(folder: Path, tmp_path: Path) -> None:
-    """A file of plans stands in for the oracle, and is named in the report."""
-    plans = tmp_path / "plans.jsonl"
-    row = {"_id": "b1", "plan": [{"id": 1, "text": "Who directed Silent Harbour?"}], "answers": {}}
-    plans.write_text(json.dumps(row), encoding="utf-8")
-    done = bench(folder, "--cache", tmp_path / "c", "--systems", "low", "--plans", f"recorded:{plans}")
-    assert done.exit_code == 0, done.output
-    assert "recorded plans" in done.output
-    assert "1 queries were left out: plans.jsonl holds no plan for them" in " ".join(done.output.split())
-
-
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
@@ -70,3 +59,14 @@ def test_errors_name_option_and_remedy(
     assert isinstance(done.exception, kind)
     assert message in str(done.exception)
     assert not Path("cache").exists()
+
+
+def test_recorded_plans_are_replayed(folder: Path, tmp_path: Path) -> None:
+    """A file of plans stands in for the oracle, and is named in the report."""
+    plans = tmp_path / "plans.jsonl"
+    row = {"_id": "b1", "plan": [{"id": 1, "text": "Who directed Silent Harbour?"}], "answers": {}}
+    plans.write_text(json.dumps(row), encoding="utf-8")
+    done = bench(folder, "--cache", tmp_path / "c", "--systems", "low", "--plans", f"recorded:{plans}")
+    assert done.exit_code == 0, done.output
+    assert "recorded plans" in done.output
+    assert "1 queries were left out: plans.jsonl holds no plan for them" in " ".join(done.output.split())

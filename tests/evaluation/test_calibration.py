@@ -106,14 +106,3 @@ def test_too_few_passages_keep_the_defaults() -> None:
     made = calibrate(SOURCE, index, {"a": ["Short."], "b": [""], "c": []}, MODEL)
     assert (made.turns, made.index.settings) == (0, ScopeSettings())
     assert "the defaults are kept" in str(made)
-
-
-def test_a_diffuse_corpus_gets_a_wider_scope() -> None:
-    """If the default loses evidence, the documents need to stand out less."""
-    rng = np.random.default_rng(1)
-    names = tuple(str(at) for at in range(300))
-    rows = unit_rows(rng.normal(size=(300, 256)).astype(np.float32))
-    index = ScopeIndex("hash", "1", names, names, np.arange(300), rows)
-    texts = {name: [" ".join(texts_of(int(name)))] * 2 for name in names}
-    made = calibrate(SOURCE, index, texts, MODEL)
-    assert made.index.settings.deviations == calibration.GRID[-1]

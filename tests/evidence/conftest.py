@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-import pytest
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from llama_index_agentic_kb import KnowledgeSource
@@ -17,56 +16,27 @@ from llama_index_agentic_kb.testing import MemoryRetriever
 Found = Sequence["tuple[str, float | None] | NodeWithScore"]
 
 
-class MakeLane(Protocol):
-    """Makes a search that has found nodes: (name, score) pairs, or nodes."""
-
-    def __call__(
-        self,
-        number: int,
-        found: Found,
-        *,
-        over: KnowledgeSource | None = None,
-        query: str = "q0",
-        scale: Any = None,
-        lexical: Found | None = None,
-    ) -> SourceSearch:
-        """Make it.
-
-        Args:
-            number: The id of its activity record.
-            found: Its dense list.
-            over: Its source; None is one named "docs".
-            query: The id of its sub-query, whose text is "query " and the id.
-            scale: The scale of its dense list's scores.
-            lexical: Its lexical list, if it has one.
-        """
-
-
-@pytest.fixture(scope="session")
-def make_lane() -> MakeLane:
-    """A function that makes a search that has found nodes."""
+def make_lane(
+    number: int,
+    found: Found,
+    *,
+    over: KnowledgeSource | None = None,
+    query: str = "q0",
+    scale: Any = None,
+    lexical: Found | None = None,
+) -> SourceSearch:
+    """Return a search with an activity's number that has found (name, score) pairs, or nodes, in one list or two."""
 
     def made(found: Found) -> list[NodeWithScore]:
         return [one if isinstance(one, NodeWithScore) else _node(*one) for one in found]
 
-    def lane(
-        number: int,
-        found: Found,
-        *,
-        over: KnowledgeSource | None = None,
-        query: str = "q0",
-        scale: Any = None,
-        lexical: Found | None = None,
-    ) -> SourceSearch:
-        over = over or KnowledgeSource("docs", retriever=MemoryRetriever([]))
-        lists = [NodeList("dense", made(found), scale)]
-        if lexical is not None:
-            lists.append(NodeList("lexical", made(lexical)))
-        record = SourceActivity(id=number, knowledge_source_name=over.name, sub_query_id=query)
-        sub_query = SubQuery(id=query, query=f"query {query}", sources=[over.name])
-        return SourceSearch(sub_query, over, record, tuple(lists))
-
-    return lane
+    over = over or KnowledgeSource("docs", retriever=MemoryRetriever([]))
+    lists = [NodeList("dense", made(found), scale)]
+    if lexical is not None:
+        lists.append(NodeList("lexical", made(lexical)))
+    record = SourceActivity(id=number, knowledge_source_name=over.name, sub_query_id=query)
+    sub_query = SubQuery(id=query, query=f"query {query}", sources=[over.name])
+    return SourceSearch(sub_query, over, record, tuple(lists))
 
 
 def _node(name: str, score: float | None) -> NodeWithScore:

@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llama_index.core.schema import NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
+from llama_index.core import Document
+from llama_index.core.node_parser import SentenceSplitter
+from llama_index.core.schema import ImageNode, IndexNode, NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
 
-from llama_index_agentic_kb.evidence.arrangement import arrange, follows, pieces_per_document
-from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
+from llama_index_agentic_kb.evidence.arrangement import arrange, follows, join
+from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance
 
 
 def node(name: str, *, best_for: list[str] | None = None, text: str | None = None) -> NodeWithScore:
@@ -43,12 +45,6 @@ def test_one_that_bridges_two_pieces_frees_a_place() -> None:
     assert made.used == 6
 
 
-def test_the_first_without_a_place_ends_it() -> None:
-    """What comes later does not join, for it was not worth a place."""
-    assert arranged("a1 b1 c1 a2", 2) == ["a1", "b1"]
-    assert arranged("", 2) == []
-
-
 def test_pieces_do_not_grow_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit a chunk takes a place of its own, and a bridge joins the better side."""
     monkeypatch.setattr("llama_index_agentic_kb.evidence.arrangement.MAX_CHARACTERS", 8)
@@ -72,26 +68,6 @@ def test_a_sub_querys_best_never_waits() -> None:
     assert [one.node_id for one in arrange(given_nodes, 9, max_per_document=1).nodes] == ["a1", "a5", "b1", "a3"]
 
 
-@pytest.mark.parametrize(("wanted", "pieces"), [(1, 3), (9, 3), (10, 4), (15, 5), (50, 17)])
-def test_a_third_of_all_and_at_least_three(wanted: int, pieces: int) -> None:
-    """The default number of one document's pieces."""
-    assert pieces_per_document(wanted) == pieces
-
-
-def test_a_node_is_compared_with_its_document_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many documents cost no more comparisons than their chunks: arranging is not quadratic."""
-    compared: list[tuple[str, str]] = []
-
-    def counted(first: Any, second: Any) -> bool:
-        compared.append((first.node_id, second.node_id))
-        return follows(first, second)
-
-    monkeypatch.setattr("llama_index_agentic_kb.evidence.arrangement.follows", counted)
-    nodes = [node(f"{letter}{n}") for n in (1, 3) for letter in map(chr, range(0x4E00, 0x4E00 + 300))]
-    assert len(arrange(nodes, 1_000, max_per_document=1).nodes) == 600
-    assert {one[0] == other[0] for one, other in compared} == {True}
-
-
 NAMES = st.lists(
     st.builds(lambda letter, number: f"{letter}{number}", st.sampled_from("abc"), st.integers(0, 9)),
     max_size=20,
@@ -110,3 +86,165 @@ def test_every_chunk_is_used_once_at_most(names: list[str], wanted: int, joining
     assert len(made.nodes) <= wanted
     assert made.used == len(names) or len(made.nodes) == wanted
     assert joining or len(made.nodes) == made.used
+
+
+TEXT = "One sun. Two moons. Three stars, far away. Four comets with long tails. Five rovers drove on Mars. Six probes."
+
+
+def chunk(
+    name: str,
+    text: str = "text",
+    *,
+    document: str | None = "doc",
+    index: int | None = None,
+    span: tuple[int, int] | None = None,
+    links: dict[NodeRelationship, str] | None = None,
+    source: str = "docs",
+    **metadata: Any,
+) -> TextNode:
+    relations = {kind: RelatedNodeInfo(node_id=target) for kind, target in (links or {}).items()}
+    if document is not None:
+        relations[NodeRelationship.SOURCE] = RelatedNodeInfo(node_id=document)
+    numbered = {} if index is None else {"chunk_index": index}
+    mark = {PROVENANCE_KEY: {"source": source, "activity": 1, "searches": [{"query": name}]}}
+    start, end = span or (None, None)
+    return TextNode(
+        id_=name, text=text, metadata={**metadata, **numbered, **mark}, relationships=relations,
+        start_char_idx=start, end_char_idx=end,
+    )  # fmt: skip
+
+
+def joined(*nodes: TextNode, best: int = 0, scores: tuple[float | None, ...] = ()) -> NodeWithScore:
+    """Join nodes that stand in the document's order; ``best`` was ranked first."""
+    given = scores or (None,) * len(nodes)
+    places = [(0 if n == best else n + 1, NodeWithScore(node=node, score=given[n])) for n, node in enumerate(nodes)]
+    return join(places)
+
+
+def split(text: str, size: int, overlap: int, **kwargs: Any) -> list[TextNode]:
+    splitter = SentenceSplitter(chunk_size=size, chunk_overlap=overlap, tokenizer=str.split, **kwargs)
+    made = splitter.get_nodes_from_documents([Document(id_="doc", text=text)])
+    return [node for node in made if isinstance(node, TextNode)]
+
+
+def test_links_tell_neighbours() -> None:
+    """LlamaIndex's own: what one names as next, or the other as previous, even without a source document."""
+    following = chunk("a", links={NodeRelationship.NEXT: "b"}, document=None)
+    previous = chunk("b", links={NodeRelationship.PREVIOUS: "a"}, document=None)
+    bare = chunk("b", document=None)
+    assert follows(following, bare)
+    assert follows(chunk("a", document=None), previous)
+    assert not follows(previous, following)
+    assert not follows(chunk("a", links={NodeRelationship.NEXT: "z"}, span=(0, 10)), chunk("b", span=(10, 20)))
+
+
+def test_numbers_tell_neighbours() -> None:
+    """Consecutive chunks of one document; numbers go before positions, for a page's positions start anew."""
+    assert follows(chunk("a", index=3), chunk("b", index=4))
+    assert not follows(chunk("a", index=4), chunk("b", index=3))
+    assert not follows(chunk("a", index=3), chunk("b", index=5))
+    assert not follows(chunk("a", index=3), chunk("b", index=4, document="other"))
+    assert not follows(chunk("a", index=3, document=None), chunk("b", index=4, document=None))
+    assert not follows(chunk("a", index=0, span=(0, 10)), chunk("b", index=7, span=(8, 20)))
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "touching"),
+    [
+        ((0, 10), (10, 20), True), ((0, 10), (7, 20), True), ((0, 10), (12, 20), True), ((0, 10), (13, 20), False),
+        ((0, 10), (2, 8), False), ((0, 10), (0, 10), False), ((10, 20), (0, 10), False), (None, (10, 20), False),
+    ],
+)  # fmt: skip
+def test_positions_tell_neighbours(one: tuple[int, int] | None, two: tuple[int, int], touching: bool) -> None:
+    """They touch, overlap, or have white space between them; what lies within another does not follow it."""
+    assert follows(chunk("a", span=one), chunk("b", span=two)) is touching
+
+
+def test_only_plain_text_of_one_source_and_one_metadata() -> None:
+    """What a joined node could not tell of all its parts keeps them apart; one node is no neighbour of itself."""
+    assert follows(chunk("a", index=1, title="t"), chunk("b", index=2, title="t"))
+    assert not follows(chunk("a", index=1, page_label="1"), chunk("b", index=2, page_label="2"))
+    assert not follows(chunk("a", index=1, audience="public"), chunk("b", index=2, audience="staff"))
+    assert not follows(chunk("a", index=1, source="docs"), chunk("b", index=2, source="wiki"))
+    assert not follows(chunk("a", index=1), chunk("a", index=2))
+    for kind in (IndexNode, ImageNode):
+        fields = chunk("b", index=2).model_dump(exclude={"class_name"})
+        extra = {"index_id": "i"} if kind is IndexNode else {}
+        assert not follows(chunk("a", index=1), kind(**{**fields, **extra, "id_": "b"}))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(4, 12), st.integers(0, 3), st.booleans(), st.data())
+def test_joining_all_chunks_gives_the_text_back(size: int, overlap: int, linked: bool, data: st.DataObject) -> None:
+    """Whatever overlaps comes once, nothing is lost, and each part's text is where the provenance says."""
+    words = data.draw(st.lists(st.sampled_from(["sun", "moon", "star", "comet"]), min_size=8, max_size=40))
+    text = " ".join(f"{word} {n}." for n, word in enumerate(words))
+    nodes = split(text, size, overlap, include_prev_next_rel=linked)
+    for node in nodes:
+        node.metadata[PROVENANCE_KEY] = {"source": "docs", "activity": 1, "searches": []}
+    made = joined(*nodes)
+    assert made.text.split() == text.split()
+    if len(nodes) > 1:
+        mark = provenance(made)
+        assert mark is not None
+        cut = [made.text[part["start"] : part["end"]] for part in mark["parts"]]
+        assert [part["node_id"] for part in mark["parts"]] == [node.node_id for node in nodes]
+        assert cut == [node.text for node in nodes]
+        assert isinstance(made.node, TextNode)
+        assert (made.node.start_char_idx, made.node.end_char_idx) == (0, nodes[-1].end_char_idx)
+
+
+def test_the_best_part_gives_its_name() -> None:
+    """Id, metadata and source document are the best part's, the score the best of all; links lead out of both ends."""
+    one = chunk("a", "First.", index=1, title="t", links={NodeRelationship.PREVIOUS: "z", NodeRelationship.NEXT: "b"})
+    two = chunk("b", "Second.", index=2, title="t", links={NodeRelationship.NEXT: "c"})
+    two.embedding = [1.0]
+    two.metadata[PROVENANCE_KEY].update(best_for=["q1"], reranker_score=3.0, source_score=0.5)
+    one.metadata[PROVENANCE_KEY].update(best_for=["q0", "q1"], reranker_score=3.5, source_score=None)
+    before = [node.model_dump() for node in (one, two)]
+    made = joined(one, two, best=1, scores=(3.5, 3.0))
+    assert (made.node_id, made.text, made.score, made.node.ref_doc_id) == ("b", "First.\nSecond.", 3.5, "doc")
+    assert (made.metadata["title"], made.metadata["chunk_index"]) == ("t", 2)
+    assert made.node.embedding is None
+    assert made.node.prev_node is not None
+    assert made.node.next_node is not None
+    assert (made.node.prev_node.node_id, made.node.next_node.node_id) == ("z", "c")
+    assert provenance(made) == {
+        "source": "docs",
+        "activity": 1,
+        "searches": [{"query": "a"}, {"query": "b"}],
+        "best_for": ["q0", "q1"],
+        "reranker_score": 3.5,
+        "source_score": 0.5,
+        "parts": [
+            {"node_id": "a", "start": 0, "end": 6, "score": 3.5},
+            {"node_id": "b", "start": 7, "end": 14, "score": 3.0},
+        ],
+    }
+    assert [node.model_dump() for node in (one, two)] == before
+    alone = NodeWithScore(node=one)
+    assert join([(4, alone)]) is alone
+    assert joined(one, two).score is None
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "spans", "text"),
+    [
+        ("The sun is", "is hot.", ((0, 10), (8, 15)), "The sun is hot."),
+        ("The sun", "is hot.", ((0, 7), (8, 15)), "The sun is hot."),
+        ("The sun", "is hot.", ((0, 7), (9, 16)), "The sun\nis hot."),
+        ("The su", "n is hot.", ((0, 6), (6, 15)), "The sun is hot."),
+        ("The sun is", "is hot.", (None, None), "The sun is\nis hot."),
+        ("So the sun is very, very hot", "the sun is very, very hot now", (None, None),
+         "So the sun is very, very hot now"),
+        ("So the sun is very, very hot", "the sun is very, very hot now", ((0, 28), (0, 29)),
+         "So the sun is very, very hot now"),
+        ("So the sun is very, very hot", "the sun is very, very hot now", ((0, 28), (28, 57)),
+         "So the sun is very, very hotthe sun is very, very hot now"),
+        ("changed by somebody", "is hot.", ((0, 10), (8, 15)), "changed by somebody\nis hot."),
+    ],
+)  # fmt: skip
+def test_what_overlaps_comes_once(one: str, two: str, spans: Any, text: str) -> None:
+    """By positions where the texts bear them out; else only what is too long to be chance."""
+    made = joined(chunk("a", one, index=1, span=spans[0]), chunk("b", two, index=2, span=spans[1]))
+    assert made.text == text

@@ -2,34 +2,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core.postprocessor import SimilarityPostprocessor
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
-from llama_index.core.schema import NodeRelationship, NodeWithScore, QueryBundle, RelatedNodeInfo, TextNode
+from llama_index.core.schema import (
+    MetadataMode,
+    NodeRelationship,
+    NodeWithScore,
+    QueryBundle,
+    RelatedNodeInfo,
+    TextNode,
+)
 
 from llama_index_agentic_kb import KnowledgeSource, RetrievalRequest, interleave, reciprocal_rank_fusion
 from llama_index_agentic_kb._aio import run
-from llama_index_agentic_kb.evidence.candidates import Proof
-from llama_index_agentic_kb.evidence.gathering import (
-    EvidenceCounts,
-    EvidenceOptions,
-    GatheredEvidence,
-    gather_evidence,
-)
-from llama_index_agentic_kb.evidence.provenance import provenance, references
-from llama_index_agentic_kb.schema import Outcome, ResultsProcessing
+from llama_index_agentic_kb.evidence.candidates import Proof, collect, lists_by_search, lists_by_sub_query
+from llama_index_agentic_kb.evidence.gathering import EvidenceCounts, EvidenceOptions, GatheredEvidence, gather_evidence
+from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance, references
 from llama_index_agentic_kb.search.rerank import Calibration, Reranker
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.sources.selection import SelectedSource, select
 from llama_index_agentic_kb.testing import MemoryRetriever
+from tests.evidence.conftest import make_lane
 from tests.rerankers import OverlapReranker
-
-if TYPE_CHECKING:
-    from tests.evidence.conftest import MakeLane
 
 SHARE = Calibration.piecewise([(0.0, 0.0), (1.0, 4.0)])
 
@@ -99,10 +98,7 @@ def balance(counts: EvidenceCounts) -> int:
     return came - sum(fields.values())  # type: ignore[no-any-return]
 
 
-# -- fused ----------------------------------------------------------------------------------------------------------
-
-
-def test_sub_queries_are_interleaved_the_question_first(make_lane: MakeLane) -> None:
+def test_sub_queries_are_interleaved_the_question_first() -> None:
     """Each sub-query's best comes before any one's second, and says whose best it is."""
     lanes = [
         make_lane(0, [("a", 0.9), ("b", 0.8)]),
@@ -114,7 +110,7 @@ def test_sub_queries_are_interleaved_the_question_first(make_lane: MakeLane) -> 
     assert [(provenance(one) or {}).get("best_for") for one in nodes] == [["q0", "q2"], ["q1"], None, None]
 
 
-def test_every_fusion_covers_each_sub_query(make_lane: MakeLane) -> None:
+def test_every_fusion_covers_each_sub_query() -> None:
     """What all other lists agree on does not push a sub-query's best out of what is kept."""
     shared = [(name, 0.5) for name in "abcdefghij"]
     lanes = [make_lane(n, shared, query=f"q{n}") for n in range(3)]
@@ -124,7 +120,7 @@ def test_every_fusion_covers_each_sub_query(make_lane: MakeLane) -> None:
     assert ids(gathered(lanes, fusion=reciprocal_rank_fusion, ranked=50, limit=15).nodes) == list("abcdefghixjy")
 
 
-def test_what_sources_gave_is_never_changed(make_lane: MakeLane) -> None:
+def test_what_sources_gave_is_never_changed() -> None:
     """Postprocessors and rerankers write into copies: nodes, scores and metadata of the source stay."""
     lanes = [make_lane(0, [("a", 0.5), ("b", 0.4)])]
     before = [one.model_dump() for one in lanes[0].nodes]
@@ -134,16 +130,7 @@ def test_what_sources_gave_is_never_changed(make_lane: MakeLane) -> None:
     assert "retrieval_score" not in nodes[0].metadata
 
 
-def test_no_lanes_give_no_evidence() -> None:
-    """Nothing found is counted as nothing."""
-    for options in ({}, {"reranker": Reranker(OverlapReranker())}, {"results_processing": ResultsProcessing.NONE}):
-        assert gathered([], **options) == GatheredEvidence([], EvidenceCounts())
-
-
-# -- counts ---------------------------------------------------------------------------------------------------------
-
-
-def test_every_candidate_is_counted(make_lane: MakeLane) -> None:
+def test_every_candidate_is_counted() -> None:
     """Found is merged and dropped and kept together, whatever drops."""
     lanes = [
         make_lane(0, [("a", 0.9), ("b", 0.8), ("c", 0.3), ("d", 0.2)]),
@@ -154,17 +141,6 @@ def test_every_candidate_is_counted(make_lane: MakeLane) -> None:
     assert made.counts == EvidenceCounts(
         candidates=6, merged=1, kept=2, dropped_by_postprocessors=1, dropped_by_budget=2
     )
-
-
-def test_what_a_hanging_postprocessor_was_given_is_withheld(make_lane: MakeLane) -> None:
-    """It is never passed by, for it may be what keeps a document from the answer; what is missing is told."""
-    made = gathered([make_lane(0, [("a", 0.9)])], Change(adds=1), Change(latency=3.0), Change(), seconds=0.2)
-    assert made.nodes == []
-    assert made.counts == EvidenceCounts(candidates=1, dropped_by_postprocessors=2, added_by_postprocessors=1)
-    assert balance(made.counts) == 0
-    assert made.missing is not None
-    assert (made.missing.what, made.missing.outcome) == ("node postprocessor Change", Outcome.TIMEOUT)
-    assert "was still running at its deadline; its nodes are withheld" in made.missing.reason
 
 
 NAMES = [f"{letter}{number}" for letter in "ab" for number in range(6)]
@@ -179,7 +155,7 @@ def chunk(name: str, score: float) -> NodeWithScore:
 
 @settings(max_examples=80, deadline=None)
 @given(st.data())
-def test_counts_always_add_up(make_lane: MakeLane, data: st.DataObject) -> None:
+def test_counts_always_add_up(data: st.DataObject) -> None:
     """Whatever is found, reranked, capped, dropped, added, joined and cut; and per search as well."""
     docs, wiki = source("docs"), source("wiki")
     found = st.lists(st.tuples(st.sampled_from(NAMES), st.floats(0, 1)), max_size=8, unique_by=lambda pair: pair[0])
@@ -225,10 +201,7 @@ def test_counts_always_add_up(make_lane: MakeLane, data: st.DataObject) -> None:
         assert fields["count"] + fields["dropped_by_threshold"] == record.count
 
 
-# -- reranked -------------------------------------------------------------------------------------------------------
-
-
-def reranked_lanes(make_lane: MakeLane, **fields: Any) -> list[SourceSearch]:
+def reranked_lanes(**fields: Any) -> list[SourceSearch]:
     """Two sub-queries whose texts are "query q0" and "query q1"; what holds more of their words is better."""
     texts = {"low": "nothing", "half": "the query of somebody", "zero": "query q0", "one": "query q1"}
     return [
@@ -237,13 +210,11 @@ def reranked_lanes(make_lane: MakeLane, **fields: Any) -> list[SourceSearch]:
     ]
 
 
-def test_candidates_are_reranked_for_each_sub_query(make_lane: MakeLane) -> None:
+def test_candidates_are_reranked_for_each_sub_query() -> None:
     """One call a sub-query; a node keeps its best score, in its score, its provenance and its reference."""
     overlap = OverlapReranker()
     docs = source()
-    made = gathered(
-        reranked_lanes(make_lane, over=docs), reranker=Reranker(overlap, calibration=SHARE), chosen=selected(docs)
-    )
+    made = gathered(reranked_lanes(over=docs), reranker=Reranker(overlap, calibration=SHARE), chosen=selected(docs))
     assert overlap.calls == [("query q0", ["low", "half", "zero", "one"]), ("query q1", ["half", "one"])]
     assert [(one.node_id, one.score) for one in made.nodes] == [("zero", 4.0), ("one", 4.0)]
     assert made.counts == EvidenceCounts(candidates=6, merged=2, kept=2, dropped_by_threshold=2, reranked=6)
@@ -254,11 +225,11 @@ def test_candidates_are_reranked_for_each_sub_query(make_lane: MakeLane) -> None
     ]
 
 
-def test_an_uncalibrated_reranker_orders_and_drops_nothing(make_lane: MakeLane) -> None:
+def test_an_uncalibrated_reranker_orders_and_drops_nothing() -> None:
     """Its scores are not compared between sub-queries, and none is on the scale."""
     docs = source()
     chosen = selected(docs, params=[{"knowledgeSourceName": "docs", "rerankerThreshold": 4.0}])
-    made = gathered(reranked_lanes(make_lane, over=docs), reranker=Reranker(OverlapReranker()), chosen=chosen)
+    made = gathered(reranked_lanes(over=docs), reranker=Reranker(OverlapReranker()), chosen=chosen)
     assert [(one.node_id, one.score) for one in made.nodes] == [
         ("zero", 1.0),
         ("one", 1.0),
@@ -267,17 +238,17 @@ def test_an_uncalibrated_reranker_orders_and_drops_nothing(make_lane: MakeLane) 
     ]
     assert [ref.reranker_score for ref in references(made.nodes, chosen)] == [None] * 4
     assert (made.counts.dropped_by_threshold, made.cut_searches) == (0, [])
-    in_order = gathered(reranked_lanes(make_lane), reranker=Reranker(OverlapReranker(fault="none")))
+    in_order = gathered(reranked_lanes(), reranker=Reranker(OverlapReranker(fault="none")))
     assert [(one.node_id, one.score) for one in in_order.nodes] == [
         (name, 0.5) for name in ("low", "half", "one", "zero")
     ]
 
 
 @pytest.mark.parametrize("latency", [0.0, 3.0])
-def test_a_reranker_that_fails_leaves_the_fused_order(make_lane: MakeLane, latency: float) -> None:
+def test_a_reranker_that_fails_leaves_the_fused_order(latency: float) -> None:
     """Whether it raises or is late: nothing is raised or dropped, and the account says so, without secrets."""
     overlap = OverlapReranker(latency=latency, fault=None if latency else OSError("no way to http://me:pw123456@host"))
-    made = gathered(reranked_lanes(make_lane), reranker=Reranker(overlap, calibration=SHARE, timeout=0.1))
+    made = gathered(reranked_lanes(), reranker=Reranker(overlap, calibration=SHARE, timeout=0.1))
     assert [(one.node_id, one.score) for one in made.nodes] == [(name, 0.5) for name in ("low", "half", "one", "zero")]
     assert made.counts == EvidenceCounts(candidates=6, merged=2, kept=4, reranked=6)
     reason = "reranker OverlapReranker was" if latency else r"no way to http://***@host"
@@ -287,11 +258,11 @@ def test_a_reranker_that_fails_leaves_the_fused_order(make_lane: MakeLane, laten
     assert reason in made.warning
 
 
-def test_one_sub_query_that_could_not_be_reranked(make_lane: MakeLane) -> None:
+def test_one_sub_query_that_could_not_be_reranked() -> None:
     """The others are; the sub-queries take turns, and what was not judged shows no score beside those that were."""
     overlap = OverlapReranker(fault=OSError("down"), fails_on="q1")
     docs = source()
-    made = gathered(reranked_lanes(make_lane, over=docs), reranker=Reranker(overlap, calibration=SHARE))
+    made = gathered(reranked_lanes(over=docs), reranker=Reranker(overlap, calibration=SHARE))
     assert made.warning == "reranking failed for q1, whose fused order stays: down"
     assert [(one.node_id, one.score) for one in made.nodes] == [("zero", 4.0), ("half", 2.0), ("one", 2.0)]
     lanes = [make_lane(0, [node("a", 0.5, "query q0")]), make_lane(1, [node("b", 0.7)], query="q1")]
@@ -300,31 +271,7 @@ def test_one_sub_query_that_could_not_be_reranked(make_lane: MakeLane) -> None:
     assert (provenance(made.nodes[1]) or {})["source_score"] == 0.7
 
 
-# -- left as it is --------------------------------------------------------------------------------------------------
-
-
-def test_searches_take_turns_where_nothing_is_processed(make_lane: MakeLane) -> None:
-    """No reranker, no merging by score, no joining, no document put behind; each node once all the same."""
-    docs, wiki = source("docs", weight=9.0), source("wiki")
-    lanes = [
-        make_lane(0, [chunk("a1", 0.9), chunk("a2", 0.8), chunk("a3", 0.7)], over=docs, scale=1),
-        make_lane(1, [("x", 0.99), ("y", 0.95)], over=wiki, scale=1),
-        make_lane(2, [chunk("a2", 0.5), chunk("a5", 0.4)], over=docs, query="q1"),
-    ]
-    overlap = OverlapReranker()
-    made = gathered(
-        lanes,
-        results_processing=ResultsProcessing.NONE,
-        reranker=Reranker(overlap, calibration=SHARE),
-        max_per_document=1,
-    )
-    assert ids(made.nodes) == ["a1", "x", "a2", "y", "a5", "a3"]
-    assert [one.score for one in made.nodes] == [0.9, 0.99, 0.8, 0.95, 0.4, 0.7]
-    assert overlap.calls == []
-    assert balance(made.counts) == 0
-
-
-def test_one_source_may_be_left_as_it_is(make_lane: MakeLane) -> None:
+def test_one_source_may_be_left_as_it_is() -> None:
     """Its searches and the others' take turns; the others' are reranked, in one call a sub-query."""
     docs, wiki = source("docs"), source("wiki")
     chosen = selected(docs, wiki, params=[{"knowledgeSourceName": "wiki", "resultsProcessing": "none"}])
@@ -342,21 +289,7 @@ def test_one_source_may_be_left_as_it_is(make_lane: MakeLane) -> None:
     assert [record.id for record, _ in strict.cut_searches] == [0]
 
 
-# -- neighbours and documents ---------------------------------------------------------------------------------------
-
-
-def test_neighbours_are_joined_after_the_postprocessors(make_lane: MakeLane) -> None:
-    """What a postprocessor drops is in no joined node; what is joined is counted."""
-    lanes = [make_lane(0, [chunk("a1", 0.9), chunk("a2", 0.2), chunk("a3", 0.8), chunk("b1", 0.7)])]
-    made = gathered(lanes)
-    assert [one.text for one in made.nodes] == ["query a1\na2\nquery a3", "query b1"]
-    assert made.counts == EvidenceCounts(candidates=4, joined=2, kept=2)
-    assert ids(gathered(lanes, join_neighbours=False).nodes) == ["a1", "a2", "a3", "b1"]
-    strict = gathered(lanes, SimilarityPostprocessor(similarity_cutoff=0.5))
-    assert [one.text for one in strict.nodes] == ["query a1", "query a3", "query b1"]
-
-
-def test_long_documents_do_not_bury_short_ones(make_lane: MakeLane) -> None:
+def test_long_documents_do_not_bury_short_ones() -> None:
     """By default a document has a third of the places, and at least three, before others."""
     long = [chunk(f"a{number}", 0.9) for number in range(0, 20, 2)]
     lanes = [make_lane(0, [*long, chunk("b1", 0.1)])]
@@ -372,7 +305,7 @@ def test_long_documents_do_not_bury_short_ones(make_lane: MakeLane) -> None:
     ]
 
 
-def test_sources_may_be_capped(make_lane: MakeLane) -> None:
+def test_sources_may_be_capped() -> None:
     """``maxOutputDocuments`` of a source keeps its best, and counts the rest; other sources and strange nodes stay."""
     docs, wiki = source("docs"), source("wiki")
     chosen = selected(docs, wiki, params=[{"knowledgeSourceName": "docs", "maxOutputDocuments": 1}])
@@ -382,10 +315,7 @@ def test_sources_may_be_capped(make_lane: MakeLane) -> None:
     assert made.counts == EvidenceCounts(candidates=4, kept=3, dropped_by_cap=1)
 
 
-# -- references and options -----------------------------------------------------------------------------------------
-
-
-def test_references_number_the_evidence(make_lane: MakeLane) -> None:
+def test_references_number_the_evidence() -> None:
     """The N-th node is reference N; a source may have none, or none of its data."""
     docs, wiki, bare = source("docs"), source("wiki"), source("bare")
     docs.kind = "web"
@@ -411,7 +341,7 @@ def test_references_number_the_evidence(make_lane: MakeLane) -> None:
     assert provenance(node("strange", 1.0)) is None
 
 
-def test_every_proof_comes_before_the_rest(make_lane: MakeLane) -> None:
+def test_every_proof_comes_before_the_rest() -> None:
     """A passage that supports a finding and a verdict takes one place, and pushes no later proof down."""
     lane = make_lane(0, [("a", 0.9), ("filler 1", 0.8), ("filler 2", 0.7), ("b", 0.6), ("filler 3", 0.5), ("c", 0.4)])
     proof = [Proof("a", "q1", "A"), Proof("b", "q2", "B"), *(Proof(name, "verdict") for name in "abc")]
@@ -420,3 +350,97 @@ def test_every_proof_comes_before_the_rest(make_lane: MakeLane) -> None:
         [lane], {}, options, bundle=QueryBundle("q"), ranked=50, limit=6, deadline=time.monotonic() + 60, proof=proof
     )
     assert ids(run(gathering).nodes)[:3] == ["a", "b", "c"]
+
+
+def lists(lanes: Sequence[SourceSearch]) -> dict[str, str]:
+    made = lists_by_sub_query(lanes, interleave)
+    return {one.sub_query.id: "".join(name for name, _ in one.ranked.keys) for one in made}
+
+
+def scores(lanes: Sequence[SourceSearch]) -> dict[str, float | None]:
+    return {name: one.score for (name, _), one in collect(lanes).items()}
+
+
+def test_scores_of_one_scale_are_compared() -> None:
+    """Searches that share a scale are merged by score; others take turns, and so does one without scores."""
+    one, two = source("one"), source("two")
+    same = [make_lane(0, [("a", 0.9), ("b", 0.8)], over=one, scale=1), make_lane(1, [("x", 0.85)], over=two, scale=1)]
+    assert lists(same) == {"q0": "axb"}
+    apart = [make_lane(0, [("a", 0.2), ("b", 0.1)], over=one), make_lane(1, [("x", 0.9), ("y", 0.8)], over=two)]
+    assert lists(apart) == {"q0": "axby"}
+    unscored = [
+        make_lane(0, [("a", 0.9), ("b", 0.8)], over=one, scale=1),
+        make_lane(1, [("x", None)], over=two, scale=1),
+    ]
+    assert lists(unscored) == {"q0": "axb"}
+
+
+@pytest.mark.parametrize("scale", [1, None])
+def test_weights_lift_a_source(scale: int | None) -> None:
+    """A heavier source's documents come before a lighter one's of equal standing, whatever the order of sources."""
+    light, heavy = source("light"), source("heavy", weight=2.0)
+    first = make_lane(0, [("a", 0.5), ("b", 0.5)], over=light, scale=scale)
+    second = make_lane(1, [("x", 0.5)], over=heavy, scale=scale)
+    for lanes in ([first, second], [second, first]):
+        assert lists(lanes)["q0"][0] == "x"
+
+
+def test_dense_and_lexical_lists_of_a_search_are_fused() -> None:
+    """By their scores, each list's scaled from its lowest to its highest."""
+    lanes = [make_lane(0, [("a", 0.9), ("b", 0.8), ("c", 0.1)], lexical=[("x", 30.0), ("b", 29.0), ("y", 1.0)])]
+    assert lists(lanes) == {"q0": "baxcy"}
+
+
+def test_searches_of_one_scale_are_one_corpus() -> None:
+    """Their dense lists merge by score, their lexical lists take turns by weight, then both are fused."""
+    one, two = source("one"), source("two", weight=2.0)
+    lanes = [
+        make_lane(0, [("a", 0.9)], over=one, scale=1, lexical=[("k", 900.0), ("l", 800.0)]),
+        make_lane(1, [("b", 0.1)], over=two, scale=1, lexical=[("m", 3.0), ("n", 2.0), ("a", 1.0)]),
+    ]
+    # dense: a b; lexical: m n k a l, two turns for the heavier; a is in both.
+    assert lists(lanes) == {"q0": "amnklb"}
+
+
+def test_no_score_is_invented() -> None:
+    """A similarity where a dense list has one; BM25's score beside similarities is none; both stand in the record."""
+    lane = make_lane(0, [("a", 0.9), ("b", 0.8)], lexical=[("b", 31.0), ("x", 20.0)])
+    assert scores([lane]) == {"a": 0.9, "b": 0.8, "x": None}
+    searches = collect([lane])["b", "text of b"].searches
+    assert [(s["list"], s["rank"], s["score"]) for s in searches] == [("dense", 1, 0.8), ("lexical", 0, 31.0)]
+
+
+def test_one_node_of_several_searches_comes_once_with_its_provenance() -> None:
+    """Its metadata tells every search that found it; its score is the best one."""
+    found = collect([make_lane(4, [("a", 0.5), ("b", 0.4)]), make_lane(5, [("b", 0.7)], query="q1")])
+    node = found["b", "text of b"].evidence()
+    mark = provenance(node)
+    assert mark is not None
+    assert (mark["source"], mark["activity"], node.score) == ("docs", 4, 0.7)
+    assert [(s["activity"], s["sub_query"], s["rank"], s["score"]) for s in mark["searches"]] == [
+        (4, "q0", 1, 0.4),
+        (5, "q1", 0, 0.7),
+    ]
+
+
+def test_provenance_is_shown_to_no_model() -> None:
+    """Neither the language model's nor the embedding model's text has it; the metadata does."""
+    (candidate,) = collect([make_lane(0, [("a", 0.5)])]).values()
+    found = candidate.evidence()
+    assert PROVENANCE_KEY in found.node.metadata
+    for mode in (MetadataMode.LLM, MetadataMode.EMBED):
+        assert found.node.get_content(mode) == "title: a\n\ntext of a"
+    assert PROVENANCE_KEY not in candidate.node.node.metadata
+
+
+def test_searches_that_are_left_as_they_are() -> None:
+    """One list a search, of equal weight; only the ways of one search are fused."""
+    lanes = [
+        make_lane(0, [("a", 0.9)], over=source("one", weight=9.0), scale=1, lexical=[("b", 3.0)]),
+        make_lane(1, [("x", 0.99)], over=source("two"), scale=1),
+    ]
+    made = lists_by_search(lanes, ["one"])
+    assert [([name for name, _ in one.ranked.keys], one.ranked.weight, one.processed) for one in made] == [
+        (["a", "b"], 1.0, False),
+        (["x"], 1.0, True),
+    ]

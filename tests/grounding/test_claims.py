@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-import pysbd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,24 +46,6 @@ def test_labelled(one: Labelled) -> None:
     """The claims of a labelled answer have exactly the labelled spans."""
     assert [one.text[start:end] for start, end in spans(one.text)] == [one.text[start:end] for start, end in one.spans]
     assert spans(one.text) == one.spans
-
-
-def test_the_labels_are_enough_to_tell() -> None:
-    """At least 150 claims in four languages, far fewer of which a general segmenter finds."""
-    every = labelled("claims_labelled.txt")
-    assert sum(len(one.spans) for one in every) >= 150
-    assert {one.name.split()[0] for one in every} == {"en", "de", "zh", "ja"}
-    assert sum(len(pysbd_spans(one) & set(one.spans)) for one in every) < 0.8 * sum(len(one.spans) for one in every)
-
-
-def pysbd_spans(one: Labelled) -> set[tuple[int, int]]:
-    found, position = set(), 0
-    for sentence in pysbd.Segmenter(language=one.name.split()[0], clean=False).segment(one.text):
-        start = one.text.find(sentence, position)
-        if start >= 0:
-            position = start + len(sentence)
-            found.add((start + len(sentence) - len(sentence.lstrip()), start + len(sentence.rstrip())))
-    return found
 
 
 def test_blind() -> None:

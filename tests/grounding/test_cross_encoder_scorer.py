@@ -147,9 +147,3 @@ def test_a_folder_is_loaded(tmp_path: Path, count: int) -> None:
     assert scorer.entailment == (None if count == 1 else 1)
     found = run(scorer.score(CLAIMS, [*PREMISES, Premise("Mars is red. " * 100)]))
     assert all(one.score is not None and 0 < one.score < 1 for one in found)
-
-
-def test_what_is_not_there_is_not_downloaded() -> None:
-    """An unknown name is an error that says so."""
-    with pytest.raises(ConfigurationError, match="could not be loaded"):
-        as_scorer("no-such/model-of-claims")

@@ -132,18 +132,6 @@ def test_the_part_that_lacks_support_is_named(answer: str, lacking: str) -> None
     assert not claim.lacking or claim.verdict is not Verdict.SUPPORTED
 
 
-def test_emoji_change_no_verdict() -> None:
-    """They are no words, neither in an answer nor in a source."""
-    source = GroundingSource(
-        "🚀 Voyager 1 was launched in 1977 🎉! It carries 🥇 a golden record.",
-        "Voyager 1",
-        reference_id="0",
-        node_id="a",
-    )
-    for answer in ("In 1977 🚀 Voyager 1 was launched ✨.", "✅ It carries a golden record 🎶."):
-        assert [claim.verdict for claim in ledger(answer, [source]).claims] == [Verdict.SUPPORTED]
-
-
 class Dates:
     """A scorer for which the first source supports each claim and the second says another date."""
 

@@ -1,6 +1,5 @@
 """The features and the shipped cross-encoder: what they support, where they abstain, what they refuse to load."""
 
-# ruff: noqa: RUF001 (full-width signs are the point)
 from __future__ import annotations
 
 import os
@@ -15,7 +14,7 @@ import pytest
 
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
-from llama_index_agentic_kb.grounding.features import Corpus, Passage, numbers_of, passage_sentences
+from llama_index_agentic_kb.grounding.features import numbers_of
 from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
 from llama_index_agentic_kb.grounding.scorers import (
     BETTER,
@@ -167,13 +166,6 @@ def test_the_ledger_names_its_scorer_and_survives_a_missing_one() -> None:
     assert "could not be loaded" in run(ground("Mars is red.", sources, "no-such/model")).warnings[0]
 
 
-def test_late_checks_are_given_up() -> None:
-    """The deadline is looked at between claims and between batches."""
-    for scorer in (LexicalScorer(), SmallScorer()):
-        with pytest.raises(DeadlineExceededError):
-            scorer.judge(["Mars is red.", "It is far."], [VISION], deadline=time.monotonic() - 1)
-
-
 def test_changed_weights_are_refused(tmp_path: Path) -> None:
     """A file that is not the one that was measured is not loaded."""
     for name in calibration()["digests"]:
@@ -183,14 +175,6 @@ def test_changed_weights_are_refused(tmp_path: Path) -> None:
         file.write(b"x")
     with pytest.raises(ConfigurationError, match="digest"):
         SmallModel(tmp_path, calibration()["digests"])
-
-
-def test_the_same_scores_however_they_are_batched() -> None:
-    """A claim's score does not hang on what else is asked."""
-    claims = ["Paul Bettany plays the Vision.", "Tony Stark is an android.", "Lisbon was rebuilt in 1755."]
-    together = SmallScorer().judge(claims, [VISION, *OTHERS])
-    alone = [SmallScorer().judge([claim], [VISION, *OTHERS])[0] for claim in claims]
-    assert [one.score for one in together] == pytest.approx([one.score for one in alone], abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -205,24 +189,6 @@ def test_the_same_scores_however_they_are_batched() -> None:
 def test_numbers_have_one_form(text: str, found: set[str]) -> None:
     """Separators, words for small numbers, and months of four languages."""
     assert numbers_of(text) == found
-
-
-def test_sentences_of_passages() -> None:
-    """Initials and titles end none; full-width marks and lines do."""
-    text = "Dr. J. Smith met Mr. X. He left. 这是一句。第二句！\nA title"
-    assert [text[a:b] for a, b in passage_sentences(text)] == [
-        "Dr. J. Smith met Mr. X. He left.",
-        "这是一句。",
-        "第二句！",
-        "A title",
-    ]
-
-
-def test_windows_hold_the_words_of_the_claim() -> None:
-    """The best window comes first, headed by its title."""
-    corpus = Corpus([Passage("It rains. Nobody knows."), Passage("She was born in Warsaw. It rains.", "Marie Curie.")])
-    [first, *_] = corpus.read("Marie Curie was born in Warsaw.").windows
-    assert (first.passage, first.text.startswith("Marie Curie. She was born in Warsaw.")) == (1, True)
 
 
 DAM = (
@@ -267,3 +233,10 @@ def test_a_check_writes_nothing_outside(tmp_path: Path) -> None:
     environment.pop("ORT_DISABLE_TELEMETRY", None)
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_late_checks_are_given_up() -> None:
+    """The deadline is looked at between claims and between batches."""
+    for scorer in (LexicalScorer(), SmallScorer()):
+        with pytest.raises(DeadlineExceededError):
+            scorer.judge(["Mars is red.", "It is far."], [VISION], deadline=time.monotonic() - 1)

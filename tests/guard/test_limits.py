@@ -25,6 +25,10 @@ def about(**params: Any) -> dict[str, Any]:
     return {"messages": [{"content": "a"}], "knowledgeSourceParams": [{"knowledgeSourceName": "docs", **params}]}
 
 
+def of_sources(*names: str) -> dict[str, Any]:
+    return {"messages": [{"content": "a"}], "knowledgeSourceParams": [{"knowledgeSourceName": one} for one in names]}
+
+
 def nots(count: int) -> dict[str, Any]:
     """So many groups inside each other."""
     tree: dict[str, Any] = {"key": "a", "value": 1}
@@ -41,30 +45,12 @@ def nots(count: int) -> dict[str, Any]:
         ({"messages": [{"content": "x" * 10}, {"content": "y" * 6}]}, "messages: characters: 16 are too many"),
         ({"intents": [{"search": "a"}] * 3}, "intents: intents: 3 are too many; at most 2"),
         ({"intents": [{"search": "a"}, {"search": "x" * 11}]}, r"intents\[1\].search: characters: 11 are too many"),
-        (
-            about(filterAddOn="topic eq 'abc'"),
-            r"knowledgeSourceParams\[docs\].filterAddOn: characters: 14 are too many",
-        ),
-        (
-            {"messages": [{"content": [{"type": "text", "text": "a"}] * 3}]},
-            "messages: pieces of content: 3 are too many",
-        ),
-        (
-            {"messages": [{"content": "a"}], "knowledgeSourceParams": [{"knowledgeSourceName": one} for one in "abc"]},
-            "knowledgeSourceParams: entries: 3 are too many; at most 2",
-        ),
-        (
-            {**about(), "knowledgeSourceParams": [{"knowledgeSourceName": "x" * 1001}]},
-            "Name: characters: 1,001 are too",
-        ),
-        (
-            about(filters={"key": "a", "operator": "in", "value": [1, 2, 3, 4]}),
-            r"\[docs\].filters: values: 4 are too many",
-        ),
-        (
-            about(filters={"key": "a", "value": "x" * 300}),
-            r"\[docs\].filters: characters: 301 are too many; at most 300",
-        ),
+        (about(filterAddOn="topic eq 'abc'"), r"Params\[docs\].filterAddOn: characters: 14 are too many"),
+        ({"messages": [{"content": [{"type": "text", "text": "a"}] * 3}]}, "pieces of content: 3 are too many"),
+        (of_sources(*"abc"), "knowledgeSourceParams: entries: 3 are too many; at most 2"),
+        (of_sources("x" * 1001), "Name: characters: 1,001 are too"),
+        (about(filters={"key": "a", "operator": "in", "value": [1, 2, 3, 4]}), r"filters: values: 4 are too many"),
+        (about(filters={"key": "a", "value": "x" * 300}), r"filters: characters: 301 are too many; at most 300"),
         (about(filters=nots(64)), r"\[docs\].filters: levels: 65 are too many; at most 64"),
     ],
 )
@@ -106,11 +92,8 @@ def test_a_limit_that_lets_nothing_through_is_refused() -> None:
         {"messages": [{"content": "a"}], **{f"field{number}": number for number in range(5_000)}},
         {"messages": [{"content": "a"}], "x" * 1_000_000: 1},
         {"messages": [{"content": "a"}], "outputMode": "x" * 1_000_000},
-        {"messages": [{"content": "a"}], "knowledgeSourceParams": [{"knowledgeSourceName": "x" * 1_000_000}] * 2},
-        {
-            "messages": [{"content": "a"}],
-            "knowledgeSourceParams": [{"knowledgeSourceName": f"{number % 10_000}"} for number in range(20_000)],
-        },
+        of_sources(*["x" * 1_000_000] * 2),
+        of_sources(*(f"{number % 10_000}" for number in range(20_000))),
     ],
     ids=["many fields", "a long field", "a long value", "one source twice", "many sources twice"],
 )

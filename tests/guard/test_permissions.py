@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import chromadb
@@ -8,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llama_index.core import StorageContext, VectorStoreIndex
-from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.chat_engine import ContextChatEngine
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
@@ -62,7 +62,6 @@ SEEN: Final = {
     MANAGER: {"rain for acme's managers", "rain shared with bob of acme", "rain for all of acme"},
     BETA: {"rain for all of beta"},
 }
-LISTED: Final = {principal: len(texts) for principal, texts in SEEN.items()}
 
 
 def nodes() -> list[TextNode]:
@@ -74,28 +73,32 @@ def nodes() -> list[TextNode]:
     ]
 
 
+def memory_source(**fields: Any) -> KnowledgeSource:
+    return KnowledgeSource("docs", index=VectorStoreIndex(nodes(), embed_model=HashEmbedding()), **fields)
+
+
+@contextmanager
+def in_chroma() -> Iterator[VectorStoreIndex]:
+    client = chromadb.EphemeralClient()
+    store = ChromaVectorStore(chroma_collection=client.create_collection("permissions"))
+    context = StorageContext.from_defaults(vector_store=store)
+    yield VectorStoreIndex(nodes(), storage_context=context, embed_model=HashEmbedding())
+    client.delete_collection("permissions")
+
+
 @pytest.fixture(params=["chroma", "chroma dense", "memory", "memory dense"])
 def index_source(request: pytest.FixtureRequest) -> Iterator[KnowledgeSource]:
     """A source over each kind of store, with and without a lexical side."""
     hybrid = None if " " not in request.param else False
     if request.param.startswith("memory"):
-        yield KnowledgeSource(
-            "docs", index=VectorStoreIndex(nodes(), embed_model=HashEmbedding()), permissions=FIELDS, hybrid=hybrid
-        )
-        return
-    client = chromadb.EphemeralClient()
-    store = ChromaVectorStore(chroma_collection=client.create_collection("permissions"))
-    context = StorageContext.from_defaults(vector_store=store)
-    index = VectorStoreIndex(nodes(), storage_context=context, embed_model=HashEmbedding())
-    yield KnowledgeSource("docs", index=index, permissions=FIELDS, hybrid=hybrid)
-    client.delete_collection("permissions")
+        yield memory_source(permissions=FIELDS, hybrid=hybrid)
+    else:
+        with in_chroma() as index:
+            yield KnowledgeSource("docs", index=index, permissions=FIELDS, hybrid=hybrid)
 
 
 def texts(response: RetrievalResponse) -> set[str]:
     return {extract.content for extract in response.extracts}
-
-
-# -- what is seen ---------------------------------------------------------------------------------------------------
 
 
 def test_each_sees_their_own(index_source: KnowledgeSource) -> None:
@@ -104,7 +107,7 @@ def test_each_sees_their_own(index_source: KnowledgeSource) -> None:
     for principal, expected in SEEN.items():
         response = kb.retrieve("rain", principal=principal)
         assert texts(response) == expected
-        assert kb.count("docs", principal=principal) == LISTED[principal]
+        assert kb.count("docs", principal=principal) == len(expected)
         assert {one.metadata["title"] for one in kb.documents("docs", principal=principal)} == expected
         (buckets,) = kb.facets("docs", "title", principal=principal).values()
         assert {bucket.value for bucket in buckets} == expected
@@ -121,7 +124,7 @@ def test_nothing_widens_it(index_source: KnowledgeSource) -> None:
     ):
         params = [{"knowledgeSourceName": "docs", "filterAddOn": filters}]
         assert texts(kb.retrieve("rain", principal=ALICE, knowledge_source_params=params)) <= SEEN[ALICE]
-        assert kb.count("docs", filters=filters, principal=ALICE) <= LISTED[ALICE]
+        assert kb.count("docs", filters=filters, principal=ALICE) <= len(SEEN[ALICE])
 
 
 HIDDEN = ["owner eq 'bob'", "owner gt 'm'", "acl_public eq true", "not (acl_group_managers eq true or title eq 'x')"]
@@ -156,13 +159,7 @@ async def test_readers_never_see_whom_else_a_document_is_shared_with() -> None:
     """Not in nodes, prompts, responses or metadata, whoever asks: our engines, LlamaIndex's own, tools."""
     index = VectorStoreIndex([shared(TextNode(text="rain", metadata={"title": "t"}))], embed_model=HashEmbedding())
     kb = KnowledgeBase([KnowledgeSource("docs", index=index, permissions=FIELDS)], effort="minimal")
-    prompts: list[str] = []
-
-    def say(messages: list[ChatMessage]) -> str:
-        prompts.append(str([message.content for message in messages]))
-        return "Rain [ref_id:0]."
-
-    llm, retriever = ScriptedLLM(say), kb.as_retriever(principal=ALICE)
+    llm, retriever = ScriptedLLM("Rain [ref_id:0]."), kb.as_retriever(principal=ALICE)
     own = RetrieverQueryEngine.from_args(retriever, llm=llm, response_mode=ResponseMode.REFINE)
     chat = ContextChatEngine.from_defaults(retriever, llm=llm, memory=ChatMemoryBuffer.from_defaults(llm=llm))
     engine = AgenticQueryEngine(retriever, llm=llm)
@@ -175,16 +172,9 @@ async def test_readers_never_see_whom_else_a_document_is_shared_with() -> None:
     ]
     for response in (own.query("rain"), engine.query("rain"), chat.chat("rain"), tool("rain").raw_output):
         shown += [[node.model_dump() for node in response.source_nodes], str(getattr(response, "metadata", ""))]
-    found = str([*shown, *prompts])
+    found = str([*shown, *(message.content for call in llm.calls for message in call)])
     assert "rain" in found
     assert not [key for key in ("acl_group_", "ceo", "managers", "'owner'") if key in found]
-
-
-# -- how it arrives -------------------------------------------------------------------------------------------------
-
-
-def memory_source(**fields: Any) -> KnowledgeSource:
-    return KnowledgeSource("docs", index=VectorStoreIndex(nodes(), embed_model=HashEmbedding()), **fields)
 
 
 def found(retriever: AgenticRetriever) -> set[str]:
@@ -214,27 +204,15 @@ def test_two_principals_are_none() -> None:
 @pytest.mark.parametrize("way", ["sync", "async"])
 async def test_a_stream_is_read_outside(way: str) -> None:
     """A stream that was begun inside of a context is its principal's to the end."""
-    shown: list[str] = []
-
-    def reply(messages: Any) -> str:
-        shown.append(str(messages[-1].content))
-        return "It rains [ref_id:0]."
-
-    kb = KnowledgeBase([memory_source(permissions=FIELDS)], llm=ScriptedLLM(reply), effort="minimal")
+    llm = ScriptedLLM("It rains [ref_id:0].")
+    kb = KnowledgeBase([memory_source(permissions=FIELDS)], llm=llm, effort="minimal")
     engine = kb.as_query_engine("answerSynthesis", streaming=True)
     with acting_as(ALICE):
         response: Any = engine.query("rain") if way == "sync" else await engine.aquery("rain")
-    text = (
-        "".join(response.response_gen)
-        if way == "sync"
-        else "".join([token async for token in response.async_response_gen()])
-    )
-    assert text == "It rains [ref_id:0]."
+    tokens = response.response_gen if way == "sync" else [token async for token in response.async_response_gen()]
+    assert "".join(tokens) == "It rains [ref_id:0]."
     assert {node.node.get_content() for node in response.source_nodes} == SEEN[ALICE]
-    assert "beta" not in "".join(shown)
-
-
-# -- what is denied -------------------------------------------------------------------------------------------------
+    assert "beta" not in str(llm.calls)
 
 
 @pytest.mark.parametrize(
@@ -259,12 +237,9 @@ def test_who_lacks_what_is_asked_for_is_denied(fields: Permissions, principal: P
     public = KnowledgeSource("public", retriever=MemoryRetriever(["rain for everybody"]))
     kb = KnowledgeBase([spied, public], effort="minimal")
     response = kb.retrieve("rain", principal=principal)
-    assert texts(response) == {"rain for everybody"}
-    assert response.status_code == 206
-    outcomes = {
-        one.knowledge_source_name: one.outcome for one in response.activity or [] if isinstance(one, SourceActivity)
-    }
-    assert outcomes == {"docs": "denied", "public": "ok"}
+    assert (texts(response), response.status_code) == ({"rain for everybody"}, 206)
+    searches = [one for one in response.activity or [] if isinstance(one, SourceActivity)]
+    assert {one.knowledge_source_name: one.outcome for one in searches} == {"docs": "denied", "public": "ok"}
     with pytest.raises(DeniedError, match=why):
         kb.count("docs", principal=principal)
 
@@ -311,9 +286,6 @@ def test_what_a_postprocessor_brings_is_checked(where: str) -> None:
     engine = AgenticQueryEngine(retriever, **(kwargs if where == "engine" else {}))
     shown = {node.node.get_content() for node in engine.query("rain").source_nodes}
     assert shown == {*SEEN[ALICE], "rain for everybody", "brought for acme"}
-
-
-# -- stamping -------------------------------------------------------------------------------------------------------
 
 
 def test_a_document_cannot_grant_itself() -> None:
@@ -374,9 +346,6 @@ def test_declarations_that_cannot_be(fields: dict[str, Any], message: str) -> No
         Permissions(**fields)
 
 
-# -- what goes on from one request to the next ------------------------------------------------------------------------
-
-
 def test_a_conversation_is_its_principals() -> None:
     """Whoever else speaks in it, or reads it, is denied; groups may change; after a reset it is the next one's."""
     kb = KnowledgeBase([memory_source(permissions=FIELDS)], effort="minimal")
@@ -402,16 +371,6 @@ def test_a_conversation_is_its_principals() -> None:
         assert "alice" not in str(chat.chat("rain"))
 
 
-def test_a_retriever_with_a_memory_is_its_first_principals() -> None:
-    """A memory that LlamaIndex's own chat engines share holds what one may see."""
-    kb = KnowledgeBase([memory_source(permissions=FIELDS)], effort="minimal")
-    retriever = kb.as_retriever(memory=ChatMemoryBuffer.from_defaults(token_limit=1000))
-    with acting_as(ALICE):
-        assert found(retriever) == SEEN[ALICE]
-    with acting_as(BETA), pytest.raises(DeniedError, match="another principal's"):
-        retriever.retrieve("rain")
-
-
 def test_a_query_embedded_for_one_is_embedded_for_another() -> None:
     """The cache of query vectors has a part for each principal."""
     model = HashEmbedding()
@@ -420,9 +379,6 @@ def test_a_query_embedded_for_one_is_embedded_for_another() -> None:
     for principal in (ALICE, ALICE, BETA, ALICE):
         kb.retrieve("whether it rains", principal=principal)
     assert [texts for kind, texts in model.calls if kind == "query"] == [["whether it rains"]] * 2
-
-
-# -- what else is told ------------------------------------------------------------------------------------------------
 
 
 def test_whom_a_document_is_shared_with_is_not_told(index_source: KnowledgeSource) -> None:
@@ -475,9 +431,9 @@ async def test_an_outer_source_may_have_the_permissions_of_the_inner_one() -> No
     kb = KnowledgeBase([outer], effort="minimal")
     for response in (kb.retrieve("rain", principal=MANAGER), await kb.aretrieve("rain", principal=MANAGER)):
         assert texts(response) == SEEN[MANAGER]
-    found = AgenticRetriever([outer], effort="minimal", principal=ALICE).retrieve("rain")
-    assert {node.node.get_content() for node in found} == SEEN[ALICE]
-    assert not any(FIELDS.declares(key) for node in found for key in node.metadata)
+    seen = AgenticRetriever([outer], effort="minimal", principal=ALICE).retrieve("rain")
+    assert {node.node.get_content() for node in seen} == SEEN[ALICE]
+    assert not any(FIELDS.declares(key) for node in seen for key in node.metadata)
 
 
 def test_nothing_is_asked_where_all_is_denied() -> None:
@@ -490,34 +446,29 @@ def test_nothing_is_asked_where_all_is_denied() -> None:
     assert set(caught.value.causes) == {"docs"}
 
 
+class Shouts(BaseNodePostprocessor):
+    """Changes the text of what was found."""
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        loud = [one.node.model_copy(update={"text": one.node.get_content().upper()}) for one in nodes]
+        return [NodeWithScore(node=node, score=1.0) for node in loud]
+
+
 def test_a_postprocessor_may_change_what_was_found() -> None:
     """A node of a source without permissions may come back with another text; it is still that source's."""
-
-    class Shouts(BaseNodePostprocessor):
-        def _postprocess_nodes(
-            self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
-        ) -> list[NodeWithScore]:
-            return [
-                NodeWithScore(node=one.node.model_copy(update={"text": one.node.get_content().upper()}), score=1.0)
-                for one in nodes
-            ]
-
     public = KnowledgeSource("public", retriever=MemoryRetriever(["rain for everybody"]))
     kb = KnowledgeBase([memory_source(permissions=FIELDS), public], effort="minimal", principal=ALICE)
-    shouted = {node.node.get_content() for node in kb.as_retriever(node_postprocessors=[Shouts()]).retrieve("rain")}
+    shouted = found(kb.as_retriever(node_postprocessors=[Shouts()]))
     assert shouted == {text.upper() for text in (*SEEN[ALICE], "rain for everybody")}
 
 
 def test_ids_that_a_store_ignores() -> None:
     """Chroma's store would search everything: denied. In memory, whatever is not named is dropped."""
-    client = chromadb.EphemeralClient()
-    store = ChromaVectorStore(chroma_collection=client.create_collection("ignored-ids"))
-    context = StorageContext.from_defaults(vector_store=store)
-    in_chroma = VectorStoreIndex(nodes(), storage_context=context, embed_model=HashEmbedding())
     fields: dict[str, Any] = {"retriever_kwargs": {"doc_ids": ["d"]}, "hybrid": False}
-    with pytest.raises(DeniedError, match="Chroma ignores doc_ids"):
-        KnowledgeBase([KnowledgeSource("docs", index=in_chroma, **fields)], effort="minimal").retrieve("rain")
-    client.delete_collection("ignored-ids")
+    with in_chroma() as index, pytest.raises(DeniedError, match="Chroma ignores doc_ids"):
+        KnowledgeBase([KnowledgeSource("docs", index=index, **fields)], effort="minimal").retrieve("rain")
     source = RelatedNodeInfo(node_id="d")
     named = TextNode(text="rain of d", relationships={NodeRelationship.SOURCE: source})
     in_memory = VectorStoreIndex([*nodes(), named], embed_model=HashEmbedding())

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from llama_index_agentic_kb.errors import ConfigurationError
-from llama_index_agentic_kb.guard.spotlighting import PLAIN, as_spotlighting, draw, without_signs
+from llama_index_agentic_kb.guard.spotlighting import as_spotlighting, draw, without_signs
 from llama_index_agentic_kb.prompts import Passage, format_passage, format_passages
 from llama_index_agentic_kb.replay import RecordedReply
 
@@ -42,13 +42,6 @@ def test_encoded_text_is_base64() -> None:
     title, content = re.findall(r'title="([^"]*)" source="docs">\n(.*)\n', made)[0]
     assert base64.b64decode(title).decode() == "T"
     assert base64.b64decode(content).decode() == "caf\u00e9 \ufffd"
-
-
-def test_nothing_is_marked_if_told_so() -> None:
-    """None leaves the passages in their tags alone."""
-    assert draw(None) is PLAIN
-    assert format_passages([Passage(0, "t", "a b")]) == '<passage ref_id="0" title="t">\na b\n</passage>'
-    assert format_passages([]) == ""
 
 
 def test_techniques_have_names() -> None:

@@ -59,9 +59,6 @@ def freed(llm: Any) -> bool:
     return not state_of(llm).abandoned and not state_of(llm).at_work
 
 
-# -- retries ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("way", ["chat", "stream"])
 @pytest.mark.parametrize("max_retries", [0, 3])
 def test_a_failing_call_is_three_requests(perform: Perform, way: str, max_retries: int) -> None:
@@ -128,9 +125,6 @@ def test_a_model_that_retries_itself_is_left_to_it(perform: Perform) -> None:
     assert (len(own.calls), len(none.calls)) == (1, 3)
 
 
-# -- the user's object -----------------------------------------------------------------------------------------------
-
-
 def test_settings_of_the_users_client_hold(perform: Perform) -> None:
     """Headers, authentication and event hooks of an ``http_client`` of the user's own are applied, once."""
     hooked: list[str] = []
@@ -161,8 +155,6 @@ def test_one_model_has_one_bulkhead() -> None:
     assert known not in calls._CALLS
 
 
-# -- deadlines -------------------------------------------------------------------------------------------------------
-
 HANGS = {
     "hang": Fault.hang(),
     "drip": Fault.drip(0.05),
@@ -191,16 +183,6 @@ def test_a_stream_that_is_left_keeps_nothing() -> None:
         assert next(reading)
         reading.close()
         assert freed(llm)
-
-
-def test_a_connection_is_used_again_after_a_call() -> None:
-    """What is read to its end goes back to the user's pool."""
-    with LoopbackOpenAI(SAID, keep_alive=True) as server:
-        llm = server.llm()
-        for way in ("chat", "stream", "chat"):
-            assert run(ask(model_of(llm), way)).text == SAID
-        pool = llm._client._client._transport._pool  # type: ignore[union-attr]
-        assert len(pool.connections) == 1
 
 
 GO = threading.Event()

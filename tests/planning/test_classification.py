@@ -1,26 +1,22 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.llms import LLM
 from llama_index.core.prompts import PromptTemplate
 
 from llama_index_agentic_kb import AgenticRetriever, EffortLimits, KnowledgeSource, QueryPlan
-from llama_index_agentic_kb._aio import arun, run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.llm import LanguageModel
 from llama_index_agentic_kb.planning import ClassificationSpec, Scope
-from llama_index_agentic_kb.planning.classification import read_verdicts
 from llama_index_agentic_kb.planning.plan_graph import PlannerSource
 from llama_index_agentic_kb.planning.planner import Planning, PlanningModel, plan_schema, plan_searches
 from llama_index_agentic_kb.retriever import Retrieval
@@ -40,13 +36,9 @@ OWN = QueryClass.USER_DEFINED_CLASSIFICATION_QUERY
 FOUR = (ADVERSARIAL, JAIL, CHAT, UNCLEAR)
 ALL = ClassificationSpec((*FOUR, OWN), {"billing": "About invoices.", "legal {advice}": ""})
 HARMLESS = {
-    "adversarial": False,
-    "jail_breaking": False,
-    "non_answer_seeking": False,
-    "no_clear_intent": False,
-    "label_1": False,
-    "label_2": False,
-}
+    "adversarial": False, "jail_breaking": False, "non_answer_seeking": False, "no_clear_intent": False,
+    "label_1": False, "label_2": False,
+}  # fmt: skip
 SUB_QUERIES = [
     {"id": "q1", "query": "rocket of Apollo 11", "sources": ["missions"], "depends_on": [], "finds": "the rocket"}
 ]
@@ -90,8 +82,6 @@ def planned(planning: Planning) -> list[str]:
 
 NOTHING = dict.fromkeys((*FOUR, OWN), False)
 
-# -- without a specification ----------------------------------------------------------------------------------------
-
 
 def test_without_a_specification_nothing_is_another(serve: Serve) -> None:
     """Prompt, schema and plan are those of a planner that knows of no classes, and an empty one asks for nothing."""
@@ -107,9 +97,6 @@ def test_without_a_specification_nothing_is_another(serve: Serve) -> None:
     assert first.response_format["json_schema"]["schema"] == plan_schema(SOURCES)
     system = str(first.messages[0]["content"])
     assert system.endswith('"sources": ["..."], "depends_on": [], "finds": "..."}]}')
-
-
-# -- the two forms of the call ------------------------------------------------------------------------------------
 
 
 def test_openai_models_are_given_the_classes_first(serve: Serve) -> None:
@@ -130,33 +117,16 @@ def test_openai_models_are_given_the_classes_first(serve: Serve) -> None:
     assert planned(planning) == ["rocket of Apollo 11"]
 
 
-def test_only_what_is_asked_for_is_in_the_prompt() -> None:
-    """One class asks for one verdict, with any template; others that the model adds are not taken."""
-    llm = ScriptedLLM(reply())
-    planning = plan(llm, ClassificationSpec((CHAT,)), template=PromptTemplate("Split up: {query_str}"))
-    system, user = llm.calls[0]
-    assert user.content == f"Split up: {QUESTION}"
-    assert '"non_answer_seeking"' in str(system.content)
-    assert "adversarial" not in str(system.content)
-    assert told(planning.plan) == {CHAT: False}
-
-
-# -- what a model may do wrong --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "text",
     [
-        json.dumps({"classification": {}, "sub_queries": SUB_QUERIES}),
-        json.dumps({"classification": None, "sub_queries": SUB_QUERIES}),
         json.dumps({"classification": "adversarial: false", "sub_queries": SUB_QUERIES}),
-        json.dumps({"classification": ["adversarial"], "sub_queries": SUB_QUERIES}),
         json.dumps({"sub_queries": SUB_QUERIES}),
         reply({"adversarial": "no", "jail_breaking": 0, "non_answer_seeking": {"true": True}, "label_1": None}),
         reply({"harmless": True, "safe": True, "billings": True}),
         "1. rocket of Apollo 11",
     ],
-    ids=["empty", "null", "text", "list", "missing", "no-booleans", "invented", "numbered-list"],
+    ids=["text", "missing", "no-booleans", "invented", "numbered-list"],
 )
 def test_a_reply_without_verdicts_classifies_nothing(text: str) -> None:
     """What is no boolean of a class that was asked for is no verdict; the plan is kept, and told."""
@@ -188,16 +158,14 @@ def test_a_missing_verdict_is_not_classified() -> None:
     "text",
     [
         f"Here is my plan:\n```json\n{reply(jail_breaking=True)}\n```",
-        reply(jail_breaking=True)[:-3] + ",]",
         "{'classification': {'adversarial': False, 'jail_breaking': True,}, 'sub_queries': []}",
         reply({"ADVERSARIAL_QUERY": False, "jailBreakingQuery": "True"}),
         reply({"adversarial-query": "false", "Jail Breaking": True}),
         '{"classification": {"adversarial": false, "jail_breaking": true',
-        '{"classification": {"adversarial": false, "jail_breaking": true}}',
         json.dumps({"sub_queries": [], "classification": {"adversarial": False, "jail_breaking": True}}),
         '{"classification": {"adversarial": false, "jail_breaking": true}}\n{"sub_queries": []}',
     ],
-    ids=["fence", "comma", "quotes", "enum", "words", "cut-off", "alone", "last", "lines"],
+    ids=["fence", "quotes", "enum", "words", "cut-off", "last", "lines"],
 )
 def test_verdicts_are_read_out_of_whatever_a_model_writes(text: str) -> None:
     """Fences, broken JSON, other spellings of a name, and classes without a plan are read."""
@@ -216,9 +184,6 @@ def test_verdicts_are_read_while_the_reply_is_written(serve: Serve, cut: Any) ->
     assert told(planning.plan) == {**NOTHING, ADVERSARIAL: True}
 
 
-# -- hostile questions ----------------------------------------------------------------------------------------------
-
-
 def test_what_a_question_says_of_its_verdicts_does_not_count() -> None:
     """Verdicts that a model repeats from the question make nothing harmless, before or behind its own."""
     theirs, spec = reply(), ClassificationSpec((JAIL, CHAT))
@@ -229,26 +194,6 @@ def test_what_a_question_says_of_its_verdicts_does_not_count() -> None:
     assert told(plan(ScriptedLLM(quoting), spec, question=question).plan) is None
 
 
-@settings(max_examples=40)
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(st.sampled_from([*HARMLESS, "classification", "x"]), inner, max_size=3)
-        ),
-        max_leaves=8,
-    )
-)
-def test_nothing_but_booleans_of_known_classes_is_read(value: Any) -> None:
-    """Whatever a reply holds in the place of its verdicts."""
-    read = read_verdicts(json.dumps({"classification": value}), ALL)
-    if read is not None:
-        assert read.keys() <= HARMLESS.keys()
-        assert all(isinstance(one, bool) for one in read.values())
-        assert isinstance(value, Mapping)
-
-
 def test_labels_end_no_line_and_no_block() -> None:
     """What an application calls its labels can't be taken for more of the prompt."""
     llm = ScriptedLLM(reply())
@@ -257,9 +202,6 @@ def test_labels_end_no_line_and_no_block() -> None:
     system = str(llm.calls[0][0].content)
     assert "</conversation>" not in system
     assert system.count('\n- "adversarial"') == 1
-
-
-# -- the specification ----------------------------------------------------------------------------------------------
 
 
 def test_a_specification_is_checked() -> None:
@@ -277,31 +219,23 @@ def test_a_specification_is_checked() -> None:
     assert spec.labels == {"a": "b"}
 
 
-# -- on the way of a query ------------------------------------------------------------------------------------------
-
-
-def retrieve(
-    llm: LLM | None, effort: str, *, native: bool = False, spec: ClassificationSpec | None = ALL, **request: Any
-) -> Retrieval:
+def retrieve(llm: LLM | None, effort: str, **request: Any) -> Retrieval:
     source = KnowledgeSource("missions", retriever=MemoryRetriever(["Titanic directed by James Cameron"]))
     retriever = AgenticRetriever([source], llm=llm, effort=effort)
     asked = RetrievalRequest.parse(request or {"messages": [{"content": "Titanic directed"}]})
-    flow = retriever.retrieval(asked, classification=spec)
-    return asyncio.run(arun(flow)) if native else run(flow)
+    return run(retriever.retrieval(asked, classification=ALL))
 
 
 @pytest.mark.parametrize("effort", ["low", "medium", "auto"])
 def test_a_question_that_is_classified_is_planned(effort: str) -> None:
     """One call plans and classifies, also where the question would need no plan; plan and account tell."""
     llm = ScriptedLLM(reply(adversarial=True, label_1=True))
-    made = retrieve(llm, effort, spec=ALL)
+    made = retrieve(llm, effort)
     planning = [call for call in llm.calls if "You plan searches" in str(call[0].content)]
     assert len(planning) == 1
     assert told(made.plan) == {**NOTHING, ADVERSARIAL: True, OWN: True}
     assert made.plan.labels == ["billing"]
-    record = made.log.last(ModelQueryPlanningActivity)
     first = next(one for one in made.log.records if isinstance(one, ModelQueryPlanningActivity))
-    assert record is not None
     assert first.classifications == made.plan.classifications
     assert first.labels == ["billing"]
     assert "classifications" in first.to_dict()
@@ -311,11 +245,7 @@ def test_without_a_planning_call_nothing_is_classified() -> None:
     """Minimal effort, intents and a retriever without a model say so; they never report a question as harmless."""
     llm = ScriptedLLM(reply())
     intents: dict[str, Any] = {"intents": [{"type": "semantic", "search": "Titanic"}]}
-    for made in (
-        retrieve(llm, "minimal"),
-        retrieve(llm, "medium", **intents),
-        retrieve(None, "medium"),
-    ):
+    for made in (retrieve(llm, "minimal"), retrieve(llm, "medium", **intents), retrieve(None, "medium")):
         assert told(made.plan) is None
         assert made.plan.warnings[-1].startswith("the question was not classified as to: adversarialQuery, ")
     assert llm.calls == []
@@ -339,3 +269,14 @@ def test_retrieved_text_never_classifies() -> None:
     assert 'jail_breaking": true' not in str(first[1].content)
     assert later
     assert all("classification" not in str(messages[0].content) for messages in later)
+
+
+def test_only_what_is_asked_for_is_in_the_prompt() -> None:
+    """One class asks for one verdict, with any template; others that the model adds are not taken."""
+    llm = ScriptedLLM(reply())
+    planning = plan(llm, ClassificationSpec((CHAT,)), template=PromptTemplate("Split up: {query_str}"))
+    system, user = llm.calls[0]
+    assert user.content == f"Split up: {QUESTION}"
+    assert '"non_answer_seeking"' in str(system.content)
+    assert "adversarial" not in str(system.content)
+    assert told(planning.plan) == {CHAT: False}

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
 from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import TextNode
@@ -13,16 +10,9 @@ from llama_index.core.schema import TextNode
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalResponse, RetrieverOptions
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.planning import contraction
-from llama_index_agentic_kb.planning.contraction import MIN_SCOPE, contract
-from llama_index_agentic_kb.schema import (
-    AgenticReasoningActivity,
-    Principal,
-    ScopeReason,
-    ScopeState,
-    Topic,
-    TurnScope,
-)
-from llama_index_agentic_kb.search.prototypes import ScopeIndex, ScopeSettings, unit_rows
+from llama_index_agentic_kb.planning.contraction import MIN_SCOPE
+from llama_index_agentic_kb.schema import AgenticReasoningActivity, Principal, ScopeReason, ScopeState, Topic, TurnScope
+from llama_index_agentic_kb.search.prototypes import ScopeIndex, ScopeSettings
 from llama_index_agentic_kb.sources.vectors import scope_indexes
 from llama_index_agentic_kb.testing import HashEmbedding, ScriptedLLM
 
@@ -177,44 +167,3 @@ def test_a_model_plans_from_the_conversation_itself(documents: VectorStoreIndex)
     assert (turn.turn, turn.reason, turn.topic) == (5, ScopeReason.PLANNED, Topic.UNKNOWN)
     assert response.scope_state is not None
     assert response.scope_state.turn == 5
-
-
-def test_sessions_on_many_threads_keep_their_scopes(documents: VectorStoreIndex) -> None:
-    """Twenty conversations on eight threads, in step: each finds its own topic and counts its own turns."""
-    kb, turns = base(documents), 3
-    barrier = threading.Barrier(8)
-
-    def session(number: int) -> tuple[set[str], int]:
-        topic, state, history, found = TOPICS[number % 8], ScopeState(), list[tuple[str, str]](), set[str]()
-        if number < 8:
-            barrier.wait()
-        for at in range(turns):
-            question = (
-                f"What about {topic} in general, please explain" if at == 0 else f"And item{8 * at + number % 8}?"
-            )
-            response, _ = ask(kb, question, history, scope_state=state)
-            assert response.scope_state is not None
-            state, history = response.scope_state, [*history, ("user", question), ("assistant", "Yes.")]
-            found |= set(topics_of(response))
-        return found, state.turn
-
-    with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(session, range(24)))
-    assert results == [({TOPICS[number % 8]}, turns) for number in range(24)]
-
-
-def test_a_scope_unites_what_is_near_to_any_view() -> None:
-    """Documents near the message alone, or near the context alone, are in it; its size is clamped."""
-    names = tuple(f"d{at}" for at in range(400))
-    noise = np.random.default_rng(7).normal(size=(400, 32)).astype(np.float32)
-    noise[:30, 0] += 12
-    noise[30:60, 1] += 12
-    index = ScopeIndex("m", "v", names, names, np.arange(400), unit_rows(noise))
-    eye = np.eye(32, dtype=np.float32)
-    made = contract({"s": index}, [eye[0], eye[1], eye[0]], [("s", "kept")])
-    assert made.documents >= {("s", f"d{at}") for at in range(60)} | {("s", "kept")}
-    assert len(made.documents) <= 70
-    assert len(contract({"s": index}, [eye[5], eye[0], eye[0]], is_shift=True).documents) > len(made.documents)
-    assert len(contract({"s": index}, [eye[5], eye[6], eye[7]]).documents) <= 100
-    strict = ScopeIndex("m", "v", names, names, np.arange(400), unit_rows(noise), ScopeSettings(deviations=50))
-    assert len(contract({"s": strict}, [eye[0]]).documents) == MIN_SCOPE

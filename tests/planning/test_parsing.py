@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb.errors import PlanningError
-from llama_index_agentic_kb.planning.plan_graph import MAX_QUERY, PlannerSource, Proposal
-from llama_index_agentic_kb.planning.planner import plan_schema, read_partial_plan, read_proposals
+from llama_index_agentic_kb.planning.plan_graph import MAX_QUERY, Proposal
+from llama_index_agentic_kb.planning.planner import read_partial_plan, read_proposals
 
 PLAN = {
     "sub_queries": [
@@ -26,34 +26,18 @@ TEXT = json.dumps(PLAN)
 @pytest.mark.parametrize(
     "reply",
     [
-        TEXT,
-        PLAN,
-        json.dumps(PLAN, indent=2),
-        f"Sure! Here is the plan:\n\n{TEXT}",
-        f"{TEXT}\n\nI hope this helps.",
-        f"Here you are:\n```json\n{TEXT}\n```\nAnything else?",
-        f"```\n{TEXT}\n```",
-        f"```JSON{TEXT}```",
-        json.dumps(PLAN["sub_queries"]),
-        json.dumps({"plan": PLAN}),
-        f'{{"thought": "two facts"}}\n{TEXT}',
+        TEXT, PLAN, json.dumps(PLAN, indent=2), f"{TEXT}\n\nI hope this helps.",
+        f"Here you are:\n```json\n{TEXT}\n```\nAnything else?", f"```JSON{TEXT}```", json.dumps(PLAN["sub_queries"]),
+        json.dumps({"plan": PLAN}), f'{{"thought": "two facts"}}\n{TEXT}',
         TEXT.replace('"sub_queries"', '"subQueries"').replace('"depends_on"', '"dependsOn"'),
         TEXT.replace('"sub_queries"', '"Sub-Questions"').replace('"query"', '"Sub Question"'),
-        TEXT.replace('"sources"', '"tool_name"'),
-        TEXT.replace('"', "'"),
-        TEXT[:-1],
-        TEXT.replace("]}", "],}"),
+        TEXT.replace('"sources"', '"tool_name"'), TEXT.replace('"', "'"), TEXT[:-1], TEXT.replace("]}", "],}"),
         "\ufeff" + TEXT,
     ],
-)
+)  # fmt: skip
 def test_plans_are_read_in_whatever_dress_they_come(reply: str | dict[str, Any]) -> None:
     """Preamble, fences, wrappers, other spellings of keys and small breaks change nothing."""
     assert read_proposals(reply) == READ
-
-
-def test_a_truncated_reply_gives_what_it_holds() -> None:
-    """A reply that was cut off gives the sub-queries before the cut."""
-    assert read_proposals(TEXT[:110])[0] == READ[0]
 
 
 @pytest.mark.parametrize(
@@ -64,14 +48,15 @@ def test_a_truncated_reply_gives_what_it_holds() -> None:
         ("- Rain in Paris\n* Snow in Oslo\n• Fog", ["Rain in Paris", "Snow in Oslo", "Fog"]),
         ('["Rain in Paris", "Snow in Oslo"]', ["Rain in Paris", "Snow in Oslo"]),
         ('{"queries": ["1. Rain", "2) Snow", "  ", ""]}', ["Rain", "Snow"]),
-        ('{"query": "Rain"}', ["Rain"]),
+        ('{"sub_queries": []}', []),
+        (TEXT[:110], ["Who built it?"]),
         ('{"query": "Rain"}\n{"query": "Snow"}', ["Rain", "Snow"]),
         ('[{"question": "\\"Rain?\\""}, 7, null, {"note": "x"}]', ["Rain?"]),
         ('{"sub_queries": [{"query": "line one\\n  line two"}]}', ["line one line two"]),
     ],
 )
 def test_lists_of_queries_are_plans(reply: str, queries: list[str]) -> None:
-    """Numbered and bulleted lists, lists of strings and single objects are read; what holds no query is left out."""
+    """Lists of any kind, single objects and the start of a cut plan are read; what holds no query is left out."""
     assert [proposal.query for proposal in read_proposals(reply)] == queries
 
 
@@ -83,34 +68,16 @@ def test_fields_are_taken_as_they_may_be_meant() -> None:
             {"query": "Snow", "sources": [{"name": "docs"}, "wiki"]},
         ]
     }
-    assert read_proposals(reply) == [
-        Proposal("1", "Rain", ("docs", "wiki"), ("2",)),
-        Proposal("q2", "Snow", ("wiki",)),
-    ]
-
-
-def test_an_empty_plan_is_a_plan() -> None:
-    """A model that proposes no sub-query has planned."""
-    assert read_proposals('{"sub_queries": []}') == []
+    assert read_proposals(reply) == [Proposal("1", "Rain", ("docs", "wiki"), ("2",)), Proposal("q2", "Snow", ("wiki",))]
 
 
 @pytest.mark.parametrize(
     "reply",
     [
-        "",
-        " \n ",
-        "I'm sorry, but I can't help with that.",
-        "<html><body><h1>502 Bad Gateway</h1></body></html>",
-        "{}",
-        "[]",
-        "null",
-        "42",
-        '{"error": "overloaded"}',
-        '{"sub_queries": "none"}',
-        "{{{{",
-        "```json\n```",
+        "", "I'm sorry, but I can't help with that.", "<html><body><h1>502 Bad Gateway</h1></body></html>", "{}", "[]",
+        '{"sub_queries": "none"}', "{{{{", "```json\n```",
     ],
-)
+)  # fmt: skip
 def test_what_holds_no_plan_is_refused(reply: str) -> None:
     """Prose, pages of HTML, other JSON and nothing at all are no plan."""
     with pytest.raises(PlanningError, match="holds no plan"):
@@ -120,25 +87,13 @@ def test_what_holds_no_plan_is_refused(reply: str) -> None:
 @pytest.mark.parametrize(
     "hostile",
     [
-        "\n" * 100_000,
-        "1." + " " * 100_000,
-        ("1." + " " * 300 + "\n") * 300,
-        "- a" + " " * 100_000 + "\x0bb",
-        "```" + " " * 100_000,
-        "`" * 100_000,
-        "```json" * 15_000,
-        "[" * 100_000,
-        "{" * 100_000,
-        "(" * 100_000,
-        '{"a":' * 20_000,
-        '{"' + "\\" * 100_000,
-        '{"sub_queries": [' + "{" * 100_000,
-        '{"' + '"' * 100_000,
-        "{}" * 50_000,
-        "[]" + " " * 100_000,
+        "\n" * 100_000, "1." + " " * 100_000, ("1." + " " * 300 + "\n") * 300, "- a" + " " * 100_000 + "\x0bb",
+        "```" + " " * 100_000, "`" * 100_000, "```json" * 15_000, "[" * 100_000, "{" * 100_000, "(" * 100_000,
+        '{"a":' * 20_000, '{"' + "\\" * 100_000, '{"sub_queries": [' + "{" * 100_000, '{"' + '"' * 100_000,
+        "{}" * 50_000, "[]" + " " * 100_000,
     ],
     ids=lambda text: text[:10],
-)
+)  # fmt: skip
 def test_hostile_replies_end(hostile: str) -> None:
     """No reply keeps the reader busy for long (a quadratic reader would need minutes for some of these)."""
     started = time.thread_time()  # of the processor: a busy machine is not the reader's fault
@@ -172,15 +127,6 @@ def test_any_text_is_read_or_refused(reply: str) -> None:
         assert 0 < len(proposal.query) <= MAX_QUERY
         assert proposal.id
         assert all(isinstance(name, str) for name in (*proposal.sources, *proposal.depends_on))
-
-
-def test_the_schema_names_the_sources() -> None:
-    """The schema is strict in the way of OpenAI's structured outputs: all required, nothing further."""
-    schema: Any = plan_schema([PlannerSource("docs", ""), PlannerSource("wiki", "")])
-    item = schema["properties"]["sub_queries"]["items"]
-    assert item["properties"]["sources"]["items"] == {"type": "string", "enum": ["docs", "wiki"]}
-    assert set(item["required"]) == set(item["properties"])
-    assert item["additionalProperties"] is schema["additionalProperties"] is False
 
 
 @pytest.mark.parametrize(

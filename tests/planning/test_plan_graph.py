@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from llama_index_agentic_kb import EffortLimits
@@ -95,16 +93,6 @@ def test_no_reference_is_left_without_its_step(proposal: Proposal, query: str) -
     assert not refers(one.finds or "")
 
 
-def test_what_a_step_finds_may_refer_too() -> None:
-    """The words for a grandchild name no step."""
-    *_, last = planned(
-        step("q1", "who?", finds="the director of Titanic"),
-        step("q2", "where was #q1 born?", "q1", finds="the birthplace of #q1"),
-        step("q3", "mayor of #q2", "q2"),
-    )
-    assert last.query == "mayor of the birthplace of the director of Titanic"
-
-
 def test_what_can_be_searched_is_given_once() -> None:
     """Ready are steps that build on nothing, and later their further sources alone; each is a copy."""
     made = PlanGraph(plain_plan(Scope(QUESTION), SOURCES), SOURCES, EffortLimits())
@@ -180,22 +168,3 @@ def test_a_revision_builds_on_what_was_planned() -> None:
         ("r1.1", "snow", ["docs", "wiki"]),
         ("q1", "rain", ["wiki"]),
     ]
-
-
-def test_a_thousand_steps_are_settled_in_time() -> None:
-    """A chain of a thousand, each of which builds on the two before it, takes seconds, not minutes."""
-    started = time.monotonic()
-    made, _ = graph(*(step(f"s{n}", f"step {n} of #s{n - 1} #s{n - 2}") for n in range(1_000)), sub_queries=1_000)
-    assert made.plan.sub_queries[-1].wave > 900
-    assert time.monotonic() - started < 30
-
-
-def test_steps_of_one_query_are_one_with_the_sources_of_all() -> None:
-    """A revision that repeats a query searches it only where none of its steps was searched."""
-    plan = plain_plan(Scope(QUESTION), SOURCES)
-    plan.sub_queries += [
-        SubQuery(id="q1", query="rain", sources=["docs"]),
-        SubQuery(id="r1.1", query="Rain", sources=["wiki"]),
-    ]
-    made = PlanGraph(plan, SOURCES, EffortLimits(sub_queries=5), revision=2)
-    assert made.add([step("r1", "rain", sources=("docs", "wiki"))]) == []

@@ -32,10 +32,7 @@ def test_what_is_missing_is_searched() -> None:
     added = made.plan.sub_queries[-1]
     assert (added.origin, added.wave) == (SubQueryOrigin.REVISION, 2)
     assert "Height" in {node.node_id for node in made.nodes}
-    record = reasoning_of(made)
-    assert record.decision == "revised: its height"
-    assert record.spent is not None
-    assert (record.spent.revisions, record.spent.waves) == (1, 2)
+    assert reasoning_of(made).decision == "revised: its height"
     (told,) = planning_of(made, "revision")
     assert told.warning == "its height"
     assert told.sub_queries == ["how high it rises", "the tower", "How HIGH it rises"]
@@ -49,9 +46,8 @@ def test_what_is_missing_is_searched() -> None:
         (verdict("new", sufficient=True), "the evidence is sufficient"),
         (verdict("the tower", QUESTION), "something is missing, and no search for it was left"),
         (verdict(), "something is missing, and no search for it was left"),
+        (verdict("https://evil.example/?d=secret"), "something is missing, and no search for it was left"),
         ("I think so.", "no verdict on the evidence"),
-        ("{}", "no verdict on the evidence"),
-        ("", "no verdict on the evidence"),
         (OSError("gone"), "no verdict on the evidence"),
         (ScriptedReply("", latency=20), "no verdict on the evidence"),
     ],
@@ -124,12 +120,6 @@ def test_a_revision_has_words_and_sources_alone() -> None:
     assert "filters of the revision were left out: filters come only from the user's messages" in made.plan.warnings
     (record,) = planning_of(made, "revision")
     assert "filters of the revision were left out" in str(record.warning)
-
-
-def test_a_proposal_without_words_is_none() -> None:
-    """An address alone is nothing to search for."""
-    made = world(verdict("https://evil.example/?d=secret")).search(QUESTION)
-    assert reasoning_of(made).decision == "something is missing, and no search for it was left"
 
 
 def test_a_proposal_without_an_id_leaves_the_plans_ids_alone() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from llama_index.core.schema import TextNode
 
-from llama_index_agentic_kb import KnowledgeSource, Resilience
+from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, Resilience
 from llama_index_agentic_kb._aio import arun
 from llama_index_agentic_kb.planning import DEFAULT_LIMITS, Scope
 from llama_index_agentic_kb.planning.plan_graph import PlanGraph, PlannerSource, fill, plain_plan, refers
@@ -40,60 +41,110 @@ PAGES = {
 }
 DIRECTOR = {"query": "Who directed Titanic?", "finds": "the director of Titanic"}
 BIRTHPLACE = {"query": "Where was #q1 born?", "depends_on": ["q1"], "finds": "the birthplace of #q1"}
-BRIDGE = steps(DIRECTOR, BIRTHPLACE)
+RIVER = {"query": "river of #q2", "depends_on": ["q2"], "finds": "the river of #q2"}
+THREE = steps(DIRECTOR, BIRTHPLACE, RIVER)
+OWN_WORDS, FILLED = "Where was the director of Titanic born?", "Where was James Cameron born?"
+Read = Callable[[str], str]
 
 
-def cameron(prompt: str) -> str:
-    return line("q1", ("James Cameron", refs(prompt)["Titanic"]))
+def reads(value: str, title: str, step: str = "q1", confidence: str = "stated") -> Read:
+    """A reading that names the passage with a title."""
+    return lambda prompt: line(step, (value, refs(prompt)[title], confidence))
+
+
+cameron, kapuskasing = reads("James Cameron", "Titanic"), reads("Kapuskasing", "James Cameron", "q2")
+
+
+def early(value: str, title: str, confidence: str = "stated") -> Read:
+    """A reading that answers the second step too."""
+    return lambda prompt: reads(value, title, "q2", confidence)(prompt) + "\n" + cameron(prompt)
+
+
+def corrected(prompt: str) -> str:
+    assert "q1: Ann" in prompt
+    return cameron(prompt) + "\n" + line("q2", "Rome")
 
 
 def world(**fields: Any) -> World:
-    return World(**{"pages": PAGES, "plan": BRIDGE, "findings": cameron, **fields})
+    return World(**{"pages": PAGES, "plan": steps(DIRECTOR, BIRTHPLACE), "findings": cameron, **fields})
 
 
-def asked_for(prompt: str) -> str:
-    """The steps that a call is to answer."""
-    return prompt.split("<steps>")[1].split("</steps>", maxsplit=1)[0]
+NOTHING: tuple[dict[str, str], list[str], str] = (
+    {"q2": OWN_WORDS},
+    [],
+    "q1 found no answer; q2 was searched in the question's own words",
+)
+CROWD = {f"Film {n}": "James Cameron born, James Cameron born, where was James Cameron born?" for n in range(8)}
+CASES: dict[str, tuple[dict[str, Any], dict[str, str], list[str], str]] = {
+    "its parent's answer": ({}, {"q2": FILLED}, ["James Cameron"], ""),
+    "no line's answers": ({"findings": line("q1")}, *NOTHING),
+    "a blank": ({"findings": line("q1", "")}, *NOTHING),
+    "unknown": ({"findings": line("q1", "unknown")}, *NOTHING),
+    "null": ({"findings": '{"step": "q1", "answers": null}'}, *NOTHING),
+    "confidence none": ({"findings": line("q1", ("x", 1, "none"))}, *NOTHING),
+    "several answers, once each, up to the limit": (
+        {"findings": line("q1", "Ann", "Bob", "ann", "Cid", "Dan")},
+        {f"q2.{n}": f"Where was {who} born?" for n, who in enumerate(("Ann", "Bob", "Cid"), start=1)},
+        ["Ann", "Bob", "Cid"],
+        "",
+    ),
+    "an early answer that no passage says": ({"findings": early("Kapuskasing", "Titanic")}, {"q2": FILLED}, [], ""),
+    "an early answer that is a part of a word": ({"findings": early("am", "Titanic")}, {"q2": FILLED}, [], ""),
+    "the page of a known name, which others name more often": (
+        {
+            "pages": {**CROWD, **PAGES},
+            "plan": THREE,
+            "source": {"similarity_top_k": 20},
+            "findings": [cameron, kapuskasing],
+        },
+        {"q3": "river of Kapuskasing"},
+        ["James Cameron", "Kapuskasing"],
+        "",
+    ),
+    "a guess after what a passage says": (
+        {"plan": THREE, "findings": [cameron, line("q1", "Ann") + line("q2", "Rome")]},
+        {"q2": FILLED, "q3": "river of Rome"},
+        ["James Cameron", "Rome"],
+        "",
+    ),
+    "a stream that breaks off": (
+        {"findings": lambda prompt: ScriptedReply(cameron(prompt) + '\n{"step', error=ConnectionError("gone"))},
+        {"q2": FILLED},
+        ["James Cameron"],
+        "could not be read",
+    ),
+}
 
 
-def titles(made: Retrieval) -> set[str]:
-    return {node.node_id for node in made.nodes}
+@pytest.mark.parametrize(("fields", "queries", "values", "warning"), CASES.values(), ids=CASES)
+def test_a_child_is_searched_with_what_was_read(
+    fields: dict[str, Any], queries: dict[str, str], values: list[str], warning: str
+) -> None:
+    """Never with a blank: where nothing was found it has the question's own words, and the account says why."""
+    made = world(**fields).search(QUESTION)
+    assert {name: query for name, query in queries_of(made).items() if name in queries} == queries
+    assert not values or [one.value for one in made.findings] == values
+    assert any(warning in one for one in made.plan.warnings) if warning else made.plan.warnings == []
 
 
-# -- dependent waves -------------------------------------------------------------------------------------------------
-
-
-def test_a_child_is_searched_with_its_parents_answer() -> None:
-    """A bridge question takes two waves, and finds the page that the question's own words do not name."""
-    searched = world()
-    made = searched.search(QUESTION)
-    assert queries_of(made) == {"q0": QUESTION, "q1": "Who directed Titanic?", "q2": "Where was James Cameron born?"}
+def test_a_bridge_takes_two_waves_and_is_accounted_for() -> None:
+    """The page that the question's words do not name is found; waves, queries and all tokens stand beside the plan."""
+    made = world().search(QUESTION, limits={"sub_queries": 5, "rounds": 3, "tokens": 9_000, "seconds": 30})
     assert [one.wave for one in made.plan.sub_queries] == [1, 1, 2]
-    assert "James Cameron" in titles(made)
+    assert "James Cameron" in {node.node_id for node in made.nodes}
     (finding,) = made.findings
-    assert (finding.sub_query_id, finding.value, finding.confidence) == ("q1", "James Cameron", Confidence.STATED)
-    assert (finding.node_id, finding.title) == ("Titanic", "Titanic")
-    assert made.plan.warnings == []
+    assert (finding.sub_query_id, finding.confidence, finding.node_id) == ("q1", Confidence.STATED, "Titanic")
     (read,) = planning_of(made, "findings")
     assert read.outcome is Outcome.OK
-    assert read.input_tokens
-    assert read.output_tokens
-
-
-def test_what_was_spent_is_told_beside_what_was_planned() -> None:
-    """Waves, revisions, queries and every call's tokens stand in the account."""
-    made = world().search(QUESTION, limits={"sub_queries": 5, "rounds": 3, "tokens": 9_000, "seconds": 30})
     record = reasoning_of(made)
-    assert record.planned is not None
-    assert record.spent is not None
     planned, spent = record.planned, record.spent
+    assert planned is not None
+    assert spent is not None
     assert (planned.sub_queries, planned.waves, planned.revisions, planned.tokens) == (5, 3, 1, 9_000)
-    assert planned.seconds == 30
     assert (spent.sub_queries, spent.waves, spent.revisions, spent.sources) == (2, 2, 1, 1)
     calls = [one for kind in ("plan", "findings", "revision") for one in planning_of(made, kind)]
     assert spent.tokens == sum((one.input_tokens or 0) + (one.output_tokens or 0) for one in calls) > 0
-    assert 0 < spent.seconds < 30
-    assert record.findings == made.findings
+    assert 0 < spent.seconds < 30 == planned.seconds
     assert record.decision == "the evidence is sufficient"
 
 
@@ -101,18 +152,14 @@ def test_low_effort_searches_everything_at_once() -> None:
     """One planning call and one wave: what would depend is searched in the question's own words."""
     searched = world()
     made = searched.search(QUESTION, "low")
-    assert queries_of(made)["q2"] == "Where was the director of Titanic born?"
+    assert queries_of(made)["q2"] == OWN_WORDS
     assert {one.wave for one in made.plan.sub_queries} == {1}
     assert [kind for kind, _ in searched.prompts] == ["plan"]
-    assert made.findings == []
-    assert reasoning_of(made).spent.waves == 1  # type: ignore[union-attr]
 
 
 def test_a_child_begins_while_the_findings_are_still_written() -> None:
     """A step's search starts as its answer stands in the stream, not when the stream ends."""
-    plan = steps(
-        DIRECTOR, BIRTHPLACE, {"query": "rain in Paris"}, {"query": "What falls in #q3?", "depends_on": ["q3"]}
-    )
+    plan = steps(DIRECTOR, BIRTHPLACE, {"query": "rain"}, {"query": "What falls in #q3?", "depends_on": ["q3"]})
 
     def slow(prompt: str) -> ScriptedReply:
         said = cameron(prompt) + "\n" + " " * 200 + line("q3", ("Paris", refs(prompt)["Rain"]))
@@ -120,335 +167,125 @@ def test_a_child_begins_while_the_findings_are_still_written() -> None:
 
     made = world(plan=plan, findings=slow).search(QUESTION)
     (read,) = planning_of(made, "findings")
-    began = {one.sub_query_id: one.started_at for one in searches_of(made)}
+    began: dict[str, Any] = {one.sub_query_id: one.started_at for one in searches_of(made)}
     assert read.completed_at is not None
-    assert began["q2"] is not None
-    assert began["q4"] is not None
     assert began["q2"] < began["q4"]
     assert (read.completed_at - began["q2"]).total_seconds() > 0.2
 
 
-def test_searches_begin_while_the_plan_is_still_written() -> None:
-    """The question is searched before the planner answers, and a sub-query before the plan's last token."""
-    plan = ScriptedReply(steps(DIRECTOR, {"query": "x" * 300}), latency=1.0, chunk_size=20, chunk_delay=0.05)
-    made = world(plan=plan).search(QUESTION)
-    (planned,) = planning_of(made, "plan")
-    began = {one.sub_query_id: one for one in searches_of(made)}
-    assert planned.completed_at is not None
-    assert planned.started_at is not None
-    assert began["q1"].started_at is not None
-    assert (planned.completed_at - began["q1"].started_at).total_seconds() > 0.2
-    assert began["q0"].started_at is not None
-    assert (began["q0"].started_at - planned.started_at).total_seconds() < 0.9
-
-
-# -- answers ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        line("q1"),
-        line("q1", ""),
-        line("q1", "unknown"),
-        '{"step": "q1", "answers": null}',
-        line("q1", ("x", 1, "none")),
-    ],
-)
-def test_a_parent_without_an_answer_leaves_the_questions_own_words(said: str) -> None:
-    """Its child is never searched with a blank, and the account says why."""
-    made = world(findings=said).search(QUESTION)
-    assert queries_of(made)["q2"] == "Where was the director of Titanic born?"
-    assert "q1 found no answer; q2 was searched in the question's own words" in made.plan.warnings
-    (planned,) = planning_of(made, "plan")
-    assert planned.warning is not None
-    assert "q1 found no answer" in planned.warning
-    assert made.findings == []
-
-
-@pytest.mark.parametrize(("answers", "query"), [(["Ann"], "his birthplace Ann"), ([], "his birthplace")])
-def test_an_answer_without_a_place_is_added(answers: list[str], query: str) -> None:
-    """A step that names its parent but not the place of its answer has it at the end; words for it are not added."""
-    plan = steps(DIRECTOR, {"query": "his birthplace", "depends_on": ["q1"]})
-    assert queries_of(world(plan=plan, findings=line("q1", *answers)).search(QUESTION))["q2"] == query
-
-
-def test_several_answers_fan_out() -> None:
-    """A list becomes a search an item, no more than there may be branches, each named after its step."""
-    said = line("q1", "Ann", "Bob", "ann", "Cid", "Dan")
-    made = world(findings=said).search(QUESTION)
-    queries = queries_of(made)
-    assert [queries[name] for name in ("q2.1", "q2.2", "q2.3")] == [
-        f"Where was {who} born?" for who in ("Ann", "Bob", "Cid")
-    ]
-    assert {one.part_of for one in made.plan.sub_queries if one.wave == 2} == {"q2"}
-    assert len(queries) == 5
-
-
-def early(value: str, title: str, confidence: str = "stated") -> Any:
-    def said(prompt: str) -> str:
-        found = line("q2", (value, refs(prompt)[title], confidence))
-        return found + "\n" + cameron(prompt)
-
-    return said
-
-
 def test_a_step_that_is_answered_already_is_not_searched() -> None:
-    """Where a passage says it, the search is left out, and the passage has its place in the evidence."""
+    """Where a passage says it, neither a search nor a verdict is needed, and the passage is in the evidence."""
     pages = {**PAGES, "Titanic": "Titanic is a film by James Cameron, who was born in Kapuskasing."}
     searched = world(pages=pages, findings=early("Kapuskasing", "Titanic"))
     made = searched.search(QUESTION)
     assert "q2" not in queries_of(made)
     assert not any("James Cameron born" in query for query in searched.asked)
-    assert "q2 needed no search: a passage states its answer" in (reasoning_of(made).decision or "")
+    decision = reasoning_of(made).decision or ""
+    assert "q2 needed no search: a passage states its answer" in decision
     (titanic,) = [node for node in made.nodes if node.node_id == "Titanic"]
     assert titanic.node.metadata["agentic_kb"]["proof"] == [
         {"step": "q1", "finding": "James Cameron", "rank": 0},
         {"step": "q2", "finding": "Kapuskasing", "rank": 1},
     ]
-    assert [one.value for one in made.findings] == ["Kapuskasing", "James Cameron"]
-    assert reasoning_of(made).spent.sub_queries == 1  # type: ignore[union-attr]
     assert searched.calls("revision") == 0
-    assert "sufficient without a verdict" in (reasoning_of(made).decision or "")
-
-
-@pytest.mark.parametrize(("confidence", "verdicts"), [("stated", 0), ("implied", 1), ("partial", 1), (None, 1)])
-def test_no_verdict_is_asked_where_every_answer_is_stated(confidence: str | None, verdicts: int) -> None:
-    """A step that is implied, partial or missing, in any of its branches, leaves the question to the model."""
-    pages = {**PAGES, "Titanic": "Titanic is a film by James Cameron and Ann, who wrote Rain."}
-
-    def read(prompt: str) -> str:
-        ref = refs(prompt)["Titanic"]
-        lines = [line("q1", ("James Cameron", ref)), line("q2", *([("Ann", ref, confidence)] if confidence else []))]
-        return "\n".join([*lines, line("q3", ("Rain", ref))])
-
-    plan = steps(
-        DIRECTOR, {"query": "Who wrote Titanic?"}, {"query": "work of #q1 and #q2", "depends_on": ["q1", "q2"]}
-    )
-    searched = world(pages=pages, plan=plan, findings=lambda prompt: "\n".join(read(prompt).split("\n")[::-1]))
-    made = searched.search(QUESTION)
-    assert searched.calls("revision") == verdicts
-    assert ("without a verdict" in (reasoning_of(made).decision or "")) == (verdicts == 0)
+    assert "sufficient without a verdict" in decision
 
 
 def test_an_implied_early_answer_is_kept_and_its_search_confirms_it() -> None:
     """The next step is searched with it at once, and the verdict sees it; a stated answer takes its place."""
-    plan = steps(DIRECTOR, BIRTHPLACE, {"query": "river of #q2", "depends_on": ["q2"], "finds": "the river of #q2"})
-    searched = world(plan=plan, findings=early("Kapuskasing", "Titanic", "implied"))
+    searched = world(plan=THREE, findings=early("Kapuskasing", "Titanic", "implied"))
     made = searched.search(QUESTION)
     queries = queries_of(made)
-    assert (queries["q2"], queries["q3"]) == ("Where was James Cameron born?", "river of Kapuskasing")
+    assert (queries["q2"], queries["q3"]) == (FILLED, "river of Kapuskasing")
     assert (searched.calls("findings"), searched.calls("revision")) == (1, 1)
     verdict = next(text for kind, text in searched.prompts if kind == "revision")
-    assert f"- q2: Where was James Cameron born? -> Kapuskasing (implied, ref_id {refs(verdict)['Titanic']})" in verdict
+    assert f"- q2: {FILLED} -> Kapuskasing (implied, ref_id {refs(verdict)['Titanic']})" in verdict
     assert [one.confidence for one in made.findings] == [Confidence.IMPLIED, Confidence.STATED]
 
 
 def test_a_later_prompt_shows_what_is_new_and_the_proof() -> None:
     """What an earlier call has read is not paid for again; the verdict sees the question's best too."""
-    pages = {"Snow": "Snow falls on the directed.", **PAGES}
-    plan = steps(DIRECTOR, BIRTHPLACE, {"query": "river of #q2", "depends_on": ["q2"]})
-
-    def second(prompt: str) -> str:
-        assert f"q1: James Cameron (stated, ref_id {refs(prompt)['Titanic']})" in prompt
-        return line("q2", ("Kapuskasing", refs(prompt)["James Cameron"]))
-
-    searched = world(pages=pages, plan=plan, findings=[cameron, second])
+    searched = world(
+        pages={"Snow": "Snow falls on the directed.", **PAGES}, plan=THREE, findings=[cameron, kapuskasing]
+    )
     searched.search("Who directed Titanic, and what does snow do?")
-    shown = [{*refs(text)} for kind, text in searched.prompts if kind != "plan"]
-    assert "Snow" in shown[0]
-    assert "Snow" not in shown[1]
-    assert {"Titanic", "James Cameron"} <= shown[1]
-    assert "Snow" in shown[2]
-
-
-def test_the_page_of_a_known_name_is_shown_first() -> None:
-    """Pages that only name it more often come after it, however many they are."""
-    crowd = {f"Film {n}": "James Cameron born, James Cameron born, where was James Cameron born?" for n in range(8)}
-    plan = steps(DIRECTOR, BIRTHPLACE, {"query": "river of #q2", "depends_on": ["q2"]})
-    searched = world(pages={**crowd, **PAGES}, plan=plan, source={"similarity_top_k": 20})
-    searched.findings = [cameron, lambda prompt: line("q2", ("Kapuskasing", refs(prompt)["James Cameron"]))]
-    assert queries_of(searched.search(QUESTION))["q3"] == "river of Kapuskasing"
-
-
-@pytest.mark.parametrize(
-    ("value", "confidence"), [("Kapuskasing", "stated"), ("James Cameron", "implied"), ("am", "stated")]
-)
-def test_an_early_answer_that_no_passage_says_is_searched(value: str, confidence: str) -> None:
-    """The model's word alone, or a part of a word, saves no search."""
-    made = world(findings=early(value, "Titanic", confidence)).search(QUESTION)
-    assert queries_of(made)["q2"] == "Where was James Cameron born?"
+    first, second, verdict = (text for kind, text in searched.prompts if kind != "plan")
+    assert f"q1: James Cameron (stated, ref_id {refs(second)['Titanic']})" in second
+    assert ["Snow" in refs(text) for text in (first, second, verdict)] == [True, False, True]
+    assert {"Titanic", "James Cameron"} <= {*refs(second)}
 
 
 def test_a_later_call_corrects_an_answer() -> None:
     """What was built on the wrong answer is searched with the right one too, and the account says so."""
-    plan = steps(DIRECTOR, BIRTHPLACE, {"query": "river of #q2", "depends_on": ["q2"]})
-
-    def second(prompt: str) -> str:
-        assert "q1: Ann" in prompt
-        return cameron(prompt) + "\n" + line("q2", "Rome")
-
-    made = world(plan=plan, findings=[line("q1", "Ann"), second]).search(QUESTION)
-    queries = list(queries_of(made).values())
-    assert "Where was Ann born?" in queries
-    assert "Where was James Cameron born?" in queries
+    made = world(plan=THREE, findings=[line("q1", "Ann"), corrected]).search(QUESTION)
+    assert {"Where was Ann born?", FILLED} <= {*queries_of(made).values()}
     assert [one.value for one in made.findings if one.sub_query_id == "q1"] == ["James Cameron"]
     assert "q1 was read again: James Cameron, not Ann" in made.plan.warnings
 
 
-def test_what_a_passage_says_is_not_replaced_by_a_guess() -> None:
-    """A later call that only supposes changes nothing."""
-    plan = steps(DIRECTOR, BIRTHPLACE, {"query": "river of #q2", "depends_on": ["q2"]})
-    made = world(plan=plan, findings=[cameron, line("q1", "Ann") + line("q2", "Rome")]).search(QUESTION)
-    assert [one.value for one in made.findings] == ["James Cameron", "Rome"]
-    assert "Where was Ann born?" not in queries_of(made).values()
-
-
 def test_one_query_from_two_branches_is_searched_once() -> None:
     """Both steps get what it finds, and so do both their children."""
-    plan = steps(
-        DIRECTOR,
-        {"query": "Who wrote Titanic?"},
-        {"query": "birthplace of #q1", "depends_on": ["q1"]},
-        {"query": "Birthplace of #q2", "depends_on": ["q2"]},
-        {"query": "river of #q3", "depends_on": ["q3"]},
-        {"query": "mayor of #q4", "depends_on": ["q4"]},
-    )
+    queries = ["Who wrote Titanic?", "birthplace of #q1", "Birthplace of #q2", "river of #q3", "mayor of #q4"]
+    plan = steps(DIRECTOR, *({"query": one, "depends_on": [one[-2:]] if "#" in one else []} for one in queries))
 
     def read(prompt: str) -> str:
-        if "q3:" in asked_for(prompt):
+        if "q3:" in prompt.split("<steps>")[1].split("</steps>", maxsplit=1)[0]:
             return line("q3", "Kapuskasing")
-        return "\n".join(line(step, ("James Cameron", refs(prompt)["Titanic"])) for step in ("q1", "q2"))
+        return "\n".join(reads("James Cameron", "Titanic", step)(prompt) for step in ("q1", "q2"))
 
     searched = world(plan=plan, findings=read)
     made = searched.search(QUESTION)
     assert sum(query.casefold() == "birthplace of james cameron" for query in searched.asked) == 1
-    assert queries_of(made)["q5"] == "river of Kapuskasing"
-    assert queries_of(made)["q6"] == "mayor of Kapuskasing"
-
-
-@pytest.mark.parametrize("value", ["Ann\nBob", "#q1", "x" * 10_000, "see #q2 and {q1}", '{"step": "q2"}'])
-def test_odd_answers_do_no_harm(value: str) -> None:
-    """A query stays one line of bounded length, without references."""
-    made = world(findings=line("q1", value)).search(QUESTION)
-    for query in queries_of(made).values():
-        assert "\n" not in query
-        assert "#q" not in query
-        assert len(query) <= 1_000
-
-
-# -- plans that models write -----------------------------------------------------------------------------------------
+    assert (queries_of(made)["q5"], queries_of(made)["q6"]) == ("river of Kapuskasing", "mayor of Kapuskasing")
 
 
 def test_plans_deeper_than_the_effort_are_searched_to_their_end() -> None:
-    """What lies deeper than the waves go is searched with what is known by then, and told."""
+    """What lies deeper than the waves go is searched with what is known by then, and the account says so."""
     plan = steps(DIRECTOR, *({"query": f"step {n} of #q{n - 1}", "depends_on": [f"q{n - 1}"]} for n in range(2, 7)))
     searched = world(plan=plan, findings=[cameron, line("q2", "Rome")])
     made = searched.search(QUESTION, limits={"rounds": 3})
     queries = queries_of(made)
-    assert queries["q2"] == "step 2 of James Cameron"
-    assert queries["q3"] == "step 3 of Rome"
+    assert (queries["q2"], queries["q3"]) == ("step 2 of James Cameron", "step 3 of Rome")
     assert queries["q4"].startswith("step 4 of step 3 of")
-    assert set(queries) == {f"q{n}" for n in range(7)}
-    assert searched.calls("findings") == 2
+    assert (len(queries), searched.calls("findings")) == (7, 2)
     assert any("EffortLimits.rounds is 3" in warning for warning in made.plan.warnings)
     assert max(one.wave for one in made.plan.sub_queries) == 3
 
 
-# -- calls that fail -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "said",
-    [
-        ConnectionError("gone"),
-        "",
-        ScriptedReply("", latency=20),
-        ScriptedReply('{"step": "q', chunk_delay=20, chunk_size=5),
-    ],
+    [OSError("gone"), "", ScriptedReply("", latency=20), ScriptedReply('{"step": "q', chunk_delay=20, chunk_size=5)],
     ids=["fails", "empty", "hangs", "hangs midway"],
-)
+)  # fmt: skip
 def test_a_reading_that_fails_costs_only_itself(said: Any) -> None:
-    """What waits is searched in the question's own words, and the account has the error."""
+    """What waits is searched in the question's own words, the account has the error, and no second call is made."""
     searched = world(findings=said)
     started = time.monotonic()
     made = searched.search(QUESTION, limits={"planning_seconds": 0.6})
     assert time.monotonic() - started < 8
     assert made.nodes
-    assert queries_of(made)["q2"] == "Where was the director of Titanic born?"
+    assert queries_of(made)["q2"] == OWN_WORDS
+    assert searched.calls("findings") == 1
     (read,) = planning_of(made, "findings")
-    assert read.outcome is Outcome.ERROR
-    assert read.error is not None
+    assert (read.outcome, read.error is not None) == (Outcome.ERROR, True)
     assert any("could not be read" in warning for warning in made.plan.warnings)
 
 
-def test_what_was_read_before_a_failure_is_kept() -> None:
-    """A stream that breaks off leaves the searches that it had begun."""
-
-    def broken(prompt: str) -> ScriptedReply:
-        return ScriptedReply(cameron(prompt) + '\n{"step', error=ConnectionError("gone"))
-
-    made = world(findings=broken).search(QUESTION)
-    assert queries_of(made)["q2"] == "Where was James Cameron born?"
-    assert any("could not be read" in warning for warning in made.plan.warnings)
-
-
-@pytest.mark.parametrize("kind", ["plan", "findings"])
-def test_a_model_that_is_down_is_asked_once(kind: str) -> None:
-    """A model that did not answer is not asked again: each call would cost its whole time."""
-    searched = world(**{kind: RuntimeError("gone")})
-    made = searched.search(QUESTION)
-    assert searched.prompts[-1][0] == kind
-    assert searched.calls(kind) == 1
-    assert made.nodes
-    assert any("failed" in one or "could not be read" in one for one in made.plan.warnings)
-
-
-# -- limits ----------------------------------------------------------------------------------------------------------
-
-
-def test_when_the_tokens_are_spent_no_call_is_made() -> None:
-    """The plan is searched to its end without reading, and it is told."""
-    searched = world()
-    made = searched.search(QUESTION, limits={"tokens": 10})
-    assert [kind for kind, _ in searched.prompts] == ["plan"]
-    assert any("EffortLimits.tokens" in warning for warning in made.plan.warnings)
-    assert made.nodes
-
-
-def test_when_the_time_is_over_no_call_is_made() -> None:
-    """A source that takes all the time leaves none for reading; what was found by then is the evidence."""
-    slow = MemoryRetriever(["directed"], fault="hang")
-    with slow:
+@pytest.mark.parametrize("spent", ["tokens", "seconds"])
+def test_when_tokens_or_time_are_spent_no_call_is_made(spent: str) -> None:
+    """The plan is searched as far as there is time, without reading; the account names limit and missing part."""
+    with MemoryRetriever(["directed"], fault="hang") as slow:
         searched = world()
         sources = [KnowledgeSource("docs", retriever=searched.memory), KnowledgeSource("slow", retriever=slow)]
         started = time.monotonic()
-        made = searched.search(QUESTION, sources=sources, limits={"seconds": 0.8})
+        limits = {"tokens": 10} if spent == "tokens" else {"seconds": 0.8}
+        made = searched.search(QUESTION, sources=sources[: 1 if spent == "tokens" else 2], limits=limits)
         assert time.monotonic() - started < 8
     assert [kind for kind, _ in searched.prompts] == ["plan"]
-    assert any("EffortLimits.seconds" in warning for warning in made.plan.warnings)
+    assert any(f"EffortLimits.{spent}" in warning for warning in made.plan.warnings)
     assert made.nodes
-    assert {"slow"} <= {missing.what for missing in made.missing}
+    assert {missing.what for missing in made.missing} >= ({"slow"} if spent == "seconds" else set())
     assert {missing.sub_query_id for missing in made.missing if missing.what == "docs"} <= {"q2"}
-
-
-def test_a_source_that_hangs_does_not_hold_up_steps_that_do_not_use_it() -> None:
-    """Steps wait for the searches of their parents, not for the question's own at a source that hangs."""
-    slow = MemoryRetriever(["directed"], fault="hang", mode="async")
-    with slow:
-        plan = steps({**DIRECTOR, "sources": ["docs"]}, {**BIRTHPLACE, "sources": ["docs"]})
-        searched = world(plan=plan)
-        sources = [
-            KnowledgeSource("docs", retriever=searched.memory),
-            KnowledgeSource("slow", retriever=slow, resilience=Resilience(timeout=1.5)),
-        ]
-        made = searched.search(QUESTION, sources=sources, limits={"revisions": 0})
-    began = {(one.sub_query_id, one.knowledge_source_name): one for one in searches_of(made)}
-    assert began["q0", "slow"].outcome is Outcome.TIMEOUT
-    child, hung = began["q2", "docs"].completed_at, began["q0", "slow"].completed_at
-    assert child is not None
-    assert hung is not None
-    assert child < hung
 
 
 def test_a_parents_slow_source_does_not_hold_its_children_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,14 +306,12 @@ def test_a_parents_slow_source_does_not_hold_its_children_up(monkeypatch: pytest
     assert child < parent
     assert queries_of(made)["q2"] == "Where was James Cameron born?"
     assert records["q1", "slow"].outcome is Outcome.OK
-    assert "late" in titles(made)
+    assert "late" in {node.node_id for node in made.nodes}
     assert made.missing == []
 
 
 async def test_a_cancelled_search_leaves_nothing_open() -> None:
     """Cancelling a request while its findings are read ends every record of it."""
-    from llama_index_agentic_kb import AgenticRetriever  # noqa: PLC0415 (used here alone)
-
     seen: dict[int, Any] = {}
     searched = world(findings=ScriptedReply("", latency=30))
     retriever = AgenticRetriever(
@@ -496,8 +331,6 @@ async def test_a_cancelled_search_leaves_nothing_open() -> None:
     assert read.outcome is Outcome.SKIPPED
     assert all(one.completed_at is not None for one in seen.values())
 
-
-# -- whatever a model writes -----------------------------------------------------------------------------------------
 
 WORDS = st.sampled_from(["a", "b of #q1", "#q2 #q1", "c of {q3}", "[q9]", "d #7", "#x of <y>", "Rain", QUESTION, "?"])
 IDS = st.sampled_from(["q1", "q2", "q3", "x", "y", "7", "q9", ""])

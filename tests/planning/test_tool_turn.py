@@ -185,16 +185,6 @@ def test_examples_choose_where_the_model_fails(failure: Any) -> None:
     assert ("tool", "error") in [(one.purpose, one.outcome) for one in records]
 
 
-def test_minimal_effort_asks_no_model() -> None:
-    """Nor do requests to a base without tools."""
-    llm = ScriptedLLM(PLAN)
-    response = base(llm, effort="minimal", output_mode="extractiveData").retrieve("How is the weather at OSL?")
-    assert response.references[0].knowledge_source_name == "weather"
-    assert llm.calls == []
-    plain = KnowledgeBase([PAGES]).retrieve("What do bags cost?")
-    assert plain.dialogue is None
-
-
 def test_a_reranker_does_not_judge_results_of_tools() -> None:
     """They come first, whatever it thinks of JSON; documents are ranked by it as before."""
     rated = Reranker(OverlapReranker(), calibration=Calibration.piecewise([(0.0, 0.0), (1.0, 4.0)]), threshold=1.0)
@@ -223,9 +213,3 @@ def test_questions_show_no_links_of_a_tool() -> None:
     response = kb.retrieve("A joke!")
     assert response.dialogue is not None
     assert response.text == response.dialogue.question == "For joke, please tell: the city ![x] (link removed)."
-
-
-def test_a_base_of_tools_alone_may_find_nothing() -> None:
-    """Without a document source, a message that asks for no tool is answered by nothing."""
-    response = KnowledgeBase(TOOLS).retrieve("What do bags cost?")
-    assert (response.references, [part.outcome for part in response.missing]) == ([], ["empty"])

@@ -57,17 +57,12 @@ def searched(sources: Sources, *planned: Any, **fields: Any) -> tuple[Retrieval,
 @pytest.mark.parametrize(
     ("sources", "flows"),
     [
-        (Sources(), False),
-        (Sources(other=ACME), True),
-        (Sources(trust=0), True),
-        (Sources(trust=0, other_trust=-1), False),
-        (Sources(other_trust=0), False),
-        (Sources(other_trust=1), True),
-        (Sources(trust=2, other=OTHER), False),
-        (Sources(trust=2, other=OTHER, other_trust=2), True),
+        (Sources(), False), (Sources(other=ACME), True), (Sources(trust=0), True),
+        (Sources(trust=0, other_trust=-1), False), (Sources(other_trust=0), False), (Sources(other_trust=1), True),
+        (Sources(trust=2, other=OTHER), False), (Sources(trust=2, other=OTHER, other_trust=2), True),
     ],
     ids=["none", "same", "lower", "two levels", "too low", "raised", "higher", "equal"],
-)
+)  # fmt: skip
 def test_a_value_reaches_only_sources_that_are_trusted_with_it(sources: Sources, flows: bool) -> None:
     """Others get the planner's own words, which it wrote before anything was read, and the account says so."""
     made, _ = searched(sources, KEEPER_STEP, REPORT_STEP)

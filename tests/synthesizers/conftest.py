@@ -1,19 +1,19 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from llama_index.core.base.response.schema import AsyncStreamingResponse, PydanticResponse, Response, StreamingResponse
 from llama_index.core.schema import NodeWithScore, TextNode
-from llama_index.core.settings import Settings
 
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
 from llama_index_agentic_kb.sources import Fields, KnowledgeSource
 from llama_index_agentic_kb.synthesizers import AgenticSynthesizer
-from llama_index_agentic_kb.testing import LoopbackOpenAI, MemoryRetriever
+from llama_index_agentic_kb.testing import MemoryRetriever
 
+Nodes: TypeAlias = list[NodeWithScore]
 FACTS = ["Paris is the capital of France.", "Rome is the capital of Italy.", "Madrid is the capital of Spain."]
 
 
@@ -66,19 +66,7 @@ def way(request: pytest.FixtureRequest) -> Way:
     return Way(request.param)
 
 
-@pytest.fixture(autouse=True)
-def no_key(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No test finds an OpenAI key, and none leaves settings behind."""
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_API_BASE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Settings, "_llm", None)
-    monkeypatch.setattr(Settings, "_prompt_helper", None)
-    monkeypatch.setattr(Settings, "_callback_manager", None)
-    yield
-    Settings._llm = None
-
-
-def make_nodes(texts: Sequence[str] = FACTS) -> list[NodeWithScore]:
+def make_nodes(texts: Sequence[str] = FACTS) -> Nodes:
     return [
         NodeWithScore(node=TextNode(text=text, id_=f"n{number}"), score=1.0 - number / 10)
         for number, text in enumerate(texts)
@@ -86,14 +74,9 @@ def make_nodes(texts: Sequence[str] = FACTS) -> list[NodeWithScore]:
 
 
 @pytest.fixture
-def nodes() -> list[NodeWithScore]:
+def nodes() -> Nodes:
     """Three facts."""
     return make_nodes()
-
-
-@pytest.fixture
-def nodes_of() -> Callable[[Sequence[str]], list[NodeWithScore]]:
-    return make_nodes
 
 
 @pytest.fixture
@@ -105,23 +88,9 @@ def atlas() -> KnowledgeSource:
 
 
 @pytest.fixture
-def atlas_nodes() -> list[NodeWithScore]:
+def atlas_nodes() -> Nodes:
     """Evidence as our retriever gives it."""
     mark = {"source": "atlas", "activity": 1, "searches": []}
     metadata = {"name": "Gazetteer", "body": "Paris lies on the Seine.", "tags": "river", PROVENANCE_KEY: mark}
     node = TextNode(text="unused", id_="n0", metadata=metadata, excluded_llm_metadata_keys=[PROVENANCE_KEY])
     return [NodeWithScore(node=node, score=0.5)]
-
-
-@pytest.fixture
-def server_of() -> Iterator[Callable[[Any], LoopbackOpenAI]]:
-    """Start loopback servers; all are stopped at the end."""
-    servers: list[LoopbackOpenAI] = []
-
-    def start(reply: Any) -> LoopbackOpenAI:
-        servers.append(LoopbackOpenAI(reply).start())
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.stop()

@@ -1,23 +1,26 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from enum import Enum
 from typing import Any
 
 import pytest
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
-from llama_index.core.instrumentation.events import BaseEvent
+from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.llms import MockLLM
 from llama_index.core.prompts import PromptTemplate
+from llama_index.core.response_synthesizers import ResponseMode
+from llama_index.core.response_synthesizers import get_response_synthesizer as cores
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.settings import Settings
-from llama_index_instrumentation import get_dispatcher
-from pydantic import BaseModel, PrivateAttr
+from pydantic import BaseModel
 
+import llama_index_agentic_kb.synthesizers as room
 from llama_index_agentic_kb._aio import arun, iterate, run
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.llm import billed
+from llama_index_agentic_kb.schema import OutputMode
 from llama_index_agentic_kb.synthesizers import (
     MODES,
     AnswerSynthesis,
@@ -26,10 +29,10 @@ from llama_index_agentic_kb.synthesizers import (
     Refine,
     get_response_synthesizer,
 )
-from llama_index_agentic_kb.testing import LoopbackOpenAI, ScriptedLLM, ScriptedReply
+from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
+from tests.conftest import Serve
+from tests.synthesizers.conftest import Nodes, Way
 
-Nodes = list[NodeWithScore]
-Servers = Callable[[Any], LoopbackOpenAI]
 NEED_NODES = sorted(set(MODES) - {"generation"})
 NEED_NO_LLM = ["extractiveData", "no_text", "context_only"]
 
@@ -40,32 +43,8 @@ class Capital(BaseModel):
     city: str
 
 
-class Events(BaseEventHandler):
-    """Collects events."""
-
-    _seen: list[BaseEvent] = PrivateAttr(default_factory=list)
-
-    @classmethod
-    def class_name(cls) -> str:
-        return "events"
-
-    def handle(self, event: BaseEvent, **_kwargs: Any) -> None:
-        self._seen.append(event)
-
-    def named(self, name: str) -> list[Any]:
-        return [event for event in self._seen if event.class_name() == name]
-
-
-@pytest.fixture
-def events(monkeypatch: pytest.MonkeyPatch) -> Events:
-    handler = Events()
-    root = get_dispatcher()
-    monkeypatch.setattr(root, "event_handlers", [*root.event_handlers, handler])
-    return handler
-
-
 @pytest.mark.parametrize("mode", NEED_NODES)
-async def test_no_nodes_is_an_empty_response(mode: str, way: Any) -> None:
+async def test_no_nodes_is_an_empty_response(mode: str, way: Way) -> None:
     """Without nodes no model is asked, and the response is LlamaIndex's."""
     llm = ScriptedLLM([])
     told = await way.ask(get_response_synthesizer(llm, response_mode=mode, streaming=way.streaming), "?", [])
@@ -76,7 +55,7 @@ async def test_no_nodes_is_an_empty_response(mode: str, way: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", sorted(MODES))
-async def test_every_mode_keeps_its_nodes(mode: str, way: Any, nodes: Nodes) -> None:
+async def test_every_mode_keeps_its_nodes(mode: str, way: Way, nodes: Nodes) -> None:
     """Source nodes stand in the order of reference numbers, further ones behind them, each with its metadata."""
     llm = ScriptedLLM("Answer [ref_id:0].")
     synthesizer = get_response_synthesizer(llm, response_mode=mode, streaming=way.streaming)
@@ -102,7 +81,7 @@ async def test_what_is_emitted_is_the_text(mode: str, streaming: bool, nodes: No
 
 @pytest.mark.parametrize("mode", NEED_NO_LLM)
 async def test_modes_without_a_model_never_ask_for_one(
-    mode: str, way: Any, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+    mode: str, way: Way, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They work without a key, and don't touch ``Settings.llm``."""
 
@@ -130,7 +109,7 @@ def test_the_settings_model_is_used(nodes: Nodes) -> None:
     assert "Why not?" in str(Generation().synthesize("Why not?", nodes))
 
 
-async def test_the_given_model_is_never_changed(way: Any, nodes: Nodes) -> None:
+async def test_the_given_model_is_never_changed(way: Way, nodes: Nodes) -> None:
     """LlamaIndex writes its callback manager into the model; this doesn't, and both are told."""
     mine, yours = LlamaDebugHandler(print_trace_on_end=False), LlamaDebugHandler(print_trace_on_end=False)
     manager = CallbackManager([mine])
@@ -142,48 +121,6 @@ async def test_the_given_model_is_never_changed(way: Any, nodes: Nodes) -> None:
     assert len(mine.get_event_pairs(CBEventType.LLM)) == len(yours.get_event_pairs(CBEventType.LLM)) == 1
 
 
-async def test_synthesize_is_the_parent_of_its_calls(way: Any, nodes: Nodes) -> None:
-    """One SYNTHESIZE event a synthesis, with question and response, above every call of the model."""
-    debug = LlamaDebugHandler(print_trace_on_end=False)
-    manager = CallbackManager([debug])
-    parents: dict[str, str] = {}
-
-    class Parents(LlamaDebugHandler):
-        def on_event_start(
-            self, event_type: Any, payload: Any = None, event_id: str = "", parent_id: str = "", **kwargs: Any
-        ) -> str:
-            parents[event_id] = parent_id
-            return event_id
-
-    manager.add_handler(Parents(print_trace_on_end=False))
-    synthesizer = Refine(ScriptedLLM("x"), callback_manager=manager, streaming=way.streaming)
-    told = await way.ask(synthesizer, "Why?", nodes)
-
-    ((start, end),) = debug.get_event_pairs(CBEventType.SYNTHESIZE)
-    assert (start.payload or {})["query_str"] == "Why?"
-    assert str((end.payload or {})["response"]) == told.text
-    calls = debug.get_event_pairs(CBEventType.LLM)
-    assert len(calls) == 3
-    assert {parents[pair[0].id_] for pair in calls} == {start.id_}
-
-
-@pytest.mark.parametrize("mode", ["refine", "compact", "tree_summarize", "answerSynthesis"])
-async def test_the_dispatchers_events_are_cores(mode: str, way: Any, nodes: Nodes, events: Events) -> None:
-    """Synthesize events in every mode, get-response events where LlamaIndex has them."""
-    synthesizer = get_response_synthesizer(ScriptedLLM("x"), response_mode=mode, streaming=way.streaming)
-    told = await way.ask(synthesizer, "Why?", nodes)
-    (start,), (end,) = events.named("SynthesizeStartEvent"), events.named("SynthesizeEndEvent")
-    assert start.query == "Why?"
-    assert end.response == told.response
-    assert start.span_id == end.span_id
-    assert (start.span_id or "").startswith(
-        type(synthesizer).__name__ + (".asynthesize" if way.name[0] == "a" else ".synth")
-    )
-    chunks = [event.text_chunks for event in events.named("GetResponseStartEvent")]
-    assert [len(texts) for texts in chunks] == {"refine": [3], "compact": [1]}.get(mode, [])
-    assert len(events.named("GetResponseEndEvent")) == len(chunks)
-
-
 def test_prompts_can_be_read_and_replaced(nodes: Nodes) -> None:
     """Under LlamaIndex's keys; what isn't named stays."""
     llm = ScriptedLLM("x")
@@ -192,18 +129,16 @@ def test_prompts_can_be_read_and_replaced(nodes: Nodes) -> None:
     before = synthesizer.get_prompts()["refine_template"]
     synthesizer.update_prompts({"text_qa_template": PromptTemplate("Mine: {context_str}"), "other": before})
     assert synthesizer.get_prompts()["refine_template"] == before
-    assert set(synthesizer.get_prompts()) == {"text_qa_template", "refine_template"}
     synthesizer.synthesize("?", nodes)
     assert (llm.calls[0][0].content or "").startswith("Mine: [data ")
-    assert Compact(ScriptedLLM()).get_prompts()["text_qa_template"] != synthesizer.get_prompts()["text_qa_template"]
 
 
 @pytest.mark.parametrize(
     "mode", ["answerSynthesis", "compact", "refine", "tree_summarize", "simple_summarize", "generation"]
 )
-def test_a_structured_model_gives_an_object(mode: str, nodes: Nodes, server_of: Servers) -> None:
+def test_a_structured_model_gives_an_object(mode: str, nodes: Nodes, serve: Serve) -> None:
     """``llm.as_structured_llm`` is ``output_cls`` by another name, with a true bill."""
-    server = server_of('{"city": "Paris"}')
+    server = serve('{"city": "Paris"}')
     synthesizer = get_response_synthesizer(server.llm().as_structured_llm(Capital), response_mode=mode)
     response = synthesizer.synthesize("?", nodes)
     assert response.response == Capital(city="Paris")  # type: ignore[union-attr]
@@ -229,14 +164,6 @@ async def test_strings_are_answered_from_in_every_way(nodes: Nodes) -> None:
     assert await structured.aget_response("?", ["a"]) == Capital(city="Rome")
 
 
-def test_an_unread_stream_asks_nothing(nodes: Nodes) -> None:
-    """A streamed response's model is called when its tokens are read."""
-    llm = ScriptedLLM("x")
-    response: Any = AnswerSynthesis(llm, streaming=True).synthesize("?", nodes)
-    assert llm.calls == []
-    assert str(response) == "x"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -253,3 +180,62 @@ def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], messag
     """The message names the argument."""
     with pytest.raises(ConfigurationError, match=message):
         Refine(ScriptedLLM(), **arguments)
+
+
+class Thing(BaseModel):
+    name: str
+
+
+@pytest.mark.parametrize("mode", [*MODES, *OutputMode, *ResponseMode])
+def test_every_mode_has_its_synthesizer(mode: str) -> None:
+    """Our names, output modes and LlamaIndex's response modes all make the mode of that name."""
+    name = mode.value if isinstance(mode, Enum) else mode
+    synthesizer = get_response_synthesizer(ScriptedLLM(), response_mode=mode)
+    assert synthesizer.mode == name
+    assert type(synthesizer).__name__ in room.__all__
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    """The message lists the known ones."""
+    with pytest.raises(
+        ConfigurationError, match="'haiku' is unknown; known are extractiveData, answerSynthesis, refine"
+    ):
+        get_response_synthesizer(ScriptedLLM(), response_mode="haiku")
+
+
+def test_every_argument_of_llamaindex_is_taken() -> None:
+    """By its name; the model comes first here too."""
+    named = {*inspect.signature(get_response_synthesizer).parameters, *room.SynthesizerArguments.__annotations__}
+    assert next(iter(inspect.signature(cores).parameters)) == "llm"
+    assert set(inspect.signature(cores).parameters) <= named
+
+
+def test_what_a_mode_can_not_do_is_refused() -> None:
+    """Rather than ignored."""
+    with pytest.raises(ConfigurationError, match="structured_answer_filtering: mode 'accumulate' has no steps"):
+        get_response_synthesizer(ScriptedLLM(), response_mode="accumulate", structured_answer_filtering=True)
+    with pytest.raises(ConfigurationError, match="output_cls: mode 'extractiveData' makes text only"):
+        get_response_synthesizer(response_mode="extractiveData", output_cls=Thing)
+    with pytest.raises(ConfigurationError, match="multimodal"):
+        get_response_synthesizer(ScriptedLLM(), multimodal=True)
+    made = get_response_synthesizer(ScriptedLLM(), response_mode="refine", structured_answer_filtering=True)
+    assert made.mode == "refine"
+
+
+@pytest.mark.parametrize("name", sorted({where.partition(".")[2] for where in MODES.values()}))
+def test_classes_take_llama_index_s_arguments(name: str) -> None:
+    """Those of its constructors, the first four by position; what is not needed is let go."""
+    manager, helper = CallbackManager([]), PromptHelper(context_window=4_000)
+    made = getattr(room, name)(
+        ScriptedLLM(),
+        manager,
+        helper,
+        None,
+        streaming=True,
+        use_async=True,
+        response_padding_size=5,
+        strict_truncation=True,
+        chat_content_qa_template=PromptTemplate("x"),
+    )
+    assert made._streaming
+    assert made._prompt_helper is helper

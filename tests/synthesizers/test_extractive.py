@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import time
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core.response_synthesizers.context_only import ContextOnly as CoresContextOnly
@@ -12,12 +13,14 @@ from llama_index.core.settings import Settings
 
 from llama_index_agentic_kb._aio import arun, iterate, run
 from llama_index_agentic_kb.llm import count_tokens
+from llama_index_agentic_kb.prompts import Passage
 from llama_index_agentic_kb.schema import RetrievalResponse
 from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.synthesizers import ContextOnly, ExtractiveData, NoText, Synthesis
+from llama_index_agentic_kb.synthesizers.passages import MAX_PARTS, Packed, cost, fit, pack, share, singly
 from llama_index_agentic_kb.testing import ScriptedLLM
+from tests.synthesizers.conftest import Nodes, Way, make_nodes
 
-Nodes = list[NodeWithScore]
 LONG = " ".join(f"Sentence number {number} is here." for number in range(400))
 
 
@@ -26,7 +29,7 @@ def extract(nodes: Nodes, **kwargs: Any) -> Synthesis:
     return made
 
 
-async def test_extracts_are_json_in_order(way: Any, nodes: Nodes) -> None:
+async def test_extracts_are_json_in_order(way: Way, nodes: Nodes) -> None:
     """Every passage is an object under its reference number; no model and no key is needed."""
     told = await way.ask(ExtractiveData(streaming=way.streaming), "?", nodes)
     assert json.loads(told.text) == [
@@ -43,9 +46,9 @@ def test_a_known_source_tells_terms(atlas: KnowledgeSource, atlas_nodes: Nodes) 
     assert items == [{"ref_id": 0, "title": "Gazetteer", "terms": "river", "content": "Paris lies on the Seine."}]
 
 
-def test_a_big_passage_is_cut_at_a_sentence_end(nodes_of: Callable[[list[str]], Nodes]) -> None:
+def test_a_big_passage_is_cut_at_a_sentence_end() -> None:
     """What overflows the budget ends at a sentence, what comes after is counted, and the reader is told."""
-    made = extract(nodes_of(["Short one.", LONG, LONG]), max_output_tokens=300)
+    made = extract(make_nodes(["Short one.", LONG, LONG]), max_output_tokens=300)
     items = json.loads(made.text)
     assert [item["ref_id"] for item in items] == [0, 1]
     assert items[1]["content"].endswith(" is here.")
@@ -58,20 +61,6 @@ def test_a_big_passage_is_cut_at_a_sentence_end(nodes_of: Callable[[list[str]], 
     ]
 
 
-def test_the_budget_is_five_thousand_tokens_unless_said(nodes_of: Callable[[list[str]], Nodes]) -> None:
-    """Without a budget in request or synthesizer the whole JSON keeps to 5,000 tokens."""
-    nodes = nodes_of([LONG] * 5)
-    assert 4_900 < count_tokens(extract(nodes).text) <= 5_000
-    made = run(ExtractiveData(max_output_tokens=100).synthesis(QueryBundle("?"), nodes))
-    assert count_tokens(made.text) <= 100
-
-
-def test_a_budget_for_nothing_gives_an_empty_array(nodes: Nodes) -> None:
-    """It is valid JSON even where nothing fits, and says what is missing."""
-    made = extract(nodes, max_output_tokens=3)
-    assert (made.text, made.dropped) == ("[]", 3)
-
-
 def test_no_evidence_is_an_empty_array() -> None:
     """The extracted data of nothing is an empty array; LlamaIndex's own method says what LlamaIndex says."""
     assert extract([]).text == "[]"
@@ -79,10 +68,10 @@ def test_no_evidence_is_an_empty_array() -> None:
     assert str(ExtractiveData().synthesize("?", [])) == "Empty Response"
 
 
-async def test_text_is_kept_as_it_is(nodes_of: Callable[[list[str]], Nodes]) -> None:
+async def test_text_is_kept_as_it_is() -> None:
     """Quotes, other scripts and markers survive; what can't be seen is left out, the node is not touched."""
     text = 'He said "é".\n日本語 [ref_id:7] \u2028 end'
-    nodes = nodes_of([text, "a\ud800b\x00\u202e"])
+    nodes = make_nodes([text, "a\ud800b\x00\u202e"])
     made = await arun(ExtractiveData().synthesis(QueryBundle("?"), nodes))
     assert [item["content"] for item in json.loads(made.text)] == [text.replace("\u2028", "\n"), "a\ufffdb"]
     assert made.warnings == ["3 hidden characters were left out of 1 passages"]
@@ -105,7 +94,7 @@ def test_it_is_always_valid_json_within_its_budget(texts: list[str], budget: int
     assert [item["ref_id"] for item in items] == sorted(item["ref_id"] for item in items)
 
 
-async def test_the_passages_are_the_text(way: Any, nodes: list[NodeWithScore]) -> None:
+async def test_the_passages_are_the_text(way: Way, nodes: Nodes) -> None:
     """The text is what LlamaIndex's own mode gives; no model is needed."""
     told = await way.ask(ContextOnly(streaming=way.streaming), "?", nodes)
     Settings.llm = ScriptedLLM()
@@ -113,7 +102,7 @@ async def test_the_passages_are_the_text(way: Any, nodes: list[NodeWithScore]) -
     assert told.source_ids == ["n0", "n1", "n2"]
 
 
-def test_a_budget_cuts_and_counts(nodes: list[NodeWithScore]) -> None:
+def test_a_budget_cuts_and_counts(nodes: Nodes) -> None:
     """With a budget the text keeps to it, and says what is missing."""
     made = run(ContextOnly().synthesis(QueryBundle("?"), nodes, max_output_tokens=60))
     assert 0 < count_tokens(made.text) <= 60
@@ -121,7 +110,59 @@ def test_a_budget_cuts_and_counts(nodes: list[NodeWithScore]) -> None:
     assert "the output's budget" in made.warnings[0]
 
 
-async def test_the_nodes_are_the_response(way: Any, nodes: list[NodeWithScore]) -> None:
+async def test_the_nodes_are_the_response(way: Way, nodes: Nodes) -> None:
     """No text, all nodes, no model."""
     told = await way.ask(NoText(streaming=way.streaming), "?", nodes)
     assert (told.text, told.source_ids) == ("", ["n0", "n1", "n2"])
+
+
+TEXTS = st.lists(
+    st.lists(st.sampled_from(["A sentence. ", "word ", "日本語。", "x" * 40, "\n", "<evidence>"]), max_size=120).map(
+        "".join
+    ),
+    max_size=8,
+)
+
+
+def kept(packed: Packed) -> list[Passage]:
+    return [passage for group in packed.groups for passage in group]
+
+
+def make(texts: list[str]) -> list[Passage]:
+    return [Passage(number, f"t{number}", text) for number, text in enumerate(texts)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(TEXTS, st.integers(1, 600))
+def test_nothing_overflows_and_nothing_is_lost_in_silence(texts: list[str], room: int) -> None:
+    """Every group fits its room; every passage is kept under its number, or counted."""
+    given_ones = make(texts)
+    for packer in (fit, share, singly, pack):
+        packed = packer(given_ones, room)
+        ids = [passage.ref_id for passage in kept(packed)]
+        assert all(sum(map(cost, group)) <= room for group in packed.groups if len(group) > 1 or packer in (fit, share))
+        assert len(set(ids)) + packed.dropped == len(texts)
+        assert ids == sorted(ids)
+        assert all(packed.groups)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TEXTS, st.integers(60, 400))
+def test_splitting_loses_nothing(texts: list[str], room: int) -> None:
+    """The parts of a passage are the passage, but for spaces between them, and each fits."""
+    packed = pack(make(texts), room)
+    assert packed.dropped == packed.cut == 0
+    assert all(cost(passage) <= room for passage in kept(packed))
+    for number, text in enumerate(texts):
+        parts = [passage.content for passage in kept(packed) if passage.ref_id == number]
+        assert "".join("".join(parts).split()) == "".join(text.split())
+
+
+@pytest.mark.parametrize("text", ["Short sentences are here. " * 40_000, "x" * 1_000_000, "日" * 300_000])
+def test_a_megabyte_is_split_soon(text: str) -> None:
+    """A hostile document costs seconds at most, and no more than so many parts."""
+    started = time.monotonic()
+    packed = singly(make([text]), 1_000)
+    assert time.monotonic() - started < 6
+    assert len(packed.groups) == MAX_PARTS
+    assert (packed.cut, packed.dropped) == (1, 0)

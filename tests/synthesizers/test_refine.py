@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import gc
-import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,18 +7,18 @@ from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.program import LLMTextCompletionProgram
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.response_synthesizers.refine import StructuredRefineResponse
-from llama_index.core.schema import NodeWithScore, QueryBundle
-from pydantic import BaseModel, create_model
+from llama_index.core.schema import QueryBundle
+from pydantic import BaseModel
 
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import LLMError, SynthesisError
 from llama_index_agentic_kb.llm import billed, count_tokens
 from llama_index_agentic_kb.synthesizers import Compact, Refine
-from llama_index_agentic_kb.testing import LoopbackOpenAI, ScriptedLLM, ScriptedReply
+from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
+from tests.conftest import Serve
 from tests.faulty_server import Fault
+from tests.synthesizers.conftest import Nodes, Way, make_nodes
 
-Servers = Callable[[Any], LoopbackOpenAI]
-Nodes = list[NodeWithScore]
 SENTENCES = [f"Sentence number {number} is here." for number in range(300)]
 
 
@@ -33,13 +30,12 @@ def prompts(llm: ScriptedLLM) -> list[str]:
     return ["\n".join(message.content or "" for message in call) for call in llm.calls]
 
 
-async def test_each_node_is_a_call_in_order(way: Any, nodes: Nodes) -> None:
+async def test_each_node_is_a_call_in_order(way: Way, nodes: Nodes) -> None:
     """The first node is answered from, each further one refines; the last call's deltas are told."""
     llm = ScriptedLLM(
         ["One [ref_id:0].", "Two [ref_id:0][ref_id:1].", ScriptedReply("Three [ref_id:2] of 3.", chunk_size=4)]
     )
     told = await way.ask(Refine(llm, streaming=way.streaming), "Which?", nodes)
-
     assert told.text == "Three [ref_id:2] of 3."
     assert (len(told.deltas) > 2) is way.streaming
     first, second, third = prompts(llm)
@@ -52,7 +48,7 @@ async def test_each_node_is_a_call_in_order(way: Any, nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize("reply", ["UNCHANGED", "Unchanged.", "The original answer remains the same.", "", "   "])
-async def test_a_reply_that_refines_nothing_keeps_the_answer(reply: str, way: Any, nodes: Nodes) -> None:
+async def test_a_reply_that_refines_nothing_keeps_the_answer(reply: str, way: Way, nodes: Nodes) -> None:
     """An empty reply, the word for it, or a remark without a citation takes no cited answer's place."""
     llm = ScriptedLLM(["Paris [ref_id:0].", reply, ScriptedReply(reply, chunk_size=5)])
     told = await way.ask(Refine(llm, streaming=way.streaming), "?", nodes)
@@ -67,15 +63,15 @@ async def test_a_reply_that_refines_nothing_keeps_the_answer(reply: str, way: An
         ("Rome.", "Unchanged since 1871."),
     ],
 )
-async def test_a_refined_answer_takes_the_place(earlier: str, reply: str, way: Any, nodes: Nodes) -> None:
+async def test_a_refined_answer_takes_the_place(earlier: str, reply: str, way: Way, nodes: Nodes) -> None:
     """Any other reply is the new answer."""
     llm = ScriptedLLM([earlier, earlier, ScriptedReply(reply, chunk_size=5)])
     assert (await way.ask(Refine(llm, streaming=way.streaming), "?", nodes)).text == reply
 
 
-def test_an_empty_reply_is_warned_of_and_billed(nodes: Nodes, server_of: Servers) -> None:
+def test_an_empty_reply_is_warned_of_and_billed(nodes: Nodes, serve: Serve) -> None:
     """A kept answer says what happened, and every call is on the bill."""
-    server = server_of(["Paris.", Fault.null_content(), "Rome."])
+    server = serve(["Paris.", Fault.null_content(), "Rome."])
     with billed() as bill:
         made = run(Refine(server.llm()).synthesis(QueryBundle("?"), nodes))
     assert (made.text, made.warnings) == ("Rome.", ["call 2 had an empty reply; the answer before it is kept"])
@@ -93,10 +89,10 @@ def test_a_failure_at_a_step_keeps_what_was_answered(streaming: bool, nodes: Nod
     assert isinstance(caught.value.__cause__, LLMError)
 
 
-def test_a_node_too_big_for_a_window_is_split_and_keeps_its_number(nodes_of: Callable[[list[str]], Nodes]) -> None:
+def test_a_node_too_big_for_a_window_is_split_and_keeps_its_number() -> None:
     """Parts end at sentences, come in order, overlap, and carry the node's reference id; nothing is lost or dropped."""
     llm = ScriptedLLM("Answer [ref_id:1].", context_window=1_600, num_output=100)
-    made = run(Refine(llm).synthesis(QueryBundle("?"), nodes_of(["Small.", " ".join(SENTENCES), "Last."])))
+    made = run(Refine(llm).synthesis(QueryBundle("?"), make_nodes(["Small.", " ".join(SENTENCES), "Last."])))
     sent = prompts(llm)
     assert len(sent) > 4
     assert '<passage ref_id="0"' in sent[0]
@@ -108,19 +104,6 @@ def test_a_node_too_big_for_a_window_is_split_and_keeps_its_number(nodes_of: Cal
     assert (made.dropped, made.text) == (0, "Answer [ref_id:1].")
 
 
-def test_a_growing_answer_splits_later_passages_in_order(nodes_of: Callable[[list[str]], Nodes]) -> None:
-    """Where the answer so far takes the room of a passage, the passage is split, its parts in order."""
-    llm = ScriptedLLM(
-        lambda messages: "Long answer. " * (250 if "so far" not in str(messages) else 1),
-        context_window=1_900,
-        num_output=100,
-    )
-    run(Refine(llm).synthesis(QueryBundle("?"), nodes_of(["Small.", " ".join(SENTENCES[:150])])))
-    found = [sentence for prompt in prompts(llm) for sentence in SENTENCES if sentence in prompt]
-    assert list(dict.fromkeys(found)) == SENTENCES[:150]
-    assert len(llm.calls) > 2
-
-
 def test_an_answer_that_fills_the_window_stands(nodes: Nodes) -> None:
     """Where the answer leaves no room for further passages, they are counted as dropped."""
     llm = ScriptedLLM("Long answer. " * 600, context_window=1_500, num_output=100)
@@ -130,18 +113,7 @@ def test_an_answer_that_fills_the_window_stands(nodes: Nodes) -> None:
     assert all("beside the answer so far" in warning for warning in made.warnings)
 
 
-def test_calls_are_bounded(nodes_of: Callable[[list[str]], Nodes]) -> None:
-    """No number of nodes makes more than a hundred calls; the rest is counted."""
-    llm = ScriptedLLM("x")
-    made = run(Refine(llm).synthesis(QueryBundle("?"), nodes_of([f"Fact {number}." for number in range(103)])))
-    assert (len(llm.calls), made.dropped) == (100, 3)
-    assert made.warnings == ["3 passages are beyond the limit of 100 calls and were left out"]
-
-
-# -- filtering -------------------------------------------------------------------------------------------------------
-
-
-async def test_unsatisfied_steps_are_skipped(way: Any, nodes: Nodes) -> None:
+async def test_unsatisfied_steps_are_skipped(way: Way, nodes: Nodes) -> None:
     """Only passages that satisfy the question make the answer."""
     llm = ScriptedLLM(
         [
@@ -156,7 +128,7 @@ async def test_unsatisfied_steps_are_skipped(way: Any, nodes: Nodes) -> None:
     assert "The answer so far:\nRome [ref_id:1]." in prompts(llm)[2]
 
 
-async def test_no_satisfied_step_is_an_empty_response(way: Any, nodes: Nodes) -> None:
+async def test_no_satisfied_step_is_an_empty_response(way: Way, nodes: Nodes) -> None:
     """As in LlamaIndex; the text may be chosen."""
     llm = ScriptedLLM('{"query_satisfied": false, "answer": "?"}')
     synthesizer = Refine(llm, streaming=way.streaming, structured_answer_filtering=True, empty_response="Nothing.")
@@ -187,77 +159,34 @@ def test_where_no_step_can_be_read_there_is_no_empty_response(nodes: Nodes) -> N
     assert str(Refine(llm, structured_answer_filtering=True).synthesize("?", nodes)) == "Empty Response"
 
 
-def test_a_synthesizer_keeps_its_own_classes_alone(nodes: Nodes) -> None:
-    """An application may make the class of each question's object anew."""
-    output_cls = create_model("Town", name=(str, ...))
-    kept = weakref.ref(output_cls)
-    llm = ScriptedLLM('{"query_satisfied": true, "answer": {"name": "Paris"}}')
-    run(Refine(llm, structured_answer_filtering=True, output_cls=output_cls).synthesis(QueryBundle("?"), nodes))
-    del output_cls
-    gc.collect()
-    assert kept() is None
-
-
-def test_filtering_and_objects_go_together(nodes: Nodes) -> None:
-    """The answer of a filtered step may be an object."""
-    llm = ScriptedLLM(
-        ['{"query_satisfied": true, "answer": {"city": "Paris"}}']
-        + ['{"query_satisfied": false, "answer": {"city": ""}}'] * 2
-    )
-    response = Refine(llm, structured_answer_filtering=True, output_cls=Capital).synthesize("?", nodes)
-    assert response.response == Capital(city="Paris")
-
-
-async def test_programs_of_the_users_make_the_steps(nodes: Nodes) -> None:
-    """A program factory is called with the prompt, as in LlamaIndex."""
-    llm = ScriptedLLM('{"query_satisfied": true, "answer": "Paris [ref_id:0][ref_id:8]."}')
+def filtered(llm: ScriptedLLM, **kwargs: Any) -> Refine:
+    """A synthesizer whose steps are made by a program of LlamaIndex's."""
 
     def factory(prompt: Any) -> Any:
         return LLMTextCompletionProgram.from_defaults(output_cls=StructuredRefineResponse, prompt=prompt, llm=llm)
 
+    return Refine(ScriptedLLM([]), structured_answer_filtering=True, program_factory=factory, **kwargs)
+
+
+def test_programs_of_the_users_make_the_steps(nodes: Nodes) -> None:
+    """A program factory is called with the prompt, as in LlamaIndex; its error is a failed step's cause."""
+    llm = ScriptedLLM('{"query_satisfied": true, "answer": "Paris [ref_id:0][ref_id:8]."}')
     template = PromptTemplate("{tone}: {context_str} {query_str}")
-    synthesizer = Refine(
-        ScriptedLLM([]), structured_answer_filtering=True, program_factory=factory, text_qa_template=template
-    )
-    assert str(synthesizer.synthesize("Why?", nodes, tone="dry")) == "Paris [ref_id:0]."
+    made = filtered(llm, text_qa_template=template).synthesize("Why?", nodes, tone="dry")
+    assert str(made) == "Paris [ref_id:0]."
     assert prompts(llm)[0].startswith("dry: [data ")
     assert "Why?" in prompts(llm)[0]
-    assert str(await synthesizer.asynthesize("Why?", nodes)) == "Paris [ref_id:0]."
-
-    def broken(_: Any) -> Any:
-        raise RuntimeError("no program")
-
-    with pytest.raises(RuntimeError, match="no program"):
-        Refine(llm, structured_answer_filtering=True, program_factory=broken).synthesize("?", nodes)
-
-
-def test_a_failing_program_is_a_failed_step(nodes: Nodes) -> None:
-    """Its error is the cause."""
-
-    def factory(prompt: Any) -> Any:
-        return LLMTextCompletionProgram.from_defaults(
-            output_cls=StructuredRefineResponse, prompt=prompt, llm=ScriptedLLM(ConnectionError("gone"))
-        )
-
     with pytest.raises(SynthesisError, match="call 1: ConnectionError: gone"):
-        Refine(ScriptedLLM(), structured_answer_filtering=True, program_factory=factory).synthesize("?", nodes)
+        filtered(ScriptedLLM(ConnectionError("gone"))).synthesize("?", nodes)
 
 
 def test_a_program_that_reads_nothing_is_a_step_that_is_not_satisfied(nodes: Nodes) -> None:
     """As in LlamaIndex, whose programs raise ValueError then."""
     llm = ScriptedLLM(["I would say Rome.", '{"query_satisfied": true, "answer": "Paris."}', "Rome."])
-
-    def factory(prompt: Any) -> Any:
-        return LLMTextCompletionProgram.from_defaults(output_cls=StructuredRefineResponse, prompt=prompt, llm=llm)
-
-    made = Refine(ScriptedLLM(), structured_answer_filtering=True, program_factory=factory).synthesize("?", nodes)
-    assert str(made) == "Paris."
+    assert str(filtered(llm).synthesize("?", nodes)) == "Paris."
 
 
-# -- objects, templates, LlamaIndex's own ways -----------------------------------------------------------------------
-
-
-async def test_objects_are_refined(way: Any, nodes: Nodes) -> None:
+async def test_objects_are_refined(way: Way, nodes: Nodes) -> None:
     """Each step gives an object; the next one refines its JSON."""
     llm = ScriptedLLM(['{"city": "Paris"}', '{"city": "Rome"}', '{"city": "Madrid"}'])
     told = await way.ask(Refine(llm, streaming=way.streaming, output_cls=Capital), "?", nodes)
@@ -290,27 +219,15 @@ def test_any_step_may_answer(replies: list[str], text: str, answerable: bool, no
     assert (made.text, made.answerable) == (text, answerable)
 
 
-NodesOf = Callable[[list[str]], Nodes]
-
-
 def ids_in(prompt: str) -> list[int]:
     return [number for number in range(50) if f'<passage ref_id="{number}"' in prompt]
 
 
-async def test_what_fits_is_one_call(way: Any, nodes: Nodes) -> None:
-    """Where all passages fit, there is nothing to refine."""
-    llm = ScriptedLLM(ScriptedReply("All [ref_id:2].", chunk_size=4))
-    told = await way.ask(Compact(llm, streaming=way.streaming), "?", nodes)
-    assert told.text == "All [ref_id:2]."
-    assert (len(told.deltas) > 1) is way.streaming
-    assert [ids_in(prompt) for prompt in prompts(llm)] == [[0, 1, 2]]
-
-
-async def test_passages_are_packed_whole_and_in_order(way: Any, nodes_of: NodesOf) -> None:
+async def test_passages_are_packed_whole_and_in_order(way: Way) -> None:
     """As few calls as fit the window; every passage whole in one of them, under its own number."""
     llm = ScriptedLLM(lambda messages: f"Seen {len(messages)} [ref_id:0].", context_window=1_500, num_output=100)
     texts = [f"Fact {number}: " + "word " * 150 for number in range(20)]
-    told = await way.ask(Compact(llm, streaming=way.streaming), "?", nodes_of(texts))
+    told = await way.ask(Compact(llm, streaming=way.streaming), "?", make_nodes(texts))
     packed = [ids_in(prompt) for prompt in prompts(llm)]
     assert [number for numbers in packed for number in numbers] == list(range(20))
     assert max(map(len, packed)) >= 4
@@ -325,3 +242,26 @@ def test_a_prompt_helpers_sizes_are_kept_to(nodes: Nodes) -> None:
     helper = PromptHelper(context_window=4_000, num_output=100, chunk_size_limit=70)
     run(Compact(llm, prompt_helper=helper).synthesis(QueryBundle("?"), nodes))
     assert [ids_in(prompt) for prompt in prompts(llm)] == [[0, 1], [2]]
+
+
+def test_a_growing_answer_splits_later_passages_in_order() -> None:
+    """Where the answer so far takes the room of a passage, the passage is split, its parts in order."""
+    llm = ScriptedLLM(
+        lambda messages: "Long answer. " * (250 if "so far" not in str(messages) else 1),
+        context_window=1_900,
+        num_output=100,
+    )
+    run(Refine(llm).synthesis(QueryBundle("?"), make_nodes(["Small.", " ".join(SENTENCES[:150])])))
+    found = [sentence for prompt in prompts(llm) for sentence in SENTENCES if sentence in prompt]
+    assert list(dict.fromkeys(found)) == SENTENCES[:150]
+    assert len(llm.calls) > 2
+
+
+def test_filtering_and_objects_go_together(nodes: Nodes) -> None:
+    """The answer of a filtered step may be an object."""
+    llm = ScriptedLLM(
+        ['{"query_satisfied": true, "answer": {"city": "Paris"}}']
+        + ['{"query_satisfied": false, "answer": {"city": ""}}'] * 2
+    )
+    response = Refine(llm, structured_answer_filtering=True, output_cls=Capital).synthesize("?", nodes)
+    assert response.response == Capital(city="Paris")

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.callbacks import CallbackManager
-from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.schema import QueryBundle
 from pydantic import BaseModel, Field, field_validator
 
 from llama_index_agentic_kb._aio import run
@@ -16,11 +14,12 @@ from llama_index_agentic_kb.grounding.citations import AnswerRules, CheckedText
 from llama_index_agentic_kb.llm import LanguageModel, Reply, Usage
 from llama_index_agentic_kb.synthesizers import AnswerSynthesis, SimpleSummarize
 from llama_index_agentic_kb.synthesizers.structured import ObjectAsker, read_object, strict_schema
-from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, ScriptedLLM
 from llama_index_agentic_kb.testing import Reply as Sent
+from llama_index_agentic_kb.testing import ScriptedLLM
+from tests.conftest import Serve
 from tests.faulty_server import Fault
+from tests.synthesizers.conftest import Nodes
 
-Servers = Callable[[Any], LoopbackOpenAI]
 T = TypeVar("T")
 
 
@@ -54,16 +53,11 @@ JSON = '{"name": "Paris", "rivers": [{"name": "Seine", "length": 777}]}'
 @pytest.mark.parametrize(
     "text",
     [
-        JSON,
-        f"Sure, here it is:\n```json\n{JSON}\n```\nAnything else?",
-        f"The object: {JSON} I hope it helps.",
-        f'{{"City": {JSON}}}',
-        f"[{JSON}]",
-        JSON[:-1],
-        JSON.replace('"', "'"),
+        JSON, f"Sure, here it is:\n```json\n{JSON}\n```\nAnything else?", f"The object: {JSON} I hope it helps.",
+        f'{{"City": {JSON}}}', f"[{JSON}]", JSON[:-1], JSON.replace('"', "'"),
         '{"name": "Paris", "rivers": [{"name": "Seine", "length": "777"}],}',
     ],
-)
+)  # fmt: skip
 def test_an_object_is_read_however_it_is_wrapped(text: str) -> None:
     """Preamble, fences, lists, a wrapper or broken JSON don't hide it."""
     assert read_object(Reply(text), City, AnswerRules()) == (PARIS, CheckedText(""))
@@ -98,25 +92,10 @@ class Strict(BaseModel):
     ],
     ids=["own", "deep"],
 )
-def test_no_reply_raises_what_is_no_error_of_synthesis(text: str, why: str, nodes: list[NodeWithScore]) -> None:
+def test_no_reply_raises_what_is_no_error_of_synthesis(text: str, why: str, nodes: Nodes) -> None:
     """Neither what a validator raises, nor what deep nesting does."""
     with pytest.raises(SynthesisError, match=f"the model's reply is no Strict .{why}"):
         SimpleSummarize(ScriptedLLM(text), output_cls=Strict).synthesize("?", nodes)
-
-
-def test_markers_in_texts_are_checked() -> None:
-    """Those of a tool call's arguments too."""
-    reply = Reply("", tool_arguments={"name": "Paris [ref_id:0] [ref_id:5]"})
-    checked = read_object(reply, City, AnswerRules({0}))
-    assert checked == (City(name="Paris [ref_id:0]"), CheckedText("", markers=1))
-
-
-def test_links_in_texts_are_checked() -> None:
-    """Those to a reference stay, others are taken out of the texts and counted; keys are left alone."""
-    rules = AnswerRules((), {"https://a.org/x"})
-    reply = Reply(json.dumps({"name": "[P](https://a.org/x) ![](https://evil.org/?q=1)", "rivers": []}))
-    made, removed = read_object(reply, City, rules)
-    assert (made.name, removed.links) == ("[P](https://a.org/x) ![] (link removed)", 1)
 
 
 def test_a_strict_schema_requires_all_and_allows_no_more() -> None:
@@ -132,11 +111,9 @@ def test_a_strict_schema_requires_all_and_allows_no_more() -> None:
 @pytest.mark.parametrize(
     ("model", "cls", "form"), [("gpt-4o-mini", City, "schema"), ("gpt-4", City, "tool"), ("gpt-4o-mini", Loose, "tool")]
 )
-def test_the_strictest_form_that_fits_is_asked_for(
-    model: str, cls: type[BaseModel], form: str, server_of: Servers
-) -> None:
+def test_the_strictest_form_that_fits_is_asked_for(model: str, cls: type[BaseModel], form: str, serve: Serve) -> None:
     """A strict JSON schema, else a tool call."""
-    server = server_of(JSON if cls is City else '{"facts": {"a": 1}}')
+    server = serve(JSON if cls is City else '{"facts": {"a": 1}}')
     language_model = LanguageModel(server.llm(model), CallbackManager)
     reply = run(ObjectAsker().ask(language_model, [ChatMessage("?")], cls, deadline=None))
     assert isinstance(read_object(reply, cls, AnswerRules())[0], cls)
@@ -144,66 +121,35 @@ def test_the_strictest_form_that_fits_is_asked_for(
     assert (chat.response_format is not None, chat.forced_tool is not None) == (form == "schema", form == "tool")
 
 
-def test_a_model_without_forms_is_asked_in_words(nodes: list[NodeWithScore]) -> None:
+def test_a_model_without_forms_is_asked_in_words(nodes: Nodes) -> None:
     """The schema stands at the end of the prompt."""
     llm = ScriptedLLM(JSON)
-    response = AnswerSynthesis(llm, output_cls=City).synthesize("?", nodes)
-    assert response.response == PARIS
+    assert AnswerSynthesis(llm, output_cls=City).synthesize("?", nodes).response == PARIS
     assert '"rivers"' in (llm.calls[0][-1].content or "")
-    assert (
-        run(
-            ObjectAsker().ask(
-                LanguageModel(llm, CallbackManager), [ChatMessage(role="system", content="x")], City, deadline=None
-            )
-        ).text
-        == JSON
-    )
-    assert [message.role.value for message in llm.calls[-1]] == ["system", "user"]
 
 
-def test_a_refused_form_gives_way_to_a_plainer_one_for_good(server_of: Servers) -> None:
-    """A server that knows neither schemas nor tools is asked in words, and the next time at once."""
-
-    def reply(request: ChatRequest) -> Any:
-        return Fault.status(400) if request.response_format or request.tools else JSON
-
-    server = server_of(reply)
-    asker, model = ObjectAsker(), LanguageModel(server.llm(max_retries=0), CallbackManager)
-    for _ in range(2):
-        assert run(asker.ask(model, [ChatMessage("?")], City, deadline=None)).text == JSON
-    assert len(server.chats) == 4
-
-
-def test_a_refused_prompt_is_not_a_refused_form(server_of: Servers) -> None:
-    """Where words are refused too, the request was at fault: the forms are tried again the next time."""
-    server = server_of([Fault.status(400)] * 3 + [JSON])
+def test_a_refused_form_gives_way_to_a_plainer_one_for_good(serve: Serve) -> None:
+    """First a schema, then a tool, then words, and these at once the next time; unless words were refused as well."""
+    refused = Fault.status(400)
+    server = serve([refused] * 5 + [JSON, JSON])
     asker, model = ObjectAsker(), LanguageModel(server.llm(max_retries=0), CallbackManager)
     with pytest.raises(Exception, match="400"):
         run(asker.ask(model, [ChatMessage("?")], City, deadline=None))
-    run(asker.ask(model, [ChatMessage("?")], City, deadline=None))
-    assert server.chats[-1].response_format is not None
+    for _ in range(2):
+        assert run(asker.ask(model, [ChatMessage("?")], City, deadline=None)).text == JSON
+    assert [bool(chat.response_format) for chat in server.chats] == [True, False, False, True, False, False, False]
 
 
-def test_other_failures_are_raised_at_once(server_of: Servers) -> None:
-    """A broken server is not asked in three forms."""
-    server = server_of(Fault.status(500))
-    with pytest.raises(SynthesisError, match="answered with status 500"):
-        AnswerSynthesis(server.llm(max_retries=0), output_cls=City).get_response("?", ["a"])
-    assert len({str(chat.body.get("response_format")) for chat in server.chats}) == 1
-
-
-def test_a_tool_that_is_not_called_may_still_be_answered(server_of: Servers) -> None:
+def test_a_tool_that_is_not_called_may_still_be_answered(serve: Serve) -> None:
     """Some models write the arguments as text."""
-    server = server_of(Sent(JSON))
-    made = run(AnswerSynthesis(server.llm("gpt-4"), output_cls=City).synthesis(QueryBundle("?"), []))
-    assert made.text == "Empty Response"
+    server = serve(Sent(JSON))
     assert AnswerSynthesis(server.llm("gpt-4"), output_cls=City).get_response("?", ["a"]) == PARIS
 
 
-def test_a_cut_object_is_mended_and_warned_of(nodes: list[NodeWithScore], server_of: Servers) -> None:
+def test_a_cut_object_is_mended_and_warned_of(nodes: Nodes, serve: Serve) -> None:
     """What ran out of tokens may be incomplete."""
     synthesizer = AnswerSynthesis(
-        server_of(Fault.length('{"name": "Paris", "rivers": [{"name": "Sei')).llm(), output_cls=City
+        serve(Fault.length('{"name": "Paris", "rivers": [{"name": "Sei')).llm(), output_cls=City
     )
     made = run(synthesizer.synthesis(QueryBundle("?"), nodes))
     assert made.output == City(name="Paris", rivers=[River(name="Sei")])

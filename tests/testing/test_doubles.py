@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Any
+
+import openai
+import pytest
+from llama_index.core import VectorStoreIndex
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
+from llama_index.core.schema import TextNode
+from llama_index.core.tools import FunctionTool
+
+from llama_index_agentic_kb.testing import (
+    ChatRequest,
+    HashEmbedding,
+    LoopbackOpenAI,
+    MemoryRetriever,
+    Reply,
+    ScriptedLLM,
+    ScriptedReply,
+    ScriptExhaustedError,
+    Usage,
+    count_tokens,
+    hash_vector,
+)
+from llama_index_agentic_kb.testing.doubles import Mode
+from tests.faulty_server import Fault
+
+ASK = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="Who?")]
+USAGE = {"usage": {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}}
+
+
+async def test_all_four_ways_say_the_same() -> None:
+    """Chat and streams, sync and async, return the content and report its usage."""
+    llm = ScriptedLLM(ScriptedReply("It's me", chunk_size=3))
+    for response in (llm.chat(ASK), await llm.achat(ASK)):
+        assert (response.message.content, response.raw) == ("It's me", USAGE)
+    for stream in (list(llm.stream_chat(ASK)), [r async for r in await llm.astream_chat(ASK)]):
+        assert [response.delta for response in stream] == ["It'", "s m", "e"]
+        assert stream[-1].message.content == "It's me"
+        assert [r.raw for r in stream] == [None, None, USAGE]
+    assert len(llm.calls) == 4
+
+
+def test_a_list_is_consumed() -> None:
+    """A list answers in order, raises its exceptions, and then refuses."""
+    llm = ScriptedLLM(["one", ValueError("two")])
+    assert llm.complete("?").text == "one"
+    with pytest.raises(ValueError, match="two"):
+        llm.complete("?")
+    with pytest.raises(ScriptExhaustedError, match="2 replies"):
+        llm.complete("?")
+
+
+async def test_streams_raise_when_read() -> None:
+    """A stream raises its error after its content, and not before it is read."""
+    llm = ScriptedLLM([ScriptedReply("half", error=OSError("gone"), chunk_size=2), OSError("gone"), OSError("gone")])
+    pieces: list[str] = []
+    stream = llm.stream_chat(ASK)
+    with pytest.raises(OSError, match="gone"):
+        pieces.extend(r.delta or "" for r in stream)
+    assert pieces == ["ha", "lf"]
+    empty = llm.stream_chat(ASK)
+    with pytest.raises(OSError, match="gone"):
+        next(empty)
+    last = await llm.astream_chat(ASK)
+    with pytest.raises(OSError, match="gone"):
+        await anext(last)
+
+
+def test_copies_share_script_and_record() -> None:
+    """Shallow and deep copies consume the same list and fill the same record."""
+    llm = ScriptedLLM(["one", "two", "three"], model_name="twin")
+    copies = [llm.model_copy(), llm.model_copy(deep=True), copy.deepcopy(llm)]
+    assert [twin.complete("?").text for twin in copies] == ["one", "two", "three"]
+    assert len(llm.calls) == 3
+    assert copies[0].metadata.model_name == "twin"
+
+
+SERVER_ASK = [
+    ChatMessage(role="system", content="Be brief."),
+    ChatMessage(role="user", content="The capital of France?"),
+]
+ASK_TOKENS = 3 + 5
+
+
+def look_up(name: str) -> str:
+    """Look a city up."""
+    return name
+
+
+def usage_of(raw: Any) -> tuple[int, int]:
+    return raw.usage.prompt_tokens, raw.usage.completion_tokens
+
+
+def test_plain_chat_is_recorded_reported_and_billed() -> None:
+    """The real client gets the text, and the usage it reads is the usage billed."""
+    with LoopbackOpenAI("Paris, of course.") as server:
+        response = server.llm(temperature=0.5).chat(SERVER_ASK)
+        assert response.message.content == "Paris, of course."
+        assert usage_of(response.raw) == (ASK_TOKENS, 5)
+        assert server.billed == Usage(ASK_TOKENS, 5, calls=1)
+    (request,) = server.requests
+    assert (request.path, (request.body or {})["temperature"]) == ("/v1/chat/completions", 0.5)
+    assert request.headers["authorization"].startswith("Bearer sk-loopback")
+    assert server.chats[0].last == "The capital of France?"
+
+
+def test_a_script_that_fails_is_a_bad_request() -> None:
+    """A list is consumed in order; one call more, or a callable that raises, is a status that is not retried."""
+
+    def fail(request: ChatRequest) -> str:
+        raise KeyError(request.last)
+
+    with LoopbackOpenAI(["first", Reply("second")]) as server:
+        llm = server.llm()
+        assert [llm.complete("?").text for _ in range(2)] == ["first", "second"]
+        with pytest.raises(openai.BadRequestError, match="holds 2 replies and this is call 3"):
+            llm.complete("?")
+        assert (server.billed.calls, len(server.requests)) == (2, 3)
+        assert isinstance(server.errors[0], ScriptExhaustedError)
+    with LoopbackOpenAI(fail) as server, pytest.raises(openai.BadRequestError, match="KeyError: 'Hi'"):
+        server.llm().complete("Hi")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tool_calls_of_a_reply(stream: bool) -> None:
+    """Several tool calls arrive whole, in a plain answer and piece by piece."""
+    reply = Reply("Looking.", tool_calls=[("look_up", {"name": "Oslo"}), ("look_up", '{"name": "Bergen"}')])
+    tool = FunctionTool.from_defaults(look_up)
+    with LoopbackOpenAI(reply) as server:
+        llm = server.llm()
+        if stream:
+            response = list(llm.stream_chat_with_tools([tool], "Which?", allow_parallel_tool_calls=True))[-1]
+        else:
+            response = llm.chat_with_tools([tool], "Which?", allow_parallel_tool_calls=True)
+        assert sum(isinstance(block, ToolCallBlock) for block in response.message.blocks) == 2
+        arguments = [call.tool_kwargs for call in llm.get_tool_calls_from_response(response)]
+        assert arguments == [{"name": "Oslo"}, {"name": "Bergen"}]
+        assert server.billed == Usage(2, count_tokens("Looking.") + 2 * count_tokens('look_up {"name": "Oslo"}'))
+
+
+async def test_streams() -> None:
+    """A stream arrives in pieces of the size set, reports its usage if asked to, and is billed in full."""
+    with LoopbackOpenAI(Reply("Paris, of course.", chunk_size=6)) as server:
+        llm = server.llm()
+        for responses in (list(llm.stream_chat(SERVER_ASK)), [one async for one in await llm.astream_chat(SERVER_ASK)]):
+            assert [r.delta for r in responses if r.delta] == ["Paris,", " of co", "urse."]
+            assert responses[-1].message.content == "Paris, of course."
+            assert (responses[-1].raw.choices[0].finish_reason, responses[-1].raw.usage) == ("stop", None)
+        assert server.billed == Usage(2 * ASK_TOKENS, 10, calls=2)
+        last = list(llm.stream_chat(SERVER_ASK, stream_options={"include_usage": True}))[-1]
+        assert (last.raw.choices, usage_of(last.raw)) == ([], (ASK_TOKENS, 5))
+
+
+def test_embeddings_are_the_hash_vectors() -> None:
+    """A text or a list of texts is embedded, at the length asked for."""
+    with LoopbackOpenAI() as server, openai.OpenAI(base_url=server.base_url, api_key="k") as client:
+        several = client.embeddings.create(model="e", input=["rain", "snow"])
+        short = client.embeddings.create(model="e", input="rain", encoding_format="float", dimensions=16)
+        assert several.data[1].embedding == pytest.approx(hash_vector("snow"))
+        assert short.data[0].embedding == hash_vector("rain", 16)
+        assert server.billed.calls == 0
+
+
+def test_a_hung_call_does_not_hold_up_the_stop() -> None:
+    """Stopping resets what hangs; a stopped server can come back at the same address."""
+    arrived = Event()
+
+    def answer(_request: ChatRequest) -> Fault | str:
+        if arrived.is_set():
+            return "back"
+        arrived.set()
+        return Fault.hang()
+
+    server = LoopbackOpenAI(answer).start()
+    url = server.base_url
+    with ThreadPoolExecutor(1) as pool:
+        hung = pool.submit(server.llm(max_retries=0, timeout=600).complete, "Hi")
+        assert arrived.wait(60)
+        server.stop()
+        server.stop()
+        with pytest.raises(openai.APIConnectionError):
+            hung.result(timeout=60)
+    with server:
+        assert (server.base_url, server.llm().complete("Hi").text) == (url, "back")
+
+
+TEXTS = ["Rain in Paris", "Snow in Oslo", "Rain and snow in Bergen"]
+
+
+def test_nodes_are_ranked_by_shared_words() -> None:
+    """The score is the share of the query's words found; ties keep their order, misses are left out."""
+    source = MemoryRetriever(TEXTS, similarity_top_k=3)
+    hits = source.retrieve("rain, SNOW")
+    assert [(hit.text, hit.score) for hit in hits] == [(TEXTS[2], 1.0), (TEXTS[0], 0.5), (TEXTS[1], 0.5)]
+    assert [hit.text for hit in source.retrieve("Paris?")] == [TEXTS[0]]
+    assert source.retrieve("Rome") == []
+    assert source.retrieve("?") == []
+
+
+def test_results_are_fresh() -> None:
+    """What a caller does to its nodes is not seen by the next one."""
+    node = TextNode(text="Rain", metadata={"tags": ["a"]})
+    source = MemoryRetriever([node])
+    hit = source.retrieve("rain")[0]
+    hit.score = 99.0
+    hit.node.metadata["tags"].append("b")
+    again = source.retrieve("rain")[0]
+    assert again.score == 1.0
+    assert again.node.metadata == node.metadata == {"tags": ["a"]}
+
+
+async def test_modes_are_classes() -> None:
+    """A native async method is there only if the mode says so, and callers can see it; all answer the same."""
+    modes: list[Mode] = ["sync", "async", "async_only"]
+    made = [MemoryRetriever(TEXTS, mode=mode) for mode in modes]
+    assert [type(m)._aretrieve is BaseRetriever._aretrieve for m in made] == [True, False, False]
+    assert [(await one.aretrieve("Oslo"))[0].text for one in made] == [TEXTS[1]] * 3
+    with pytest.raises(NotImplementedError, match="async only"):
+        made[2].retrieve("rain")
+
+
+def test_hung_threads_end_with_the_context() -> None:
+    """A hung sync query answers once it is released."""
+    with ThreadPoolExecutor(1) as pool:
+        with MemoryRetriever(TEXTS, fault="hang") as source:
+            hung = pool.submit(source.retrieve, "Oslo")
+            assert not hung.done()
+        assert [hit.text for hit in hung.result(timeout=60)] == [TEXTS[1]]
+
+
+def test_vectors_are_the_same_in_every_process() -> None:
+    """Nothing depends on the process's hash seed."""
+    assert [round(value, 3) for value in hash_vector("rain in Paris", 8)] == [0, 0, 0.577, 0, 0, 0, 0.577, 0.577]
+
+
+async def test_calls_are_recorded_by_batch() -> None:
+    """Queries, texts and native batches are recorded, sync and async."""
+    model = HashEmbedding(embed_batch_size=2)
+    model.get_query_embedding("q")
+    await model.aget_query_embedding("q")
+    model.get_text_embedding("t")
+    await model.aget_text_embedding("t")
+    vectors = model.model_copy().get_text_embedding_batch(["a", "b", "c"])
+    assert await model.aget_text_embedding_batch(["a", "b", "c"]) == vectors
+    assert model.calls[:4] == [("query", ["q"]), ("query", ["q"]), ("text", ["t"]), ("text", ["t"])]
+    assert model.calls[4:] == [("text", ["a", "b"]), ("text", ["c"])] * 2
+
+
+def test_texts_that_share_words_are_close() -> None:
+    """LlamaIndex's vector index finds what shares words with the query."""
+    nodes = [TextNode(text=text) for text in ("Rain in Paris", "Snow in Oslo")]
+    index = VectorStoreIndex(nodes, embed_model=HashEmbedding())
+    assert index.as_retriever(similarity_top_k=1).retrieve("Oslo, snow!")[0].text == "Snow in Oslo"
