@@ -146,17 +146,25 @@ class Conversation:
         ``fan_out`` has the query vectors. Of ``searches``, those of the question itself are narrowed, as long as
         ``limit`` passages are left.
         """
-        number, expanded = self._state.turn + 1, self._follow_up.expanded
+        number = self._state.turn + 1
         searches = [search for search in searches if search.sub_query.origin is SubQueryOrigin.QUESTION]
         if self._planned:
             return Narrowing(TurnScope(turn=number, topic=Topic.UNKNOWN, reason=ScopeReason.PLANNED))
         if not self._follow_up.earlier:
             return Narrowing(TurnScope(turn=number, reason=ScopeReason.NO_HISTORY))
         groups = await self._groups(fan_out, searches)
-        drift = next((_drift(vectors, self._follow_up) for vectors, _ in groups), None)
+        drift, expanded = None, self._follow_up.expanded
+        for vectors, _ in groups[:1]:
+            drift = self._follow_up.drift(vectors.__getitem__)
+            expanded = self._follow_up.settled(vectors.__getitem__).expanded
         shift = strictest([index.settings for _, indexes in groups for index in indexes.values()]).shift
         topic = Topic.CONTINUED if expanded or drift is None or drift >= shift else Topic.SHIFTED
-        turn = TurnScope(turn=number, topic=Topic.UNKNOWN if drift is None else topic, drift=drift, expanded=expanded)
+        turn = TurnScope(
+            turn=number,
+            topic=Topic.UNKNOWN if drift is None else topic,
+            drift=None if drift is None else round(drift, 4),
+            expanded=expanded,
+        )
         if not any(indexes for _, indexes in groups):
             return Narrowing(turn.model_copy(update={"reason": ScopeReason.NO_INDEX}))
         started = time.monotonic()
@@ -225,7 +233,7 @@ class Conversation:
 
     def _views(self, vectors: Mapping[str, Vector], indexes: Mapping[str, ScopeIndex]) -> list[Floats]:
         """Return the vectors of the message, its context (earlier messages, last documents), and its own query."""
-        follow_up = self._follow_up
+        follow_up = self._follow_up.settled(vectors.__getitem__)
         own, query = unit_rows([vectors[follow_up.question], follow_up.vector(vectors.__getitem__)])
         context, history = own.copy(), follow_up.history(vectors.__getitem__)
         latest = self._state.recent[-1] if self._state.recent else ()
@@ -240,15 +248,6 @@ class Conversation:
 
 def _document(node: NodeWithScore) -> str:
     return node.node.ref_doc_id or node.node.node_id
-
-
-def _drift(vectors: Mapping[str, Vector], follow_up: FollowUp) -> float | None:
-    """Return the cosine between the message and the earlier ones; None without earlier ones."""
-    history = follow_up.history(vectors.__getitem__)
-    if history is None:
-        return None
-    own, earlier = unit_rows([vectors[follow_up.question], history])
-    return round(float(np.clip(own @ earlier, -1, 1)), 4)
 
 
 def _outside(

@@ -2,18 +2,22 @@
 
 A message that stands alone is searched as it is: history only distorts it (measured, see docs/conversations.md). One
 that leans on the conversation ("How tall was it?", "Why?", "And in Europe?") is expanded by the words that it may refer
-to: the names that open the last reply, and the content words of earlier messages, back to one that stands alone. Its
-query vector is that of the expanded text, with a part of the message's own; keyword search uses the expanded text.
+to: the names that open the last reply, or the content words of earlier messages, back to one that stands alone. Its
+query vector is that of the expanded text, with a part of the message's own and of the last reply's; keyword search uses
+the expanded text and the words that the reply repeats.
 
-The drift is the cosine between a message and the earlier ones, the latest weighing most. It is reported and decides the
-scope; it does not decide the expansion, because "How do I use them?" is near nothing.
+The drift is the cosine between a message and the earlier ones, the latest weighing most. It decides where the words of
+a message don't: a short message without a name ("Who is at high risk?") is expanded only if it is near the earlier
+ones, and a reply counts only in such a conversation. A message that refers to something is expanded at a low drift too,
+because "How do I use them?" is near nothing; below zero, only if it says hardly a word.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
@@ -32,6 +36,17 @@ MAX_BACK: Final = 4
 MAX_TERMS: Final = 10
 MAX_NAMES: Final = 2
 """Maximum number of words from earlier messages, and of names from the last reply, that expand a message."""
+SURE_DRIFT: Final = 0.2
+"""The drift from which a short message that refers to nothing by its words is expanded."""
+REPLY_DRIFT: Final = 0.1
+"""The drift from which the last reply counts."""
+REPLY_WEIGHT: Final = 0.3
+"""The weight of the last reply's vector beside the others' sum."""
+REPLY_CHARACTERS: Final = 400
+"""Number of characters of the last reply that are embedded."""
+MAX_TOPIC: Final = 2
+REPEATED: Final = 3
+"""Maximum number of words that the last reply repeats, for keyword search; and how often it must have them."""
 MAX_SENTENCE: Final = 25
 """Maximum number of words of a reply's first sentence for its names to be used; a longer one rarely answers."""
 _MAX_REPLY: Final = 1_000
@@ -57,6 +72,11 @@ _POINTERS: Final = _words(
 """Words that may refer to something named before, but often don't ("the scams that ...")."""
 _OPENINGS: Final = _words("and but so also then or no und aber oder nein et mais non y pero e ma mas")
 """First words of a message that continues another."""
+_CHATTER: Final = _words(
+    "tell talk let know explain describe give show want need please thanks thank okay ok yes wow cool great amazing "
+    "interesting nice sure hi hello hey never mind mentioned said heard danke bitte merci gracias obrigado grazie"
+)
+"""Words that say nothing about what is asked."""
 _ARTICLES: Final = _words("the der die das den le la les el los las il")
 _FOR_PERSONS: Final = _words("who whom whose wer wen wem wessen qui quién quiénes quem chi")
 _FOR_NAMES: Final = _FOR_PERSONS | _words(
@@ -72,9 +92,14 @@ _IDENTITY: Final = re.compile(
 _PRONOUN_WORDS: Final = 5
 _POINTER_WORDS: Final = 3
 _ARTICLE_WORDS: Final = 2
+_UNSURE_WORDS: Final = 3
 """Maximum number of content words of a message that leans on the conversation, by the kind of its reference."""
+_OPENING_WORDS: Final = 2
+"""Maximum number of content words of a sentence that only opens a message ("That's interesting.")."""
+_TOPIC_LETTERS: Final = 4
 
 _SENTENCE: Final = re.compile(r"(?<=[.!?:\n])(?<!\W[A-Z]\.)(?<!^[A-Z]\.)\s+")  # not after an initial
+_END: Final = re.compile(r"(?<=[.!?])\s+")
 _WORD: Final = r"(?:[A-Z]\.|[^\W\d_a-zß-öø-ÿ][\w'\u2019&-]*(?:\.[\w'\u2019&-]+)*)"
 _NAME: Final = re.compile(rf"\b{_WORD}(?:\s+(?:(?:of|the|de|la|von|van|der|du|di|da)\s+)?{_WORD})*")
 
@@ -88,12 +113,18 @@ class FollowUp:
         expanded: The message with the words that it refers to; None if it stands alone.
         earlier: The latest earlier user messages, newest first.
         is_loose: Whether only the vector uses the expanded text, and keyword search the message.
+        is_unsure: Whether only the drift says if the message leans on the conversation.
+        reply: The beginning of the last reply, if it counts.
+        topic: The words that the last reply repeats.
     """
 
     question: str
     expanded: str | None = None
     earlier: tuple[str, ...] = ()
     is_loose: bool = False
+    is_unsure: bool = False
+    reply: str = ""
+    topic: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, question: str, history: Sequence[tuple[str, str]]) -> FollowUp:
@@ -105,38 +136,58 @@ class FollowUp:
                 are ignored.
         """
         mine = [text.strip() for role, text in reversed(history) if role == "user" and text.strip()]
-        replies = (text for role, text in reversed(history) if role == "assistant" and text.strip())
-        earlier = tuple(dict.fromkeys(mine))[:MAX_EARLIER]
-        said, before = split_words(question), split_words(mine[0])[:1] if mine else []
-        is_loose = not _refers(question, said)
-        if not mine or not leans(question):
+        replies = (text.strip() for role, text in reversed(history) if role == "assistant" and text.strip())
+        earlier, reply = tuple(dict.fromkeys(mine))[:MAX_EARLIER], next(replies, "")
+        asked, is_unsure = _core(question), not leans(question)
+        said = split_words(asked)
+        if not mine or (is_unsure and (len(_content(said)) > _UNSURE_WORDS or _has_name(asked))):
             return cls(question, None, earlier)
-        is_asked = not _FOR_NAMES.isdisjoint(before) and _IDENTITY.match(mine[0]) is None
-        names = names_of(next(replies, ""), mine) if is_asked else []
-        if not (_THINGS.isdisjoint(said) or _FOR_PERSONS.isdisjoint(before)):
-            names = []  # the reply names a person, and the message is about a thing
+        names = [] if is_unsure else _names_asked_for(reply, said, mine)
         terms = names or list(islice(_terms(mine), MAX_TERMS))
         added = [term for term in terms if not {*said}.issuperset(split_words(term))]
-        return cls(question, f"{question} {' '.join(added)}" if added else None, earlier, is_loose)
+        if not added:
+            return cls(question, None, earlier)
+        is_loose = is_unsure or not _refers(asked, said)
+        expanded, topic = f"{question} {' '.join(added)}", () if names else _repeated(reply, [*said, *added])
+        return cls(question, expanded, earlier, is_loose, is_unsure, reply[:REPLY_CHARACTERS], topic)
+
+    def drift(self, vector_of: Callable[[str], Sequence[float]]) -> float | None:
+        """Return the cosine between the message and the earlier ones; None without earlier ones."""
+        history = self.history(vector_of)
+        if history is None:
+            return None
+        own = _unit(vector_of(self.question))
+        return max(-1.0, min(1.0, sum(part * past for part, past in zip(own, history, strict=True))))
+
+    def settled(self, vector_of: Callable[[str], Sequence[float]]) -> FollowUp:
+        """Return how the message is searched, now that its drift is known."""
+        drift = self.drift(vector_of) if self.expanded else None
+        if drift is None or drift >= SURE_DRIFT:
+            return self
+        is_short = len(_content(split_words(_core(self.question)))) <= 1
+        if self.is_unsure or (drift < 0 and not is_short):
+            return replace(self, expanded=None, reply="", topic=())
+        return self if drift >= REPLY_DRIFT else replace(self, reply="", topic=())
 
     @property
     def words(self) -> str:
         """The text for keyword search."""
-        return self.question if self.is_loose else self.expanded or self.question
+        return self.question if self.is_loose or not self.expanded else " ".join([self.expanded, *self.topic])
 
     @property
     def texts(self) -> list[str]:
-        """The texts whose vectors ``vector`` and ``context`` need."""
-        return [self.question, *([self.expanded] if self.expanded else []), *self.earlier]
+        """The texts whose vectors the other methods need."""
+        return [self.question, *filter(None, [self.expanded, self.reply]), *self.earlier]
 
     def vector(self, vector_of: Callable[[str], Sequence[float]]) -> list[float]:
         """Return the query vector."""
         own = list(vector_of(self.question))
         if self.expanded is None:
             return own
-        is_long = len(_content(split_words(self.question))) > _ARTICLE_WORDS
+        is_long = len(_content(split_words(_core(self.question)))) > _ARTICLE_WORDS
         weight = LONG_OWN_WEIGHT if is_long else OWN_WEIGHT
-        return _sum([(weight, _unit(own)), (1, _unit(vector_of(self.expanded)))])
+        made = _sum([(weight, _unit(own)), (1, _unit(vector_of(self.expanded)))])
+        return _sum([(1, _unit(made)), (REPLY_WEIGHT, _unit(vector_of(self.reply)))]) if self.reply else made
 
     def history(self, vector_of: Callable[[str], Sequence[float]]) -> list[float] | None:
         """Return the weighted sum of the earlier messages' vectors, of unit length; None without earlier messages."""
@@ -151,9 +202,20 @@ def leans(question: str) -> bool:
     pronoun after three content words refers to one of them ("Where can people report a scam that they ..."). In a
     language without a list of pronouns here, only a message with a single content word counts.
     """
+    question = _core(question)
     words = split_words(question)
     few = len(_content(words)) <= _POINTER_WORDS
     return _refers(question, words) or (few and not _has_name(question) and _ends_definitely(words))
+
+
+def _core(message: str) -> str:
+    """Return a message without the sentences that only open it ("That's interesting. Why?")."""
+    sentences = _END.split(message[:_MAX_MESSAGE].strip())
+    while len(sentences) > 1 and len(_content(split_words(sentences[0]))) <= _OPENING_WORDS:
+        if _has_name(sentences[0]):
+            break
+        sentences.pop(0)
+    return " ".join(sentences)
 
 
 def _refers(question: str, words: Sequence[str]) -> bool:
@@ -183,6 +245,14 @@ def _has_name(message: str) -> bool:
     return any(word[:1].isupper() and word.rstrip("'\u2019m,.?!") != "I" for word in message.split()[1:])
 
 
+def _names_asked_for(reply: str, said: Sequence[str], mine: Sequence[str]) -> list[str]:
+    """Return the names in a reply, if the message before asked for one, and this message can be about it."""
+    before = split_words(mine[0])[:1]
+    is_asked = not _FOR_NAMES.isdisjoint(before) and _IDENTITY.match(mine[0]) is None
+    is_person_for_thing = not (_THINGS.isdisjoint(said) or _FOR_PERSONS.isdisjoint(before))
+    return names_of(reply, mine) if is_asked and not is_person_for_thing else []
+
+
 def names_of(reply: str, messages: Iterable[str] = ()) -> list[str]:
     """Return the names in a reply's first sentence, those that no message has before others.
 
@@ -204,11 +274,19 @@ def names_of(reply: str, messages: Iterable[str] = ()) -> list[str]:
     return (new or [*names.values()])[:MAX_NAMES]
 
 
+def _repeated(reply: str, known: Iterable[str]) -> tuple[str, ...]:
+    """Return the content words that a reply has most often, without known ones."""
+    counts = Counter(word for word in _content(split_words(reply[:_MAX_REPLY])) if len(word) >= _TOPIC_LETTERS)
+    often = (word for word, count in counts.most_common() if count >= REPEATED)
+    seen = {*known}
+    return tuple(islice((word for word in often if word not in seen), MAX_TOPIC))
+
+
 def _terms(messages: Iterable[str]) -> Iterator[str]:
     """Yield the distinct content words of earlier messages, newest first, back to one that stands alone."""
     seen: set[str] = set()
     for message in islice(messages, MAX_BACK):
-        for word in _content(split_words(message[:_MAX_MESSAGE])):
+        for word in _content(split_words(_core(message))):
             if word not in seen:
                 seen.add(word)
                 yield word
@@ -217,9 +295,9 @@ def _terms(messages: Iterable[str]) -> Iterator[str]:
 
 
 def _content(words: Sequence[str]) -> list[str]:
-    """Return the words that carry meaning: without function words, pronouns and pointers."""
-    ignored = FUNCTION_WORDS.get(detect_language(words), frozenset[str]())
-    return [word for word in words if not (word in ignored or word in _PRONOUNS or word in _POINTERS)]
+    """Return the words that carry meaning: without function words, pronouns, pointers and chatter."""
+    ignored = FUNCTION_WORDS.get(detect_language(words), frozenset[str]()) | _PRONOUNS | _POINTERS | _CHATTER
+    return [word for word in words if word not in ignored]
 
 
 def _unit(vector: Sequence[float]) -> list[float]:

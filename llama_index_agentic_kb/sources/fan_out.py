@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -378,6 +378,7 @@ class FanOut:
             if isinstance(prepared, Exception):
                 raise prepared
             bundle = partial(self._bundle_for, search, prepared)
+            search.words = await self._words(search, prepared)
             lists = await search_source(prepared, search.words, bundle, limit=limit, progress=progress)
             distinct_nodes(lists)  # calls methods of user-defined nodes
         except asyncio.CancelledError:
@@ -435,11 +436,24 @@ class FanOut:
 
     async def _vector(self, model: BaseEmbedding, sub_query: SubQuery) -> Vector:
         follow_up, deadline = self._followed(sub_query), call_deadline()
-        if follow_up is None:
+        if follow_up is None or not follow_up.expanded:
             return await self._embeddings.get(model, sub_query.query, deadline=deadline)
-        needed = [follow_up.question, *filter(None, [follow_up.expanded])]
-        vectors = {text: await self._embeddings.get(model, text, deadline=deadline) for text in needed}
-        return follow_up.vector(vectors.__getitem__)
+        vectors = await self._vectors(model, follow_up.texts, deadline)
+        return follow_up.settled(vectors.__getitem__).vector(vectors.__getitem__)
+
+    async def _words(self, search: SourceSearch, prepared: PreparedSource) -> str:
+        """Return the text for keyword search; where the drift decides it, once the vectors are there."""
+        follow_up, model = self._followed(search.sub_query), prepared.traits.embed_model
+        if follow_up is None or not follow_up.topic or model is None or self._brings_vector(search.sub_query):
+            return search.words
+        try:
+            vectors = await self._vectors(model, follow_up.texts, call_deadline())
+        except Exception:  # noqa: BLE001 (dense search raises it too, and reports it)
+            return search.words
+        return follow_up.settled(vectors.__getitem__).words
+
+    async def _vectors(self, model: BaseEmbedding, texts: Iterable[str], deadline: float | None) -> dict[str, Vector]:
+        return {text: await self._embeddings.get(model, text, deadline=deadline) for text in texts}
 
     async def follow_up_vectors(self, source: str) -> tuple[BaseEmbedding, dict[str, Vector]] | None:
         """Return a source's embedding model and the vectors of the conversation's texts; None if it has none."""
@@ -447,9 +461,8 @@ class FanOut:
         model = prepared.traits.embed_model if isinstance(prepared, PreparedSource) else None
         if model is None or self.follow_up is None:
             return None
-        texts = self.follow_up.texts
         try:
-            return model, {text: await self._embeddings.get(model, text, deadline=self._deadline) for text in texts}
+            return model, await self._vectors(model, self.follow_up.texts, self._deadline)
         except Exception:  # noqa: BLE001 (the search that failed for it has reported it)
             return None
 

@@ -24,6 +24,9 @@ USER, REPLY = "user", "assistant"
         ("What about Germany?", True),
         ("Can I use it?", True),
         ("Should I?", True),
+        ("That's interesting. How does it spread?", True),
+        ("Okay. Give me some examples.", True),
+        ("My son wants an old diesel car. How long does it last?", False),
         ("Where is the Eiffel Tower?", False),
         ("Why do interest rates rise?", False),
         ("Who is Ada Lovelace?", False),
@@ -52,7 +55,7 @@ def test_a_message_leans_on_the_conversation(message: str, *, expected: bool) ->
         (
             [(USER, "Tell me about Saturn V"), (REPLY, "A rocket."), (USER, "Who built it?")],
             "Why?",
-            "built tell saturn v",
+            "built saturn v",
         ),
         ([(USER, "Saturn V"), (REPLY, "A rocket.")], "How tall was the Ariane 5 rocket in metres?", None),
         ([(REPLY, "Hello, I am a bot.")], "How tall was it?", None),
@@ -69,7 +72,7 @@ def test_a_leaning_message_is_expanded(history: list[tuple[str, str]], message: 
 def test_a_definite_end_expands_the_vector_alone() -> None:
     """Often enough it refers to nothing: keyword search would lose more than it gains."""
     made = FollowUp.of("Which actors star in the film?", [(USER, "Tell me about Yaadein"), (REPLY, "A film.")])
-    assert made.expanded == "Which actors star in the film? tell yaadein"
+    assert made.expanded == "Which actors star in the film? yaadein"
     assert made.words == made.question
 
 
@@ -104,6 +107,42 @@ def test_vectors_are_weighted() -> None:
     long = FollowUp("big red dog", "it moon")
     assert long.vector({**vectors, "big red dog": [2.0, 0.0, 0.0]}.__getitem__) == [1.5, 1.0, 0.0]
     assert made.history(vectors.__getitem__) == pytest.approx([1 / math.sqrt(1.25), 0.5 / math.sqrt(1.25), 0.0])
+
+
+LIVER = [(USER, "What does the liver do?"), (REPLY, "It stores iron. Iron is old. Iron, as ferritin, is kept.")]
+
+
+@pytest.mark.parametrize(
+    ("message", "drift", "expanded", "words", "has_reply"),
+    [
+        ("Who is at high risk?", 0.3, True, "Who is at high risk?", True),
+        ("Who is at high risk?", 0.15, False, "Who is at high risk?", False),
+        ("Why?", 0.12, True, "Why? liver iron", True),
+        ("Why?", 0.05, True, "Why? liver", False),
+        ("Why?", -0.1, True, "Why? liver", False),
+        ("Does it really hurt?", -0.1, False, "Does it really hurt?", False),
+        ("Who is at high risk of a stroke at night?", 0.9, False, "Who is at high risk of a stroke at night?", False),
+    ],
+)
+def test_the_drift_settles_what_words_leave_open(
+    message: str, drift: float, words: str, *, expanded: bool, has_reply: bool
+) -> None:
+    """A short message is expanded near the earlier ones; the reply, and what it repeats, counts there too."""
+    made = FollowUp.of(message, LIVER)
+    vectors = {text: [1.0, 0.0] for text in made.texts} | {message: [drift, math.sqrt(1 - drift**2)]}
+    assert made.drift(vectors.__getitem__) == pytest.approx(drift)
+    settled = made.settled(vectors.__getitem__)
+    assert (settled.expanded == f"{message} liver") is expanded
+    assert settled.words == words
+    assert bool(settled.reply) is has_reply
+
+
+def test_a_reply_is_part_of_the_vector() -> None:
+    """Beside the message and its expanded text, whose sum has unit length."""
+    made = FollowUp("it", "it moon", ("new",), reply="A rock.")
+    vectors = {"it": [1.0, 0.0], "it moon": [1.0, 0.0], "A rock.": [0.0, 2.0]}
+    assert made.texts == ["it", "it moon", "A rock.", "new"]
+    assert made.vector(vectors.__getitem__) == pytest.approx([1.0, 0.3])
 
 
 def test_only_the_latest_messages_are_compared() -> None:
