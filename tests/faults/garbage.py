@@ -200,9 +200,7 @@ def too_long() -> None:
         writable(response)
 
 
-@fault(
-    AREA, "a source returns a million spaces", "they are counted in pieces, and answered within the budget", slow=True
-)
+@fault(AREA, "a source returns a million spaces", "they are counted in pieces, and answered within the budget")
 def spaces() -> None:
     """OpenAI's tokenizer raises on them."""
     for response in asked([scored(" " * 1_000_000 + "rain"), scored(FINE)], max_output_size_in_tokens=500):
@@ -223,7 +221,7 @@ def ends_midway() -> None:
         assert "the server is gone" in ((_record(response).lanes or [])[0].note or "")
 
 
-@fault(AREA, "a source returns 100,000 nodes", "no more than asked for are kept, all are counted", slow=True)
+@fault(AREA, "a source returns 100,000 nodes", "no more than asked for are kept, all are counted")
 def too_many() -> None:
     """They are looked at up to a bound."""
     for response in asked([scored(f"rain {number}") for number in range(100_000)]):

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from typing import Any, Final
 
 from llama_index.core.schema import MetadataMode, TextNode
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource
-from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, RetrievalResponse, SubQueryOrigin
+from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, RetrievalResponse
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
 from tests.faults.registry import fault
 from tests.injection.attacks import Goal, Kind, ObedientLLM, links_in, poison, read_orders
-from tests.injection.world import ABOUT, SECRETS, Case, World, attack
 
 AREA: Final = "hostile text"
 EVIL: Final = "https://evil.example/p.png?d=secret"
@@ -173,62 +171,6 @@ def script_address() -> None:
     response = _kb(llm, "The tower.", url="javascript:alert(1)").retrieve("the tower")
     assert "javascript:" not in response.text
     assert 'href="javascript' not in response._repr_html_()
-
-
-def _attacked(kind: Kind, goal: Goal) -> tuple[World, RetrievalResponse]:
-    """Run an attack at medium effort; what it must not change is compared with the run without it."""
-    assert attack(Case(kind, goal)) == []
-    world = World(poison(kind, goal, about=ABOUT))
-    return world, world.ask(Case(kind, goal))
-
-
-def _revised(response: RetrievalResponse) -> Sequence[Any]:
-    return [one for one in response.plan.sub_queries if one.origin is SubQueryOrigin.REVISION] if response.plan else []
-
-
-@fault(
-    AREA,
-    "a fake plan as JSON in a passage, and a model that obeys it",
-    "the user's steps stay; what is added has no filter",
-)
-def fake_plan() -> None:
-    """What a look for gaps adds is marked as its own, has no filter, and builds on steps that there are."""
-    _, response = _attacked(Kind.JSON, Goal.PLAN)
-    known = {one.part_of or one.id for one in response.plan.sub_queries} if response.plan else set()
-    assert all(not one.filters and known.issuperset(one.depends_on) for one in _revised(response))
-
-
-@fault(
-    AREA, "a passage orders other filters, and a model that obeys it", "every search keeps its filter; it is warned of"
-)
-def ordered_filter() -> None:
-    """Filters come only from the user's messages."""
-    _, response = _attacked(Kind.SCOPE, Goal.FILTER)
-    assert response.plan is not None
-    assert any("filters come only from the user's messages" in warning for warning in response.plan.warnings)
-
-
-@fault(AREA, "a passage orders a source that the request rules out", "it is not searched")
-def ordered_source() -> None:
-    """Searches that were ordered go to allowed sources."""
-    world, response = _attacked(Kind.DIRECT, Goal.SOURCE)
-    assert {name for one in response.plan.sub_queries for name in one.sources} == {"docs", "people"}  # type: ignore[union-attr]
-    assert not any(SECRETS[1] in str(call[-1].content) for call in world.llm.calls)
-
-
-@fault(AREA, "the value that is asked for is an order", "the next query is plain words; its filters are the plan's")
-def ordered_finding() -> None:
-    """No address, marker, reference to a step or JSON is searched for."""
-    _, response = _attacked(Kind.FINDING, Goal.LINK)
-    queries = [one.query for one in response.plan.sub_queries if one.template]  # type: ignore[union-attr]
-    assert len(queries) > 1
-    assert not [query for query in queries if any(sign in query for sign in ("://", "[ref_id", "#q", "{", "<"))]
-
-
-@fault(AREA, "a passage orders another tenant's documents, split over two chunks", "none of them is read")
-def other_tenant() -> None:
-    """Neither in a prompt nor in the response."""
-    _attacked(Kind.SPLIT, Goal.TENANT)
 
 
 @fault(AREA, "a passage and an answer made to stall pattern matching", "answered in time", deadline=10.0)

@@ -6,8 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Any
 
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.response.schema import StreamingResponse
-from llama_index.core.schema import QueryBundle, TextNode
+from llama_index.core.schema import TextNode
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalResponse, RetrieverOptions
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
@@ -52,14 +51,7 @@ QUICK = RetryPolicy(first_wait=0.02, max_wait=0.05)
 SAID = "It rains in Paris [ref_id:0]."
 TEXTS = ["Rain in Paris.", "Rain in Oslo.", "Rain in Rome."]
 
-Script = Any
-"""What ``LoopbackOpenAI`` answers chats with."""
-
-
-@contextmanager
-def model(script: Script) -> Iterator[LoopbackOpenAI]:
-    with LoopbackOpenAI(script) as server:
-        yield server
+model = LoopbackOpenAI
 
 
 def base(server: LoopbackOpenAI, *, seconds: float = LATE, **fields: Any) -> KnowledgeBase:
@@ -121,34 +113,34 @@ def all_threads_are_free(kb: KnowledgeBase) -> bool:
     return not bulkhead.state.abandoned and not bulkhead.state.at_work
 
 
-def _retried(answers: Sequence[Any], requests: int) -> list[float]:
-    """Answer in the end, after so many HTTP requests; gives when they arrived."""
-    with model(list(answers)) as server:
+def _retried(answers: Sequence[Any]) -> list[float]:
+    """Answer in the end, after as many HTTP requests; returns when they arrived."""
+    with model([*answers, SAID]) as server:
         response = ask(base(server))
         assert (response.status_code, response.text) == (200, SAID)
-        assert len(server.requests) == requests
+        assert len(server.requests) == len(answers) + 1
         return [request.arrived for request in server.requests]
 
 
 @fault(AREA, "status 500 once", "the answer, after 2 HTTP requests")
 def error_once() -> None:
-    _retried([Fault.status(500), SAID], 2)
+    _retried([Fault.status(500)])
 
 
 @fault(AREA, "status 429 without Retry-After, twice", "the answer, after 3 HTTP requests")
 def limit_twice() -> None:
-    _retried([Fault.status(429), Fault.status(429), SAID], 3)
+    _retried([Fault.status(429), Fault.status(429)])
 
 
 @fault(AREA, "status 503 with Retry-After 0.3 s", "it is waited for, then the answer, after 2 HTTP requests")
 def busy_for_a_moment() -> None:
-    first, second = _retried([Fault.status(503, retry_after=0.3), SAID], 2)
+    first, second = _retried([Fault.status(503, retry_after=0.3)])
     assert second - first >= 0.29
 
 
 @fault(AREA, "connection reset, then body cut midway", "the answer, after 3 HTTP requests")
 def broken_connections() -> None:
-    _retried([Fault.reset(), Fault.cut(), SAID], 3)
+    _retried([Fault.reset(), Fault.cut()])
 
 
 def _extracted_instead(response: RetrievalResponse, why: str) -> None:
@@ -181,25 +173,26 @@ def gone() -> None:
     assert "It rains" not in answer.answer.text
 
 
-@fault(AREA, "status 429 with Retry-After 30 s", "extracted data at once, after 1 HTTP request", deadline=LATE)
-def limit_for_long() -> float:
-    with model(lambda _: Fault.status(429, retry_after=30)) as server:
-        response, waited = timed(lambda: ask(base(server)))
-        _extracted_instead(response, "status 429")
+def _given_up_at_once(code: int, retry_after: float | str, *, in_a_loop: bool) -> float:
+    with model(lambda _: Fault.status(code, retry_after=retry_after)) as server:
+        response, waited = timed(lambda: ask(base(server), in_a_loop=in_a_loop))
+        _extracted_instead(response, f"status {code}")
         assert len(server.requests) == 1
         return waited
 
 
-@fault(
-    AREA, "status 503 with a Retry-After date in an hour", "extracted data at once, after 1 HTTP request", deadline=LATE
-)
-def busy_until_a_date() -> float:
-    date = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
-    with model(lambda _: Fault.status(503, retry_after=date)) as server:
-        response, waited = timed(lambda: ask(base(server), in_a_loop=True))
-        _extracted_instead(response, "status 503")
-        assert len(server.requests) == 1
-        return waited
+for injected, code, retry_after, in_a_loop in (
+    ("status 429 with Retry-After 30 s", 429, 30, False),
+    (
+        "status 503 with a Retry-After date in an hour",
+        503,
+        format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True),
+        True,
+    ),
+):
+    fault(AREA, injected, "extracted data at once, after 1 HTTP request", deadline=LATE)(
+        partial(_given_up_at_once, code, retry_after, in_a_loop=in_a_loop)
+    )
 
 
 def _refused(code: int) -> None:
@@ -210,9 +203,9 @@ def _refused(code: int) -> None:
         assert "sk-loopback" not in f"{error!r} {error.__cause__!r}"
 
 
-fault(AREA, "status 401", "an error without the key, after 1 HTTP request")(partial(_refused, 401))
-fault(AREA, "status 400", "an error, after 1 HTTP request")(partial(_refused, 400))
-fault(AREA, "status 404", "an error, after 1 HTTP request")(partial(_refused, 404))
+for code in (401, 400, 404):
+    secretly = " without the key" if code == 401 else ""
+    fault(AREA, f"status {code}", f"an error{secretly}, after 1 HTTP request")(partial(_refused, code))
 
 
 @fault(AREA, "every call fails with 503, 6 answers side by side", "5 retries for the whole request, as its budget says")
@@ -239,18 +232,15 @@ def _extracted_in_time(answer: Fault, *, in_a_loop: bool) -> float:
         return waited
 
 
-fault(AREA, "the answer hangs (sync)", "extracted data by the deadline, status 206, its thread freed", deadline=SOON)(
-    partial(_extracted_in_time, Fault.hang(), in_a_loop=False)
-)
-fault(
-    AREA, "the answer hangs (async)", "extracted data by the deadline, status 206, its call cancelled", deadline=SOON
-)(partial(_extracted_in_time, Fault.hang(), in_a_loop=True))
-fault(AREA, "the answer drips, a byte in 50 ms", "extracted data by the deadline, its thread freed", deadline=SOON)(
-    partial(_extracted_in_time, Fault.drip(0.05), in_a_loop=False)
-)
-fault(AREA, "the body stops halfway", "extracted data by the deadline, its thread freed", deadline=SOON)(
-    partial(_extracted_in_time, Fault.stream_hang(), in_a_loop=False)
-)
+for injected, freed, answer, in_a_loop in (
+    ("the answer hangs (sync)", "status 206, its thread freed", Fault.hang(), False),
+    ("the answer hangs (async)", "status 206, its call cancelled", Fault.hang(), True),
+    ("the answer drips, a byte in 50 ms", "its thread freed", Fault.drip(0.05), False),
+    ("the body stops halfway", "its thread freed", Fault.stream_hang(), False),
+):
+    fault(AREA, injected, f"extracted data by the deadline, {freed}", deadline=SOON)(
+        partial(_extracted_in_time, answer, in_a_loop=in_a_loop)
+    )
 
 
 @fault(AREA, "planning hangs", "the question itself is searched and answered by the deadline", deadline=LONGER)
@@ -273,36 +263,6 @@ def everything_hangs() -> float:
         assert missing_answer(response) is Outcome.TIMEOUT
         assert len(response.extracts) == len(TEXTS)
         return waited
-
-
-def _answer_so_far(mode: str) -> tuple[str, float]:
-    """Ask in a mode of several calls, of which that with the last passage hangs; gives the text, and the seconds."""
-    last: list[str] = []
-
-    def reply(request: Any) -> Any:
-        return Fault.hang() if last[0] in request.text else "Rain [ref_id:0]."
-
-    with model(reply) as server:
-        engine = base(server, seconds=LONGER).as_query_engine(response_mode=mode)
-        last.append(engine.retrieve(QueryBundle("Where does it rain?"))[-1].text)
-        response, waited = timed(lambda: engine.query("Where does it rain?"))
-        assert missing_answer(response.account) is Outcome.TIMEOUT
-        return str(response), waited
-
-
-@fault(AREA, "the third step of refine hangs", "the answer after two steps, status 206", deadline=LONGER)
-def refining_hangs() -> float:
-    text, waited = _answer_so_far("refine")
-    assert text == "Rain [ref_id:0]."
-    return waited
-
-
-@fault(AREA, "the last of the accumulated answers hangs", "the answers before it, status 206", deadline=LONGER)
-def accumulating_hangs() -> float:
-    text, waited = _answer_so_far("accumulate")
-    assert "Response 1: Rain" in text
-    assert "Response 2: Rain" in text
-    return waited
 
 
 @fault(AREA, "a caller leaves while the answer hangs", "its call ends with it: no thread and no place is kept")
@@ -330,7 +290,6 @@ def caller_leaves() -> None:
     AREA,
     "30 answers of one model hang at once",
     "another model answers meanwhile: each has a bulkhead of its own",
-    slow=True,
 )
 def a_model_hangs_beside_another() -> None:
     with model(lambda _: Fault.hang()) as bad, model(SAID) as good:
@@ -358,27 +317,32 @@ def _typed(answer: Any, why: str) -> None:
             assert len(server.requests) == 1
 
 
-fault(AREA, "a web page in place of the answer", "an error that says so, after 1 HTTP request")(
-    partial(_typed, Fault.html(), "a web page in place of JSON")
-)
-fault(AREA, "half a JSON object in place of the answer", "an error that says so, after 1 HTTP request")(
-    partial(_typed, Fault.bad_json(), "JSON that is broken off")
-)
-fault(AREA, "status 200 with an error body", "an error that holds its message, after 1 HTTP request")(
-    partial(_typed, Fault.error_body(), "an error in place of a reply: Scripted error in a 200 answer")
-)
-fault(AREA, "a reply without choices", "an error that says so, after 1 HTTP request")(
-    partial(_typed, Fault.no_choices(), "a reply without choices")
-)
-fault(AREA, "null content", "an error that says so, never an empty answer")(
-    partial(_typed, Fault.null_content(), "reply is empty")
-)
-fault(AREA, "a refusal", "an error with its words, never an empty answer")(
-    partial(_typed, Fault.refusal("I can't."), "refused: I can't.")
-)
-fault(AREA, "half an answer, stopped by a content filter", "an error that says so, never the half")(
-    partial(_typed, Fault.content_filter("It rains"), "content filter")
-)
+SAYS = "an error that says so"
+for injected, promise, answer, why in (
+    ("a web page in place of the answer", f"{SAYS}, after 1 HTTP request", Fault.html(), "a web page in place of JSON"),
+    (
+        "half a JSON object in place of the answer",
+        f"{SAYS}, after 1 HTTP request",
+        Fault.bad_json(),
+        "JSON that is broken off",
+    ),
+    (
+        "status 200 with an error body",
+        "an error that holds its message, after 1 HTTP request",
+        Fault.error_body(),
+        "an error in place of a reply: Scripted error in a 200 answer",
+    ),
+    ("a reply without choices", f"{SAYS}, after 1 HTTP request", Fault.no_choices(), "a reply without choices"),
+    ("null content", f"{SAYS}, never an empty answer", Fault.null_content(), "reply is empty"),
+    ("a refusal", "an error with its words, never an empty answer", Fault.refusal("I can't."), "refused: I can't."),
+    (
+        "half an answer, stopped by a content filter",
+        f"{SAYS}, never the half",
+        Fault.content_filter("It rains"),
+        "content filter",
+    ),
+):
+    fault(AREA, injected, promise)(partial(_typed, answer, why))
 
 
 @fault(AREA, "an answer cut off by its length", "the text, with status 206 and a warning")
@@ -398,34 +362,38 @@ def wrong_citations() -> None:
         assert "2 markers" in record_of(response, ModelAnswerSynthesisActivity).warning
 
 
-def _planned_all_the_same(plan: Any, queries: set[str] | None = None, why: str = "") -> None:
+def _planned_all_the_same(plan: Any, queries: set[str], why: str) -> None:
     with model(plan_or(SAID, plan)) as server:
         response = ask(base(server, effort="low"))
         assert (response.status_code, response.text) == (200, SAID)
         searched = {sub_query.query for sub_query in response.plan.sub_queries} if response.plan else set()
         assert "Where does it rain?" in searched
-        assert (queries or set()) <= searched
+        assert queries <= searched
         told = record_of(response, ModelQueryPlanningActivity)
         assert why in f"{told.warning} {told.error}"
 
 
-fault(AREA, "a web page in place of a plan", "the question itself is searched and answered; the account tells it")(
-    partial(_planned_all_the_same, Fault.html(), why="a web page")
-)
-fault(AREA, "a plan cut off in the middle", "what was planned by then is searched")(
-    partial(_planned_all_the_same, Fault.length(planned("Rain in Paris?", "Rain in Oslo?")[:-40]), {"Rain in Paris?"})
-)
-
-
-@fault(AREA, "a plan in a code fence after a preamble in another language", "it is taken")
-def fenced_plan() -> None:
-    plan = f"Gerne! Hier ist der Plan:\n```json\n{planned('Regen in Paris?')}\n```\nViel Erfolg!"
-    _planned_all_the_same(Reply(plan), {"Regen in Paris?"})
-
-
-fault(AREA, "prose in place of a plan", "the question itself is searched and answered; the account tells it")(
-    partial(_planned_all_the_same, Reply("Je ne sais pas, cherchez partout."), why="holds no plan")
-)
+FENCED = f"Gerne! Hier ist der Plan:\n```json\n{planned('Regen in Paris?')}\n```\nViel Erfolg!"
+ITSELF = "the question itself is searched and answered; the account tells it"
+for injected, promise, plan, queries, why in (
+    ("a web page in place of a plan", ITSELF, Fault.html(), set[str](), "a web page"),
+    ("prose in place of a plan", ITSELF, Reply("Je ne sais pas, cherchez partout."), set[str](), "holds no plan"),
+    (
+        "a plan in a code fence after a preamble in another language",
+        "it is taken",
+        Reply(FENCED),
+        {"Regen in Paris?"},
+        "",
+    ),
+    (
+        "a plan cut off in the middle",
+        "what was planned by then is searched",
+        Fault.length(planned("Rain in Paris?", "Rain in Oslo?")[:-40]),
+        {"Rain in Paris?"},
+        "",
+    ),
+):
+    fault(AREA, injected, promise)(partial(_planned_all_the_same, plan, queries, why))
 
 
 @fault(AREA, "a plan of 50,000 tokens that never ends", "it is left, and what it began with is searched")
@@ -527,11 +495,6 @@ def _half_found(
         return response, len(server.requests) - before, waited
 
 
-@fault(EMBEDDING, "its server is down", "the other source's evidence, status 206, the source named")
-def embedding_down() -> None:
-    _half_found(lambda server: server.stop())
-
-
 @fault(EMBEDDING, "its server hangs", "the other source's evidence by the deadline, status 206", deadline=SOON)
 def embedding_hangs() -> float:
     response, _, waited = _half_found(lambda server: setattr(server, "embedding_fault", Fault.hang()), seconds=SOON)
@@ -552,6 +515,9 @@ def embedding_unauthorized() -> None:
     assert "sk-" not in json.dumps(response.to_dict())
 
 
-@fault(EMBEDDING, "vectors of another dimension", "the other source's evidence, status 206, the source named")
-def embedding_garbage() -> None:
-    _half_found(lambda server: setattr(server, "embedding_fault", ShortVectors()))
+for injected, break_it in (
+    ("its server is down", lambda server: server.stop()),
+    ("vectors of another dimension", lambda server: setattr(server, "embedding_fault", ShortVectors())),
+):
+    promise = "the other source's evidence, status 206, the source named"
+    fault(EMBEDDING, injected, promise)(lambda break_it=break_it: _half_found(break_it) and None)  # type: ignore[misc]

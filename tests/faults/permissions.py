@@ -12,7 +12,7 @@ import chromadb
 from llama_index.core import StorageContext, VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
-from llama_index.core.schema import IndexNode, NodeWithScore, QueryBundle, TextNode
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.vector_stores import MetadataFilters
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
@@ -235,21 +235,6 @@ def forged_content() -> None:
     for hybrid in (False, True):
         kb = base(source={"index": index, "hybrid": hybrid})
         assert shown(kb) == {"rain in acme"}, hybrid
-
-
-@fault(AREA, "a row that says it is an IndexNode", "what its metadata have for an object is not followed")
-def forged_index_node() -> None:
-    """Whoever can write metadata could forge a node that stands nowhere."""
-    index = _in_chroma()
-    collection: Any = index.vector_store.client
-    own = everybodys()[0]
-    obj = {"__class__": "TextNode", "id_": "FORGED", "text": "rain: FORGED", "metadata": own.metadata}
-    content = IndexNode(id_="pointer", text="rain pointer", index_id="x", metadata={"tenant": "beta"}).to_dict()
-    said = json.dumps({**content, "obj": obj}, default=str)
-    metadata = {**own.metadata, "_node_content": said, "_node_type": "IndexNode"}
-    vector = HashEmbedding().get_text_embedding("rain")
-    collection.add(ids=["pointer"], embeddings=[vector], documents=["rain pointer"], metadatas=[metadata])
-    assert shown(base(source={"index": index, "hybrid": False})) == {"rain in acme"}
 
 
 @fault(AREA, "a principal has 300 groups", "asked in requests that Chroma can hold; nothing is widened or lost")

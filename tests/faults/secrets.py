@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-import pickle
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from llama_index.core import VectorStoreIndex
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.callbacks.base_handler import BaseCallbackHandler
-from llama_index.core.schema import TextNode
 from llama_index.llms.openai import OpenAI
 
 from llama_index_agentic_kb import ActivityCallbackHandler, KnowledgeBase, KnowledgeSource, RetrieverOptions
-from llama_index_agentic_kb.account.pickling import PicklingRefusedError
-from llama_index_agentic_kb.errors import AgenticKBError, RetrievalError, SynthesisError
+from llama_index_agentic_kb.errors import AgenticKBError, RetrievalError
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.store import KnowledgeStore, ingest
-from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
+from llama_index_agentic_kb.testing import MemoryRetriever
 from tests.faults.registry import fault
 from tests.openai_embedding import OpenAIEmbedding
 from tests.security.canaries import KEYS, Echo, Witness, assert_clean, told_of
@@ -59,24 +54,6 @@ def failing(work: Callable[[], Any], kind: type[AgenticKBError]) -> str:
     except kind as error:
         return told_of(error)
     raise AssertionError(f"no {kind.__name__}")
-
-
-async def _stream(kb: KnowledgeBase) -> None:
-    response: Any = await kb.as_query_engine(streaming=True).aquery("rain")
-    async for _ in response.async_response_gen():
-        pass
-
-
-@fault("secrets", "a model's server refuses the key (401) and repeats it with all headers", NOWHERE)
-def refused_key() -> None:
-    witness = Witness()
-    with Echo() as server, witness.watching():
-        kb = base(witness, llm=model(server.address))
-        witness.told.append(failing(lambda: kb.retrieve("rain"), SynthesisError))
-        witness.told.append(failing(lambda: asyncio.run(_stream(kb)), SynthesisError))
-        assert KEYS["header"] in "".join(server.told)
-    assert "status 401" in witness.text
-    assert_clean(witness.text)
 
 
 @fault(
@@ -122,19 +99,6 @@ def quoting_client() -> None:
     assert response.status_code == 206
     assert {one.knowledge_source_name for one in response.references} == {"well"}
     assert "circuit open" in witness.text
-    assert_clean(witness.text)
-
-
-@fault("secrets", "an embedding model's server repeats its headers", NOWHERE)
-def refused_embedding() -> None:
-    witness = Witness()
-    index = VectorStoreIndex([TextNode(text=text) for text in TEXTS], embed_model=HashEmbedding())
-    with Echo() as server, witness.watching():
-        index._embed_model = OpenAIEmbedding(api_base=server.address)
-        kb = base(witness, KnowledgeSource("docs", index=index, hybrid=False))
-        witness.told.append(failing(lambda: kb.retrieve("rain"), RetrievalError))
-        assert server.told
-    assert "401" in witness.text
     assert_clean(witness.text)
 
 
@@ -192,13 +156,3 @@ def pasted_key() -> None:
         witness.told = [line for line in witness.told if not line.startswith("event ")]  # they hold what was asked
     assert "rain with api_key=***" in witness.text
     assert_clean(witness.text)
-
-
-@fault("secrets", "a knowledge base is pickled with its model", "refused by an error that names the remedy")
-def pickled() -> None:
-    kb = base(Witness(), llm=model("http://127.0.0.1:9/v1"))
-    for one in (kb, kb.retriever, kb.as_query_engine(), kb.as_chat_engine(), kb.sources["docs"], kb.as_tool()):
-        for way in (pickle.dumps, copy.deepcopy):
-            told = failing(lambda way=way, one=one: way(one), PicklingRefusedError)  # type: ignore[misc]
-            assert "Make it anew" in told
-            assert_clean(told)

@@ -120,18 +120,14 @@ def _sync(kb: KnowledgeBase) -> Callable[[], RetrievalResponse]:
     return lambda: kb.retrieve("rain")
 
 
-fault("source", "a sync source hangs", "the others' answer by the deadline, status 206, it is named", deadline=SOON)(
-    partial(_hangs, "sync", _sync)
-)
-fault("source", "a sync source hangs in an async call", "the same, and the event loop goes on", deadline=SOON)(
-    partial(_hangs, "sync", in_a_loop)
-)
-fault("source", "an async source hangs", "the others' answer by the deadline; it is cancelled", deadline=SOON)(
-    partial(_hangs, "async", in_a_loop)
-)
-fault("source", "an async-only source hangs in a sync call", "the others' answer by the deadline", deadline=SOON)(
-    partial(_hangs, "async_only", _sync)
-)
+OTHERS = "the others' answer by the deadline"
+for injected, promise, mode, how in (
+    ("a sync source hangs", f"{OTHERS}, status 206, it is named", "sync", _sync),
+    ("a sync source hangs in an async call", "the same, and the event loop goes on", "sync", in_a_loop),
+    ("an async source hangs", f"{OTHERS}; it is cancelled", "async", in_a_loop),
+    ("an async-only source hangs in a sync call", OTHERS, "async_only", _sync),
+):
+    fault("source", injected, promise, deadline=SOON)(partial(_hangs, mode, how))
 
 
 @fault("source", "an async source refuses to be cancelled", "the others' answer by the deadline", deadline=SOON)
@@ -206,7 +202,7 @@ def a_hang_costs_a_second() -> float:
 
 @fault("source", "it answers after the deadline", "its late answer changes nothing; the next one counts", deadline=SOON)
 def it_answers_late() -> float:
-    slow = MemoryRetriever(["Rain, late."], latency=2 * SOON)
+    slow = MemoryRetriever(["Rain, late."], latency=1.25 * SOON)
     kb = base(KnowledgeSource("slow", retriever=slow), well())
     response, waited = timed(_sync(kb))
     assert_partial(response, "slow", Outcome.TIMEOUT)
@@ -223,7 +219,6 @@ def it_answers_late() -> float:
     "one of two hangs, 20 async requests at once",
     "each by its deadline, status 206",
     deadline=MANY,
-    slow=True,
 )
 def one_hangs_among_many_requests() -> float:
     with MemoryRetriever(TEXTS, fault="hang") as hung:
@@ -292,13 +287,8 @@ def it_exits() -> None:
             raise SystemExit(3)
 
     kb = base(KnowledgeSource("bad", retriever=Exiting(TEXTS)), well(), seconds=20)
-    for ask in (_sync(kb), in_a_loop_without_ticks(kb)):
-        assert_partial(ask(), "bad", Outcome.ERROR)
-
-
-def in_a_loop_without_ticks(kb: KnowledgeBase) -> Callable[[], RetrievalResponse]:
-    """Ask in an event loop."""
-    return lambda: asyncio.run(kb.aretrieve("rain"))
+    for response in (kb.retrieve("rain"), asyncio.run(kb.aretrieve("rain"))):
+        assert_partial(response, "bad", Outcome.ERROR)
 
 
 @fault("source", "its connection is refused once", "asked again within the retry budget: the whole answer, status 200")
@@ -442,7 +432,7 @@ def over_chroma(**fields: Any) -> Iterator[tuple[KnowledgeBase, ClientAPI, str]]
         client._server._session.close()  # type: ignore[attr-defined]  # it has no public end
 
 
-@fault("source", "its Chroma server is stopped (SIGSTOP)", "the others' answer in time", deadline=SOON, slow=True)
+@fault("source", "its Chroma server is stopped (SIGSTOP)", "the others' answer in time", deadline=SOON)
 def a_server_is_stopped() -> float:
     with over_chroma(resilience=Resilience(breaker=None)) as (kb, _, _):
         source = kb.sources["chroma"]

@@ -282,7 +282,6 @@ def locked() -> float:
     "store",
     "the disk is full",
     "an error says so; what was stored stays, and the rest comes once there is room",
-    slow=True,
 )
 def disk_full() -> None:
     with kept() as path, opened(path) as store:

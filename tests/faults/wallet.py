@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from llama_index.core.base.llms.types import ChatMessage
-from llama_index.core.schema import IndexNode, NodeWithScore, QueryBundle, TextNode
+from llama_index.core.schema import TextNode
 
 from llama_index_agentic_kb import (
     DEFAULT_LIMITS,
@@ -181,60 +181,24 @@ def long_chunk() -> None:
         assert len(llm.calls) <= 50, (mode, len(llm.calls))
 
 
-class Bomb(MemoryRetriever):
-    """Each node stands for a retriever of ten more."""
-
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        super()._retrieve(query_bundle)
-        return [
-            NodeWithScore(node=IndexNode(text=f"rain {n}", index_id=f"{id(self)}-{n}", obj=Bomb(["rain"])), score=0.5)
-            for n in range(10)
-        ]
+RAIN: Final = {"messages": [{"content": "rain"}]}
 
 
-@fault(AREA, "index nodes that stand for ten more each, without end", "a bounded number are followed")
-def bomb() -> None:
-    """LlamaIndex took 48 s for five levels."""
-    loop = Bomb(["rain"])
-    response = KnowledgeBase([KnowledgeSource("bomb", retriever=loop)], effort="minimal").retrieve("rain")
-    assert response.references
-    assert len(loop.queries) == 1
+def of_a_source(**params: Any) -> dict[str, Any]:
+    return {**RAIN, "knowledgeSourceParams": [{"knowledgeSourceName": "s0", **params}]}
 
 
+MANY: Final = {"key": "a", "operator": "in", "value": list(range(20_000))}
+NAMED: Final = [{"knowledgeSourceName": f"s{number}"} for number in range(20_000)]
 REQUESTS: Final[dict[str, tuple[dict[str, Any], str]]] = {
     "a question of 1 MB": ({"messages": [{"content": "rain " * 200_000}]}, "messages"),
     "20,000 messages": ({"messages": [{"content": "rain"}] * 20_000}, "messages"),
     "10,000 intents": ({"intents": [{"search": "rain"}] * 10_000}, "intents"),
-    "a filter of 1 MB": (
-        {
-            "messages": [{"content": "rain"}],
-            "knowledgeSourceParams": [{"knowledgeSourceName": "s0", "filterAddOn": "a eq 'x' or " * 80_000 + "b eq 1"}],
-        },
-        "filterAddOn",
-    ),
-    "20,000 sources that it says something about": (
-        {
-            "messages": [{"content": "rain"}],
-            "knowledgeSourceParams": [{"knowledgeSourceName": f"s{number}"} for number in range(20_000)],
-        },
-        "knowledgeSourceParams",
-    ),
-    "a filter over 20,000 values": (
-        {
-            "messages": [{"content": "rain"}],
-            "knowledgeSourceParams": [
-                {"knowledgeSourceName": "s0", "filters": {"key": "a", "operator": "in", "value": list(range(20_000))}}
-            ],
-        },
-        "knowledgeSourceParams[s0].filters",
-    ),
+    "a filter of 1 MB": (of_a_source(filterAddOn="a eq 'x' or " * 80_000 + "b eq 1"), "filterAddOn"),
+    "20,000 sources that it says something about": ({**RAIN, "knowledgeSourceParams": NAMED}, "knowledgeSourceParams"),
+    "a filter over 20,000 values": (of_a_source(filters=MANY), "knowledgeSourceParams[s0].filters"),
     "a filter of 5,000 nested parentheses": (
-        {
-            "messages": [{"content": "rain"}],
-            "knowledgeSourceParams": [
-                {"knowledgeSourceName": "s0", "filterAddOn": "(" * 5_000 + "a eq 1" + ")" * 5_000}
-            ],
-        },
+        of_a_source(filterAddOn="(" * 5_000 + "a eq 1" + ")" * 5_000),
         "filterAddOn",
     ),
 }

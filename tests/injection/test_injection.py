@@ -105,6 +105,15 @@ def test_what_a_revision_may_add_is_bounded() -> None:
     assert any("filters come only from the user's messages" in warning for warning in response.plan.warnings)
 
 
+def test_what_is_searched_with_a_finding_is_plain_words() -> None:
+    """Where the value that is asked for is an order: no address, marker, step or JSON is searched for."""
+    response = World(poison(Kind.FINDING, Goal.LINK, about=ABOUT)).ask(Case(Kind.FINDING, Goal.LINK))
+    assert response.plan is not None
+    queries = [one.query for one in response.plan.sub_queries if one.template]
+    assert len(queries) > 1
+    assert not [query for query in queries if any(sign in query for sign in ("://", "[ref_id", "#q", "{", "<"))]
+
+
 def test_another_tenants_documents_are_there_to_be_leaked() -> None:
     """Without the mandatory filter the canary would be found: the world is no empty stage."""
     world = World([])
