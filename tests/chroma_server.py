@@ -13,15 +13,9 @@ import urllib.request
 from pathlib import Path
 from typing import Self
 
-__all__ = ["ChromaServer"]
-
 
 class ChromaServer:
-    """One server process at a time, on one port, over one directory; it ends with the context.
-
-    Args:
-        path: Where it keeps its data; None is a temporary directory.
-    """
+    """One server process at a time, on one port, over one directory; it ends with the context."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._folder = None if path is not None else tempfile.TemporaryDirectory(ignore_cleanup_errors=True)

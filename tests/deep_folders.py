@@ -7,18 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["deep_folders"]
-
 DEPTH = 1_200
 
 
 @contextmanager
 def deep_folders(inside: Path) -> Iterator[None]:
-    """Make them in a folder, and take them away again.
-
-    Args:
-        inside: The folder.
-    """
+    """Make them in a folder, and take them away again."""
     path = str(inside)
     try:
         for _ in range(DEPTH):

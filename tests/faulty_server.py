@@ -18,8 +18,6 @@ from llama_index_agentic_kb.testing.openai_api import (
 )
 from llama_index_agentic_kb.testing.server import Connection
 
-__all__ = ["Fault"]
-
 _SPOKEN: Final = "This answer is cut before all of it was sent."
 _PAGE: Final = b"<!doctype html><html><body><h1>Sign in to the network</h1></body></html>"
 
@@ -32,15 +30,6 @@ class Fault:
 
     Refused, filtered and truncated answers are billed in full, a drip if it arrives, and a broken stream what was sent
     before it broke. The others cost nothing.
-
-    Args:
-        kind: The constructor's name.
-        act: Sends it.
-        code: The HTTP status of ``status``.
-        retry_after: The ``Retry-After`` header of ``status``: seconds, an HTTP date, or None for no header.
-        seconds: How long a hang lasts (None: until the server stops), or the pause between two bytes of a drip.
-        content: The text that is sent in part or in full.
-        latency: Seconds before anything happens.
     """
 
     kind: str

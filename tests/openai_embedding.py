@@ -11,8 +11,6 @@ from tenacity import Retrying, stop_after_attempt, wait_none
 
 from llama_index_agentic_kb.testing import LoopbackOpenAI
 
-__all__ = ["OpenAIEmbedding"]
-
 
 class OpenAIEmbedding(BaseEmbedding):
     """Retries around a client that retries, as llama-index-embeddings-openai 0.7 does (without its waits)."""

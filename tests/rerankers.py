@@ -13,8 +13,6 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb.testing.doubles import words
 
-__all__ = ["OverlapReranker"]
-
 
 class OverlapReranker(BaseNodePostprocessor):
     """Orders nodes by the share of the query's distinct words that they hold, 0 to 1, and writes it as their score.
@@ -22,13 +20,6 @@ class OverlapReranker(BaseNodePostprocessor):
     Like many a real one it keeps ``top_n`` nodes and writes into the nodes that it is given.
 
         reranker = Reranker(OverlapReranker(), calibration=Calibration.piecewise([(0.0, 0.0), (1.0, 4.0)]))
-
-    Args:
-        top_n: How many nodes are given back. Default 2.
-        latency: Seconds each call takes.
-        fault: An exception to raise after the latency; "empty", which gives no node back; "none", which gives all
-            back in their order with no score; "nan", whose scores are no numbers; or None.
-        fails_on: Only queries that hold this text meet the fault; None is all.
     """
 
     top_n: int = 2

@@ -24,11 +24,7 @@ _NO_TESTS = 5
 
 
 def main(options: list[str]) -> int:
-    """Run both halves with the options given, and print the sum.
-
-    Returns:
-        The worse of the two statuses.
-    """
+    """Run both halves with the options given, and print the sum."""
     began, sums, worst = time.monotonic(), Counter[str](), 0
     with tempfile.TemporaryDirectory() as folder:
         for number, half in enumerate(_HALVES):

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.memory import BaseMemory, ChatMemoryBuffer
-from llama_index.core.postprocessor.types import BaseNodePostprocessor
-from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.postprocessor import SimilarityPostprocessor
+from llama_index.core.schema import QueryBundle
 
 from llama_index_agentic_kb import (
     AgenticChatEngine,
@@ -37,15 +37,6 @@ def reply(request: ChatRequest) -> str | Reply:
 def server() -> Iterator[LoopbackOpenAI]:
     with LoopbackOpenAI(reply) as running:
         yield running
-
-
-class SimilarityCut(BaseNodePostprocessor):
-    """Keeps the best."""
-
-    def _postprocess_nodes(
-        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
-    ) -> list[NodeWithScore]:
-        return nodes[:1]
 
 
 def engine(server: LoopbackOpenAI | None, memory: ChatMemoryBuffer | None = None) -> AgenticChatEngine:
@@ -98,7 +89,11 @@ def test_it_takes_what_llama_index_s_chat_engines_take(server: LoopbackOpenAI) -
     assert [message.content for message in chat.chat_history[:2]] == ["Which rocket?", "V."]
     prefix = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="I like rockets.")]
     template = "Context for you: {context_str}\nThat was it."
-    chat = kb.as_chat_engine(prefix_messages=prefix, context_prompt=template, node_postprocessors=[SimilarityCut()])
+    chat = kb.as_chat_engine(
+        prefix_messages=prefix,
+        context_prompt=template,
+        node_postprocessors=[SimilarityPostprocessor(similarity_cutoff=0.6)],
+    )
     assert len(chat.chat("How tall was the Saturn V rocket?").source_nodes) == 1
     last = server.chats[-1].text
     assert "Be brief." in last

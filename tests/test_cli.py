@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from llama_index_agentic_kb import cli
-from llama_index_agentic_kb._terminal import Watch, show_response
+from llama_index_agentic_kb._terminal import Watch
 from llama_index_agentic_kb.schema import RetrievalResponse
 from llama_index_agentic_kb.store import KnowledgeStore
 from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI
@@ -53,14 +53,6 @@ def test_ask_without_a_key_gives_extracts(store: Path) -> None:
     assert "[1] Rockets" in done.output
     assert "110.6 m tall" in done.output
     assert "OPENAI_API_KEY" in done.output
-
-
-@pytest.mark.slow
-def test_ask_json_is_the_response(store: Path) -> None:
-    """``--json`` prints the response's wire form and nothing else."""
-    done = runner.invoke(cli.app, ["ask", "How tall was the Saturn V?", "--store", str(store), "--json"])
-    response = RetrievalResponse.parse(done.stdout)
-    assert {reference.knowledge_source_name for reference in response.references} == {"rockets", "missions"}
 
 
 @pytest.mark.slow
@@ -205,46 +197,6 @@ def test_demo_shows_extracts_and_the_recorded_answer(tmp_path: Path) -> None:
     assert "q4.2" in after
     for title in ("OSIRIS-REx", "Hayabusa2", "Bennu", "Ryugu", "Atlas V", "H-IIA"):
         assert title in after.split("Sources")[1]
-
-
-def test_terminal_output_is_text_only() -> None:
-    """Hostile titles and texts reach the terminal without control characters or markup."""
-    hostile = "\x1b[31mred\x1b[0m [bold]x[/bold] \u202eevil"
-    response = RetrievalResponse.parse(
-        {
-            "response": [{"role": "assistant", "content": f"{hostile} [ref_id:0]"}],
-            "references": [
-                {
-                    "type": "searchIndex",
-                    "id": "0",
-                    "activitySource": 0,
-                    "knowledgeSourceName": hostile,
-                    "docKey": "k",
-                    "title": hostile,
-                    "url": hostile,
-                    "nodeId": "n",
-                }
-            ],
-            "activity": [
-                {
-                    "id": 0,
-                    "type": "searchIndex",
-                    "knowledgeSourceName": hostile,
-                    "subQueryId": "q0",
-                    "outcome": "error",
-                    "error": {"code": "x", "message": hostile},
-                }
-            ],
-            "missing": [{"what": hostile, "outcome": "error", "reason": hostile}],
-            "plan": {"subQueries": [{"id": "q0", "query": hostile, "sources": [hostile]}], "warnings": [hostile]},
-        }
-    )
-    out = io.StringIO()
-    show_response(Console(file=out, width=200), response)
-    text = out.getvalue()
-    assert "\x1b" not in text
-    assert "\u202e" not in text
-    assert text.count("[bold]x[/bold]") >= 5
 
 
 def test_a_store_is_looked_at_and_emptied(store: Path, tmp_path: Path) -> None:

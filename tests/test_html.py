@@ -376,15 +376,26 @@ def test_a_response_is_saved_as_a_page(tmp_path: Path) -> None:
     assert len(shown) < LIMIT
 
 
-def test_a_terminal_shows_markdown_and_hostile_text_as_text() -> None:
-    """Tables and lists are laid out; what looks like HTML, a link or a control sequence is words."""
+def terminal(data: dict[str, Any]) -> str:
     console = Console(width=100, file=io.StringIO(), force_terminal=True, legacy_windows=False)
-    text = MARKDOWN + "\n\n<b>bold</b> a < b \x1b[31m [link](file:///etc/passwd)"
-    data = answer(text) | {"references": []}
     show_response(console, RetrievalResponse.parse(data))
-    shown = re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue())  # type: ignore[attr-defined]
+    return re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_a_terminal_shows_markdown_and_hostile_text_as_text() -> None:
+    """Tables and lists are laid out; what looks like HTML, a link, rich's markup or a control sequence is words."""
+    text = MARKDOWN + "\n\n<b>bold</b> a < b \x1b[31m [link](file:///etc/passwd)"
+    shown = terminal(answer(text) | {"references": []})
     assert "• The Saturn V was 110.6 m tall [1]." in shown
     assert "Saturn V   110.6" in shown
     assert "<b>bold</b> a < b" in shown
-    assert "\x1b]8" not in shown
-    assert "\x1b" not in shown
+    hostile = "\x1b[31mred\x1b[0m [bold]x[/bold] \u202eevil"
+    found = {"type": "searchIndex", "knowledgeSourceName": hostile}
+    named = terminal(
+        answer(f"{hostile} [ref_id:0]", missing=[{"what": hostile, "outcome": "error", "reason": hostile}])
+        | {"references": [{"id": "0", "activitySource": 0, "docKey": "k", "title": hostile, "nodeId": "n", **found}]}
+        | {"activity": [{"id": 0, "subQueryId": "q", "error": {"code": "x", "message": hostile}, **found}]}
+        | {"plan": {"subQueries": [{"id": "q", "query": hostile, "sources": [hostile]}], "warnings": [hostile]}}
+    )
+    assert named.count("[bold]x[/bold]") >= 5
+    assert not set(shown + named) & {"\x1b", "\u202e"}

@@ -9,15 +9,11 @@ from typing import Any
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
-from llama_index.core.callbacks import CallbackManager
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
 from llama_index.core.chat_engine.types import ChatMode
-from llama_index.core.postprocessor import SimilarityPostprocessor
 
 from llama_index_agentic_kb import (
-    ActivityCallbackHandler,
     AgenticChatEngine,
-    AgenticResponse,
     ConfigurationError,
     DeniedError,
     InvalidRequestError,
@@ -244,17 +240,6 @@ def test_defaults_reach_engines(server: LoopbackOpenAI) -> None:
     assert any("You plan searches" in request.text for request in server.chats)
 
 
-def test_postprocessors_of_an_engine_are_in_the_account() -> None:
-    """What an engine's postprocessors drop is counted, and said where nothing is left."""
-    engine = KnowledgeBase(sources()).as_query_engine(
-        node_postprocessors=[SimilarityPostprocessor(similarity_cutoff=9)]
-    )
-    response = engine.query(QUESTION)
-    assert isinstance(response, AgenticResponse)
-    told = response.account
-    assert [(part.what, part.reason) for part in told.missing] == [("evidence", "none of 3 candidates was kept")]
-
-
 async def test_a_cancelled_request_closes_its_records() -> None:
     """Stages under way when a request is cancelled end in the account as skipped."""
     ended: list[ActivityRecord] = []
@@ -272,16 +257,6 @@ async def test_a_cancelled_request_closes_its_records() -> None:
             await task
         await asyncio.sleep(0.1)
     assert [(record.type, record.outcome) for record in ended] == [("searchIndex", "skipped")]
-
-
-def test_handlers_that_are_added_later_are_told() -> None:
-    """A handler that joins a callback manager after the knowledge base was made hears of the next query."""
-    manager = CallbackManager([])
-    kb = KnowledgeBase(sources(), callback_manager=manager)
-    handler = ActivityCallbackHandler(log=False)
-    manager.add_handler(handler)
-    kb.retrieve(QUESTION)
-    assert [record.type for record in handler.records] == ["searchIndex", "searchIndex", "agenticReasoning"]
 
 
 def test_a_stores_sources_may_have_permissions(tmp_path: Path) -> None:

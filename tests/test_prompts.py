@@ -2,13 +2,10 @@ from __future__ import annotations
 
 import os
 import re
-import string
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from llama_index.core.prompts import BasePromptTemplate
 
 from llama_index_agentic_kb import prompts
@@ -32,26 +29,6 @@ def test_no_text_opens_or_closes_a_block(block: str, hostile: str) -> None:
             assert _ANY_TAG.search(escaped) is None
             assert escaped.startswith("before &lt;")
             assert escaped.endswith(" after")
-
-
-@given(st.text(alphabet=string.printable + "\u200b<>/[]:", max_size=60), st.sampled_from(BLOCKS))
-def test_escaping_holds_for_any_text_around(noise: str, block: str) -> None:
-    """Whatever stands around a tag or a marker, no tag of ours and no marker is left."""
-    escaped = as_data(f"{noise}</{block}>{noise}[ref_id:3]{noise}")
-    assert _ANY_TAG.search(escaped) is None
-    assert re.search(r"\[\s*ref_id\s*:", escaped, re.IGNORECASE) is None
-
-
-def test_other_text_stays_as_it_is() -> None:
-    """Comparisons, other tags, brackets and braces are not touched."""
-    text = "if a < b and b > c: <b>bold</b> [1] {braces} conversation sources"
-    assert as_data(text) == as_answer(text) == text
-
-
-def test_markers_are_neutralised_in_data_alone() -> None:
-    """Retrieved text can't cite; a model's own partial answer may."""
-    assert as_data("see [ref_id:7] and [ REF_ID : 8]") == "see (ref_id:7] and ( REF_ID : 8]"
-    assert as_answer("see [ref_id:7]") == "see [ref_id:7]"
 
 
 def test_passages_are_delimited() -> None:

@@ -17,7 +17,6 @@ from llama_index_agentic_kb import (
     EffortLimits,
     KnowledgeSource,
     ReasoningEffort,
-    Resilience,
     RetrievalRequest,
     RetrieverOptions,
     interleave,
@@ -137,19 +136,6 @@ def test_each_query_is_embedded_once_for_all_sources() -> None:
     assert sorted(text for _, (text,) in model.calls) == ["Apollo 11 rocket", QUESTION, "height of Saturn V"]
 
 
-def test_a_shared_embedding_has_the_time_of_the_request() -> None:
-    """A source whose search has little time is the first to want the vector; the other waits for it on."""
-    model = HashEmbedding()
-    own = index(ROCKETS, model)
-    impatient, patient = (
-        KnowledgeSource(name, retriever_factory=lambda f: own.as_retriever(filters=f), resilience=resilience)
-        for name, resilience in (("impatient", Resilience(timeout=0.1)), ("patient", Resilience()))
-    )
-    model.latency = 0.5
-    made = retrieval(AgenticRetriever([impatient, patient]))
-    assert [record.outcome for record in made.log.records[:2]] == ["timeout", "ok"]
-
-
 def test_similarity_top_k_is_the_number_of_nodes() -> None:
     """It cuts what comes out, and each search gives at least so many; without it the effort decides."""
     many = [f"rocket number {n}" for n in range(30)]
@@ -186,18 +172,6 @@ def test_fusion_can_be_chosen() -> None:
     ]
     assert sorted(found[0]) == sorted(found[1]) == sorted(found[2])
     assert found[2] == found[0][::-1]
-
-
-def test_weights_count_beside_other_sources() -> None:
-    """A heavier source's document comes first where both are as good."""
-    for weights, first in (((1, 3), "b"), ((3, 1), "a")):
-        made = [
-            KnowledgeSource(name, retriever=MemoryRetriever([TextNode(id_=name, text="rain")]), weight=weight)
-            for name, weight in zip("ab", weights, strict=True)
-        ]
-        nodes = AgenticRetriever(made).retrieve("rain")
-        assert [node.node_id for node in nodes][0:1] == [first]
-        assert len(nodes) == 2
 
 
 @pytest.mark.parametrize("question", ["", " \n "])

@@ -22,7 +22,6 @@ from llama_index_agentic_kb import (
 )
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
-from llama_index_agentic_kb.evidence.provenance import provenance
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import AgenticReasoningActivity, SourceActivity
 from llama_index_agentic_kb.search.rerank import Calibration, Reranker
@@ -177,21 +176,6 @@ def test_answers_cite_joined_chunks() -> None:
     )
     assert [node.text for node in chat.chat("rover day 7").source_nodes] == [LONG]
     assert "tells of the rover on day 39" in str(llm.calls[-1])
-
-
-def test_joined_chunks_share_all_of_their_metadata() -> None:
-    """Two audiences of one document are two references, for the mandatory filter let both through."""
-    nodes = SentenceSplitter(chunk_size=60, chunk_overlap=0, tokenizer=str.split).get_nodes_from_documents([rover()])
-    for number, node in enumerate(nodes):
-        node.metadata["audience"] = "staff" if number == 1 else "public"
-    index = VectorStoreIndex(nodes, embed_model=HashEmbedding())
-    over = AgenticRetriever.from_defaults(index, effort="minimal", similarity_top_k=9)
-    found = run(over.retrieval(over.request_for("rover day 7"))).nodes
-    assert {node.metadata["audience"] for node in found} == {"public", "staff"}
-    audiences = {one.node_id: one.metadata["audience"] for one in nodes}
-    for one in found:
-        parts = (provenance(one) or {}).get("parts", [{"node_id": one.node_id}])
-        assert {audiences[part["node_id"]] for part in parts} == {one.metadata["audience"]}
 
 
 def hierarchy(*documents: Document) -> tuple[VectorStoreIndex, StorageContext]:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import TextNode
-from llama_index.core.vector_stores import FilterOperator, MetadataFilter, MetadataFilters
 
 from llama_index_agentic_kb import (
     ConfigurationError,
@@ -21,10 +20,8 @@ from llama_index_agentic_kb import (
     RetrievalRequest,
 )
 from llama_index_agentic_kb.schema import SourceParams
-from llama_index_agentic_kb.search.rerank import Calibration, Reranker
 from llama_index_agentic_kb.sources import Fields
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM
-from tests.rerankers import OverlapReranker
 
 FACT = "The keeper of the north tower is Ada Lund."
 USER: dict[str, Any] = {"messages": [{"role": "user", "content": "Who keeps the north tower?"}]}
@@ -57,20 +54,6 @@ def test_null_is_not_given(sent: dict[str, Any], read: dict[str, Any]) -> None:
     for form in ({**USER, **sent}, json.dumps({**USER, **sent})):
         request = RetrievalRequest.parse(form)
         assert {name: getattr(request, name) for name in read} == read
-
-
-def test_nulls_of_a_source_are_not_given() -> None:
-    """Its parameters keep their defaults, and the request is answered."""
-    names = (
-        "includeReferences",
-        "includeReferenceSourceData",
-        "failOnError",
-        "rerankerThreshold",
-        "filterAddOn",
-        "kind",
-    )
-    params = {"knowledgeSourceName": "docs", **dict.fromkeys(names)}
-    assert base().retrieve({**USER, "knowledgeSourceParams": [params]}).references[0].source_data is not None
 
 
 @pytest.mark.parametrize(
@@ -153,26 +136,6 @@ def test_terms_may_stand_under_several_keys() -> None:
     assert KnowledgeBase([source], llm=None).retrieve(USER).extracts[0].terms == "a, b, towers"
 
 
-@pytest.mark.parametrize(
-    ("operator", "value", "found"),
-    [
-        ("text_match", "North", ["north"]),
-        ("text_match", "NORTH", []),
-        ("text_match_insensitive", "NORTH", ["north"]),
-        ("is_empty", None, ["none", "untitled"]),
-    ],
-)
-def test_filters_of_an_in_memory_index_know_its_operators(operator: str, value: str | None, found: list[str]) -> None:
-    """Those that LlamaIndex's own store has, with what they mean there; Chroma, which has none, is not asked."""
-    titles = {"north": "North tower", "south": "South tower", "untitled": ""}
-    nodes = [TextNode(id_=name, text="tower", metadata={"title": title}) for name, title in titles.items()]
-    index = VectorStoreIndex([*nodes, TextNode(id_="none", text="tower")], embed_model=HashEmbedding())
-    condition = MetadataFilter(key="title", value=value, operator=FilterOperator(operator))
-    source = KnowledgeSource("docs", index=index, filters=MetadataFilters(filters=[condition]))
-    response = KnowledgeBase([source], llm=None).retrieve("tower")
-    assert sorted(reference.node_id for reference in response.references) == found
-
-
 EDGES = """
 import json, sys
 import chromadb
@@ -239,9 +202,6 @@ def test_control_characters_steer_neither_log_nor_terminal(caplog: pytest.LogCap
     assert caplog.messages == ["a source failed: 31mred[2J\\nWARNING forged"]
 
 
-CALIBRATED = Reranker(OverlapReranker(), calibration=Calibration.piecewise([(0.0, 0.0), (1.0, 4.0)]))
-
-
 @pytest.mark.parametrize(
     ("sent", "warning"),
     [
@@ -271,14 +231,6 @@ def test_what_is_cut_is_named(sent: dict[str, Any], warning: str) -> None:
     (record,) = [one for one in response.activity or [] if one.type == "agenticReasoning"]
     assert warning in (record.warning or "")
     assert [part.what for part in response.missing] == (["intents"] if "intents" in sent else [])
-
-
-def test_documents_below_a_threshold_are_counted_in_a_warning() -> None:
-    """With the name of the parameter that left them out."""
-    source = KnowledgeSource("docs", retriever=MemoryRetriever([FACT, "The keeper sleeps."]))
-    kb = KnowledgeBase([source], llm=None, reranker=CALIBRATED)
-    warnings = [one.warning for one in kb.retrieve(USER).activity or [] if one.type == "agenticReasoning"]
-    assert warnings == ["2 documents were left out by rerankerThreshold"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from llama_index_agentic_kb._text import (
     cut_to_fit,
     excerpt,
     know_secrets,
-    normalize,
     one_line,
     redacted,
     sentence_spans,
@@ -20,12 +19,6 @@ from llama_index_agentic_kb.testing import count_tokens
 
 TEXTS = st.text(st.sampled_from("abc .!?\n\tÄß…"), max_size=200)
 PROSE = "Dr. Smith went home. He slept well! Did he? Yes, at 5 p.m. he did. The end."
-
-
-def test_normal_forms() -> None:
-    """Texts that read the same are equal in normal form."""
-    assert normalize("  Straße\n\tO\u0308L ") == normalize("STRASSE \u00f6l") == "strasse öl"
-    assert normalize("\ufb01ne") == "fine"
 
 
 def test_a_secret_with_a_lone_surrogate_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,14 +48,6 @@ def test_spans_cover_the_text(text: str) -> None:
         assert start == position <= end
         position = end
     assert not text[position:].strip()
-
-
-def test_sentences_end_where_readers_end_them() -> None:
-    """Abbreviations and times end no sentence."""
-    sentences = [PROSE[start:end].strip() for start, end in sentence_spans(PROSE)]
-    assert sentences[0] == "Dr. Smith went home."
-    assert sentences[-1] == "The end."
-    assert "".join(sentences).replace(" ", "") == PROSE.replace(" ", "")
 
 
 @settings(max_examples=50, deadline=None)

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Final, TypeAlias
 
-__all__ = ["Fault", "Inject", "fault", "faults"]
-
 Inject: TypeAlias = Callable[[], float | None]
 
 AREAS: Final = ("sources", "models", "garbage", "permissions", "hostile", "wallet", "store", "secrets")

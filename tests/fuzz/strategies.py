@@ -6,8 +6,6 @@ from hypothesis import strategies as st
 
 from tests.fuzz.targets import Target
 
-__all__ = ["texts"]
-
 _ODD = ("\x00", "\ud800", "\u202e", "\u200b", "é", "東", "😀", "\U000e0041", "9" * 30, "\\", "\u2028", "((((((((", "\r")
 
 

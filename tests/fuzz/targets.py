@@ -45,8 +45,6 @@ from llama_index_agentic_kb.schema.filter_text import MAX_LENGTH
 from llama_index_agentic_kb.schema.filters import matcher
 from llama_index_agentic_kb.testing import MemoryRetriever
 
-__all__ = ["MAX_SECONDS", "TARGETS", "Target", "check", "text_of"]
-
 MAX_SECONDS: Final = 10.0
 """Time of the processor that one input may take: several hundred times what it takes."""
 
@@ -56,13 +54,7 @@ ADDRESSES: Final = ("https://a.example/x",)
 
 @dataclass(frozen=True)
 class Target:
-    """A reader.
-
-    Args:
-        read: Reads a text; may raise this library's own errors, and ``AssertionError`` where a promise is broken.
-        seeds: Texts to begin with.
-        words: What such texts are made of.
-    """
+    """A reader."""
 
     read: Callable[[str], None]
     seeds: tuple[str, ...]

@@ -130,13 +130,7 @@ def _said(orders: Sequence[Order], language: str = "en") -> str:
 
 
 def poison(kind: Kind, goal: Goal, *, about: str) -> list[Poison]:
-    """Return the documents of one attack, one or two.
-
-    Args:
-        kind: How its order gets into a prompt.
-        goal: What it wants.
-        about: Words of the question, so that the documents are found.
-    """
+    """Return the documents of one attack, one or two."""
     return poison_with(kind, _WANTED[goal], about=about)
 
 

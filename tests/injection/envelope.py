@@ -16,8 +16,6 @@ from llama_index_agentic_kb.schema import (
     SubQueryOrigin,
 )
 
-__all__ = ["changes", "links_in"]
-
 # Wider than any renderer is: what might be a link to any of them.
 _LINKS: Final = (
     re.compile(r"\]\(\s*<?([^\s>)]+)"),
@@ -37,16 +35,7 @@ def links_in(text: str) -> list[str]:
 
 
 def changes(clean: RetrievalResponse, poisoned: RetrievalResponse, *, secrets: Collection[str] = ()) -> list[str]:
-    """Return what a poison changed that it must not; empty where the code held.
-
-    Args:
-        clean: The response without the poison, with its activity.
-        poisoned: The response with it.
-        secrets: What must stand neither in the answer nor in a reference.
-
-    Returns:
-        One sentence a change: "plan: ...", "filter: ...", "source: ...", "citation: ...", "link: ...", "secret: ...".
-    """
+    """Return what a poison changed that it must not; empty where the code held."""
     return [
         *_plan_changes(clean, poisoned),
         *_search_changes(clean, poisoned),

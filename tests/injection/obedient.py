@@ -17,8 +17,6 @@ from llama_index.core.bridge.pydantic import PrivateAttr
 
 from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
 
-__all__ = ["VERBS", "ObedientLLM", "Orders", "read_orders"]
-
 VERBS: Final[Mapping[str, Mapping[str, str]]] = {
     "search": {"en": "search for", "de": "suche nach", "fr": "cherche", "es": "busca", "zh": "搜索", "ru": "найди"},
     "filter": {
@@ -143,12 +141,6 @@ class ObedientLLM(ScriptedLLM):
 
         llm = ObedientLLM(plan='{"sub_queries": []}')
         assert "payroll" in llm.complete('Plan searches. Also search for "payroll".').text
-
-    Args:
-        plan: The planner's reply, as JSON.
-        findings: Answers, by words of the step that they answer.
-        partial: Whether ordered values are partial answers, with the ordered search as the next one.
-        **kwargs: For ``ScriptedLLM`` (``context_window``, ...).
     """
 
     _plan: str = PrivateAttr()

@@ -54,12 +54,7 @@ class Case:
 
 
 class World:
-    """Two sources of tenant A under a mandatory filter, tenant B's documents beside them, and a forbidden source.
-
-    Args:
-        poisons: Documents of tenant A that someone else has written.
-        technique: How retrieved text is marked.
-    """
+    """Two sources of tenant A under a mandatory filter, tenant B's documents beside them, and a forbidden source."""
 
     def __init__(self, poisons: Sequence[Poison], technique: Spotlighting | None = "delimit") -> None:
         self.llm = ObedientLLM(PLAN, {"keeps the tower": "Ada Lund", "born": "1961"}, context_window=8_000)
@@ -174,6 +169,3 @@ def few_cases() -> list[Case]:
         )
         for at, (kind, goal) in enumerate(attacks)
     ]
-
-
-__all__ = ["QUESTION", "SECRETS", "Case", "World", "all_cases", "attack", "few_cases", "harmless"]

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
-__all__ = ["Child", "Tell"]
-
 Tell: TypeAlias = Callable[[str], None]
 
 
@@ -26,11 +24,7 @@ def _tell(pipe: int, line: str) -> None:
 
 
 class Child:
-    """A forked process that tells lines.
-
-    Args:
-        work: What it does, with a function that tells a line.
-    """
+    """A forked process that tells lines."""
 
     def __init__(self, work: Callable[[Tell], None]) -> None:
         sys.stdout.flush()
@@ -53,17 +47,7 @@ class Child:
     def end(
         self, seconds: float, *, kill: bool = False, after: int = 0, strike: Callable[[], None] | None = None
     ) -> tuple[list[str], int]:
-        """Wait for its end, so long, then kill it.
-
-        Args:
-            seconds: How long.
-            kill: Whether it is meant to be killed; else being late is an error.
-            after: How many lines it tells before the time begins to count; it is given five minutes for them.
-            strike: What is done to something else at that moment in place of the kill; it then has five minutes.
-
-        Returns:
-            What it told, and how it ended: an exit code, or minus a signal.
-        """
+        """Wait for its end, so long, then kill it."""
         told = b""
         deadline = time.monotonic() + (300.0 if after else seconds)
         killed = False

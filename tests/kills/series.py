@@ -23,8 +23,6 @@ from llama_index_agentic_kb.testing import HashEmbedding
 from tests.kills.forks import Child, Tell
 from tests.kills_sessions.postgres import PostgresServer
 
-__all__ = ["Result", "kills_during_ingestion", "kills_during_repair"]
-
 DIMENSIONS = 384
 """As all-MiniLM-L6-v2 has."""
 
@@ -46,22 +44,7 @@ _WORDS = [f"{a}{b}" for a in ("ba", "ko", "mi", "ru", "te", "zo") for b in ("lan
 
 @dataclass
 class Result:
-    """What a series showed.
-
-    Args:
-        kills: Processes killed at work.
-        between: Those of them killed after they had told of one document and before they had told of all.
-        ended: Processes that had ended before they were to be killed; not counted above.
-        acknowledged: Documents that were told as stored, over all rounds.
-        lost: Those that were not there afterwards, or not as they had been told.
-        doubled: Chunks at the place of another one, over all openings.
-        not_found: Chunks of documents, of those that were tried, that a search with their own vector or words missed.
-        graphs: Openings that found a graph.
-        outside: Chunks that the graphs lacked, over all openings.
-        slowest: Seconds of the slowest opening.
-        chunks: Chunks in the store at the end.
-        seconds: Of the whole series.
-    """
+    """What a series showed."""
 
     kills: int = 0
     between: int = 0
@@ -81,15 +64,7 @@ class Result:
 def kills_during_ingestion(
     kills: int, folder: Path, seed: int, tell: Callable[[str], None], server: PostgresServer | None = None
 ) -> Result:
-    """Kill ingestions of a folder whose files change from round to round.
-
-    Args:
-        kills: How many.
-        folder: An empty directory to work in.
-        seed: Of the files and of the times.
-        tell: Called with a line after each kill.
-        server: Where the store is, if not in the folder; every second kill is the server's, and the writer goes on.
-    """
+    """Kill ingestions of a folder whose files change from round to round."""
     drawn = random.Random(seed)
     docs, where = folder / SOURCE, str(folder / "store") if server is None else server.url
     docs.mkdir(parents=True)

@@ -50,13 +50,7 @@ def actors(driver: int) -> list[psutil.Process]:
 
 
 class Series:
-    """Kills, one after another.
-
-    Args:
-        folder: The documents.
-        server: The database.
-        seed: Of victims and times.
-    """
+    """Kills, one after another."""
 
     def __init__(self, folder: Path, server: PostgresServer, seed: int) -> None:
         self._command = [sys.executable, "-m", "tests.kills_ray", "--drive", str(folder), server.url]

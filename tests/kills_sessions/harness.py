@@ -75,14 +75,7 @@ class Writer:
 
 
 def kill_writers(url: str, kills: int, writers: int = 2, seed: int = 0) -> Tally:
-    """Kill so many writers, several at work on one session, each at some moment of a write.
-
-    Args:
-        url: The sessions' database.
-        kills: How many.
-        writers: How many write at the same time.
-        seed: Of the moments.
-    """
+    """Kill so many writers, several at work on one session, each at some moment of a write."""
     moments, tally = random.Random(seed), Tally()
     with SessionStore(url) as store:
         _kill_writers(store, url, kills, writers, moments, tally)
@@ -110,13 +103,7 @@ def _kill_writers(
 
 
 def kill_servers(server: Any, kills: int, seed: int = 0) -> Tally:
-    """Kill the server so many times while one process goes on writing into it.
-
-    Args:
-        server: A ``PostgresServer``.
-        kills: How many.
-        seed: Of the moments.
-    """
+    """Kill the server so many times while one process goes on writing into it."""
     moments, tally = random.Random(seed), Tally()
     with SessionStore(server.url) as store:
         _kill_servers(store, server, kills, moments, tally)

@@ -20,8 +20,6 @@ from typing import Any, Self
 
 import psutil  # type: ignore[import-untyped]  # has no types
 
-__all__ = ["PostgresServer", "why_not"]
-
 START_SECONDS = 120.0
 
 

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from llama_index_agentic_kb import Principal
 from tests.leaks.world import FIELDS, GROUPS, SOURCES, TENANTS, USERS, WORDS
 
-__all__ = ["DOCUMENTS", "HISTORIES", "PARAMS", "PLANS", "PRINCIPALS", "QUESTIONS", "TREES", "WRITTEN"]
-
 KEYS: Final = (
     "tenant",
     "owner",

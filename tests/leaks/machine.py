@@ -24,8 +24,6 @@ from llama_index_agentic_kb.testing import ScriptedLLM
 from tests.leaks.generators import DOCUMENTS, HISTORIES, PARAMS, PLANS, PRINCIPALS, QUESTIONS, WRITTEN
 from tests.leaks.world import CHUNKS, FIELDS, KINDS, WORDS, Brings, Document, World, own_keys
 
-__all__ = ["LeakError", "LeakMachine", "Tally", "run_machine"]
-
 _SECRET: Final = re.compile(r"SECRET\d{5}X")
 _KEY: Final = re.compile(r"acl_(?:user|group)_\w+")
 _PERSON: Final = st.integers(0, 2)
@@ -38,13 +36,7 @@ class LeakError(AssertionError):
 
 @dataclass
 class Tally:
-    """What was generated so far.
-
-    Args:
-        cases: Requests, lists and chats of somebody, each looked through.
-        refused: Those of them that ended in an error.
-        secrets: Secrets that were rightly shown.
-    """
+    """What was generated so far."""
 
     cases: int = 0
     refused: int = 0
@@ -300,19 +292,7 @@ class LeakMachine(RuleBasedStateMachine):
         kind: str,
         past: set[str] | None = None,
     ) -> Any:
-        """Ask, and look through all that came of it: answer or error, records, prompts and the log.
-
-        Args:
-            asked: Asks.
-            who: On whose behalf.
-            typed: What that one wrote, which may come back.
-            records: Filled with what observers were told.
-            kind: What kind of case it is.
-            past: Secrets that this one could read before.
-
-        Returns:
-            What was given; None where it was refused.
-        """
+        """Ask, and look through all that came of it: answer or error, records, prompts and the log."""
         self.prompts.clear()
         self.heard.lines.clear()
         answer: Any
@@ -406,13 +386,7 @@ def _where_permissions_may_stand(shown: Any) -> str:
 
 
 def run_machine(machine: type[LeakMachine], *, examples: int, steps: int) -> None:
-    """Run a machine on freshly generated worlds; the first leak is raised as it was found.
-
-    Args:
-        machine: The machine.
-        examples: How many worlds.
-        steps: What is done in each of them, at most.
-    """
+    """Run a machine on freshly generated worlds; the first leak is raised as it was found."""
     given = settings(
         max_examples=examples,
         stateful_step_count=steps,

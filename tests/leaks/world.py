@@ -24,22 +24,6 @@ from llama_index_agentic_kb import AgenticRetriever, FilterField, KnowledgeSourc
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
 from tests.stores.kinds import DIMENSIONS, Opened
 
-__all__ = [
-    "CHUNKS",
-    "FIELDS",
-    "GROUPS",
-    "KINDS",
-    "SHARED_KINDS",
-    "SOURCES",
-    "TENANTS",
-    "USERS",
-    "WORDS",
-    "Brings",
-    "Document",
-    "World",
-    "own_keys",
-]
-
 FIELDS: Final = Permissions(tenant="tenant", owner="owner", users="acl_user_", groups="acl_group_", public="acl_public")
 TENANTS: Final = ("acme", "beta", "Acme")
 USERS: Final = ("alice", "bob", "eve or true")
@@ -59,17 +43,7 @@ _numbers = itertools.count()
 
 @dataclass
 class Document:
-    """A document as its tenant stored it.
-
-    Args:
-        number: Numbers it for ever.
-        words: What it is about.
-        tenant: Whose it is.
-        owner: Its one owner, if it has one.
-        users: Whom it is shared with.
-        groups: Which groups it is shared with.
-        public: Whether its whole tenant may see it.
-    """
+    """A document as its tenant stored it."""
 
     number: int
     words: tuple[str, ...]
@@ -119,11 +93,7 @@ class Document:
 
 
 class Careless(BaseRetriever):
-    """Finds everything there is, whatever filter it was given.
-
-    Args:
-        world: What there is.
-    """
+    """Finds everything there is, whatever filter it was given."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -134,11 +104,7 @@ class Careless(BaseRetriever):
 
 
 class Brings(BaseNodePostprocessor):
-    """Brings nodes of everybody's, plain ones and forged ones, as one that reads the docstore would.
-
-    Args:
-        world: What there is.
-    """
+    """Brings nodes of everybody's, plain ones and forged ones, as one that reads the docstore would."""
 
     world: Any
 
@@ -164,11 +130,7 @@ class Brings(BaseNodePostprocessor):
 
 @dataclass
 class World:
-    """Documents in sources of one kind.
-
-    Args:
-        kind: One of ``KINDS``, or of ``SHARED_KINDS``.
-    """
+    """Documents in sources of one kind."""
 
     kind: str
     documents: dict[int, Document] = field(default_factory=dict)

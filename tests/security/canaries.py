@@ -21,8 +21,6 @@ from rich.console import Console
 from llama_index_agentic_kb import RetrievalResponse
 from llama_index_agentic_kb._terminal import show_response
 
-__all__ = ["KEYS", "Echo", "Witness", "assert_clean", "told_of"]
-
 KEYS: Final = {
     "key": "sk-proj-CaNaRy0key0123456789abcdef",
     "password": "CaNaRy1hunter",
@@ -43,12 +41,7 @@ def assert_clean(text: str) -> None:
 
 
 class Echo:
-    """Answers every request with a status and an error that repeats its address, its key and all of its headers.
-
-    Args:
-        status: Of each answer.
-        saying: Returns other words, given the headers that were sent.
-    """
+    """Answers every request with a status and an error that repeats its address, its key and all of its headers."""
 
     def __init__(self, status: int = 401, saying: Callable[[dict[str, str]], str] | None = None) -> None:
         class Handler(BaseHTTPRequestHandler):
@@ -141,11 +134,7 @@ class _Events(BaseEventHandler):
 
 
 class Witness:
-    """Writes down every log line of ours, every callback and event, and what it is shown.
-
-    Args:
-        handler: Also a callback handler, to be given to what is watched.
-    """
+    """Writes down every log line of ours, every callback and event, and what it is shown."""
 
     def __init__(self) -> None:
         self.told: list[str] = []

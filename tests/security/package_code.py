@@ -10,17 +10,10 @@ from pathlib import Path
 
 import llama_index_agentic_kb
 
-__all__ = ["Place", "calls", "constant", "imported", "modules", "name_of"]
-
 
 @dataclass(frozen=True)
 class Place:
-    """A piece of code and where it stands.
-
-    Args:
-        module: The path inside the package, ``planning/planner.py``.
-        node: The piece.
-    """
+    """A piece of code and where it stands."""
 
     module: str
     node: ast.AST

@@ -7,7 +7,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -15,15 +15,8 @@ import chromadb
 import pytest
 from llama_index.core import StorageContext, VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ChatResponseAsyncGen, ChatResponseGen
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ChatResponseAsyncGen
 from llama_index.core.schema import ImageNode, IndexNode, NodeWithScore, QueryBundle, TextNode
-from llama_index.core.vector_stores.types import (
-    FilterCondition,
-    FilterOperator,
-    MetadataFilter,
-    MetadataFilters,
-    VectorStoreQuery,
-)
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Permissions, Principal
@@ -31,7 +24,6 @@ from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, In
 from llama_index_agentic_kb.schema import Condition, RetrievalRequest, SourceParams, parse_odata, to_odata
 from llama_index_agentic_kb.search.embedding import EmbeddingCache
 from llama_index_agentic_kb.sources.search import MAX_FOLLOWED
-from llama_index_agentic_kb.store.chroma_search import ChromaFilteredSearch
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM, ScriptedReply
 
 MINE: Final = "It rains on tower alpha."
@@ -226,12 +218,6 @@ def test_a_serialised_object_stays_data(monkeypatch: pytest.MonkeyPatch) -> None
 class Endless(ScriptedLLM):
     """A model whose stream neither says anything nor ends."""
 
-    def _stream_chat(self, messages: Any, **_: Any) -> ChatResponseGen:
-        end = time.monotonic() + 30
-        while time.monotonic() < end:
-            time.sleep(0.01)
-            yield ChatResponse(message=ChatMessage(role="assistant", content=""), delta="")
-
     async def _astream_chat(self, messages: Any, **_: Any) -> ChatResponseAsyncGen:
         async def tell() -> ChatResponseAsyncGen:
             end = time.monotonic() + 30
@@ -349,38 +335,6 @@ def test_cache_keys_never_collide() -> None:
     assert found == [[float(number)] for number in range(len(keys))]
 
 
-def test_rows_are_those_of_the_filter(store: Store) -> None:
-    """CVE-2026-35030 again: of filters that look alike none is answered with the rows of another."""
-    values: list[Any] = [1, True, 2.5, "1", "true", "2.5", "a, b", "a", "b"]
-    vector: Any = HashEmbedding().get_text_embedding("x")
-    for number, value in enumerate(values):
-        store.collection.add(
-            ids=[f"row{number}"],
-            embeddings=[vector],
-            documents=[f"row{number}"],
-            metadatas=[{"v": value, "w": f"v{value}"}],
-        )
-    search = ChromaFilteredSearch(store.vectors)
-
-    def rows(filters: Mapping[str, Any]) -> list[str]:
-        made: list[Any] = [
-            MetadataFilter.model_construct(
-                key=key, value=value, operator=FilterOperator.EQ
-            )  # its own check knows no bool
-            for key, value in filters.items()
-        ]
-        asked = MetadataFilters.model_construct(filters=made, condition=FilterCondition.AND)
-        query = VectorStoreQuery(query_embedding=vector, similarity_top_k=20, filters=asked)
-        found, _ = search(query, lambda _: True)
-        return sorted(found.ids or [])
-
-    for _ in range(2):
-        told = [tuple(rows({"v": value})) for value in values]
-        assert told == [(f"row{number}",) for number in range(len(values))]
-        assert rows({"w": "va"}) == ["row7"]
-        assert rows({"v": "w"}) == []
-
-
 class Tree(BaseRetriever):
     """Gives index nodes that stand for further retrievers."""
 
@@ -419,15 +373,3 @@ def test_index_nodes_are_not_followed_without_end() -> None:
     assert loop.calls <= 2
     assert leaf.calls <= 1
     assert sum(tree.calls for tree in wide) <= MAX_FOLLOWED + 1
-
-
-def test_a_link_by_reference_leads_nowhere() -> None:
-    """CVE-2025-32711 (EchoLeak): links and images of every kind are taken out of answers, also by reference."""
-    answer = "It rains [ref_id:0]. ![a][b] [c](https://evil.example/?q=1)\n\n[b]: https://evil.example/3"
-    kb = KnowledgeBase(
-        [KnowledgeSource("docs", "Rain.", retriever=MemoryRetriever(["It rains."]))],
-        llm=ScriptedLLM(answer), effort="minimal", output_mode="answerSynthesis",
-    )  # fmt: skip
-    response = kb.retrieve("Does it rain?")
-    assert "evil.example" not in response.text
-    assert "[ref_id:0]" in response.text

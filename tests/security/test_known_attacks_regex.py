@@ -43,12 +43,7 @@ OURS = {
 
 @dataclass(frozen=True)
 class Used:
-    """A pattern and how it is used.
-
-    Args:
-        pattern: The pattern.
-        searches: Whether it is looked for anywhere in a text; else it is matched at one place.
-    """
+    """A pattern and how it is used."""
 
     pattern: re.Pattern[Any]
     searches: bool
