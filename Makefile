@@ -111,10 +111,8 @@ KILLS ?= 100
 REPAIRS ?= 12
 POSTGRES_KILLS ?= 30
 CASES ?= 10000
-SECONDS ?= 600
 kills: $(VENV)/.dev
-	$(BIN)/python -m tests.kills --kills $(KILLS) --repairs $(REPAIRS) --postgres $(POSTGRES_KILLS)
-	$(BIN)/python -m tests.kills_sessions --kills $(KILLS)
+	$(BIN)/python -m tests.kills --kills $(KILLS) --repairs $(REPAIRS) --postgres $(POSTGRES_KILLS) --sessions $(KILLS)
 
 # Kills actors, drivers and PostgreSQL while Ray ingests.
 kills-ray: $(VENV)/.dev
@@ -147,10 +145,7 @@ openapi: $(VENV)/.dev
 	SERVER_EXAMPLES=500 $(BIN)/python -m pytest tests/server/test_openapi.py
 
 fuzz: $(VENV)/.dev
-	$(PIP_INSTALL) -e '.[fuzz]'
-	for target in odata plan citations findings request google; do \
-		$(BIN)/python -m tests.fuzz --target $$target --seconds $(SECONDS) || exit 1; \
-	done
+	HYPOTHESIS_PROFILE=default FUZZ_EXAMPLES=$(CASES) $(BIN)/python -m pytest tests/fuzz
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*

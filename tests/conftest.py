@@ -37,15 +37,9 @@ _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY")
 
 
 _LONG = (
-    "tests/benchmarks/",
-    "tests/faults/",
-    "tests/kills",
-    "tests/leaks/",
-    "tests/server/",
-    "tests/test_cli.py",
-    "tests/test_notebook.py",
-    "tests/test_readme.py",
-)
+    "tests/benchmarks/", "tests/faults/", "tests/kills", "tests/leaks/", "tests/server/", "tests/test_cli.py",
+    "tests/test_notebook.py", "tests/test_readme.py",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

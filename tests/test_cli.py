@@ -98,19 +98,6 @@ def test_commands_that_need_no_model_load_none(store: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["gpt-4o-mini", "my-own-model"])
-def test_ask_with_a_model_answers(store: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
-    """With a server in the environment ``ask`` plans and answers, also with a model whose name nobody knows."""
-    with LoopbackOpenAI(reply) as server:
-        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-        done = runner.invoke(cli.app, ["ask", "How tall was it?", "--store", str(store), "--model", model])
-    assert done.exit_code == 0, done.output
-    assert "It was 110.6 m tall [1]." in done.output
-    assert "height of the Saturn V" in done.output
-    assert model in done.output
-
-
-@pytest.mark.slow
 def test_repair_tells_what_it_did(store: Path, tmp_path: Path) -> None:
     """A whole store is left alone; ``--rebuild`` builds its indexes again; damaged documents are refused."""
     kept = Path(shutil.copytree(store, tmp_path / "kb"))
@@ -238,16 +225,6 @@ def test_options_stand_in_a_file(store: Path, tmp_path: Path, monkeypatch: pytes
         assert f"unknown: {unknown};" in str(runner.invoke(cli.app, ["list"]).exception)
     config.write_text("store = ", encoding="utf-8")
     assert "TOML" in str(runner.invoke(cli.app, ["list"]).exception)
-
-
-@pytest.mark.slow
-def test_every_option_can_stand_in_a_file(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under the name that the command line has, with dashes or underscores; one source needs no list."""
-    monkeypatch.chdir(tmp_path)
-    options = f'store = "{store}"\n[ask]\njson = true\nfilter = "title eq \'Missions\'"\nsource = "missions"\n'
-    Path("agentic-kb.toml").write_text(f"{options}[ingest]\nmax-megabytes = 1\nchunk_size = 99\n", encoding="utf-8")
-    done = runner.invoke(cli.app, ["ask", "What flew on a Saturn V?"])
-    assert [reference.title for reference in RetrievalResponse.parse(done.stdout).references] == ["Missions"]
 
 
 @pytest.mark.slow

@@ -79,20 +79,6 @@ async def test_every_turn_has_sources_and_an_account(server: LoopbackOpenAI) -> 
         assert "akb-answer" in response._repr_html_()
 
 
-def test_the_last_words_are_searched_beside_what_is_planned(server: LoopbackOpenAI) -> None:
-    """As the user wrote them, in a search of their own; a plan of one reply is made, and no other call."""
-    chat = chat_engine(base(server))
-    chat.chat("Which rocket launched Apollo 11?")
-    before = len(server.chats)
-    plan = chat.chat("And how tall was it?").account.plan
-    assert plan is not None
-    assert [(one.query, one.origin.value) for one in plan.sub_queries] == [
-        ("And how tall was it?", "question"),
-        ("height of the Saturn V rocket", "planner"),
-    ]
-    assert len(server.chats) == before + 2
-
-
 @pytest.mark.parametrize("mode", ["best", "context", "condense_plus_context", "condense_question"])
 @pytest.mark.parametrize("effort", ["minimal", "low"])
 def test_what_was_said_stays_text(server: LoopbackOpenAI, mode: Any, effort: str) -> None:
@@ -134,15 +120,6 @@ async def test_llama_index_s_engines_condense_nothing(server: LoopbackOpenAI, mo
     before = len(server.chats)
     chat.chat("How wide is it?", chat_history=[ChatMessage(role="user", content="Tell me of Titan.")])
     assert ("Titan" in server.chats[before].text, "Apollo" in server.chats[before].text) == (True, False)
-
-
-def test_at_minimal_effort_their_engines_condense(server: LoopbackOpenAI) -> None:
-    """Nothing is planned then, so that their own call rewrites the message."""
-    chat = base(server, effort="minimal").as_chat_engine("condense_plus_context")  # type: ignore[arg-type]
-    chat.chat("Which rocket launched Apollo 11?")
-    before = len(server.chats)
-    chat.chat("And how tall was it?")
-    assert "Standalone question:" in server.chats[before].text
 
 
 ALICE = Principal(user="alice", groups=["staff"])
@@ -223,16 +200,6 @@ def test_the_state_is_shown(shop: Shop) -> None:
     assert "Conversation" not in plain._repr_html_()
 
 
-def test_a_state_of_another_form_is_left_out(shop: Shop, store: SessionStore) -> None:
-    """One that this release can't read ends no session."""
-    kb = KnowledgeBase(shop.sources(), sessions=store, principal=ALICE)
-    chat = chat_engine(kb, session="-")
-    chat.chat("Where is my order?")
-    memory: Any = chat.memory
-    store.set_states(memory.owner, memory.session_id, {"dialogue": {"stage": "of tomorrow"}, "unknown": 1})
-    assert "order number" in str(chat_engine(kb, session=memory.session_id).chat("Where is my order?"))
-
-
 def test_interleaved_sessions_keep_their_states_apart(shop: Shop) -> None:
     """40 conversations on 16 threads, turn by turn: each has its own order, and its own answer."""
     kb, sessions = KnowledgeBase(shop.sources(), principal=ALICE), 40
@@ -308,15 +275,3 @@ def test_a_tool_s_answers_are_told_apart_by_other_engines(server: LoopbackOpenAI
     text = plain.call("Saturn V rocket").content
     assert re.search(r"\[my_docs_:[0-9a-f]{8}\]\nThe Saturn V rocket was 110.6 m tall\.", text)
     assert MessageRole.USER.value not in text
-
-
-async def test_a_tool_of_passages_says_how_to_cite_them(server: LoopbackOpenAI) -> None:
-    """Each passage has its marker; the question is searched as the agent asked it, sync and async."""
-    tool = base(server, effort="minimal").as_retriever_tool("space")
-    for output in (tool.call(input="Saturn V rocket"), await tool.acall("Saturn V rocket")):
-        assert output.raw_input == {"input": "Saturn V rocket"}
-        markers = re.findall(r"^(\[space:[0-9a-f]{8}\])\n(.*)$", output.content, re.MULTILINE)
-        assert {text for _, text in markers} <= set(ROCKETS)
-        marker, text = markers[-1]
-        assert [node.node.get_content() for node in cited_nodes(f"So {marker}.", [output])] == [text]
-    assert tool.call("zzz").content == "Nothing was found."

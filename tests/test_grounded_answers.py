@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
-from llama_index.core.response_synthesizers import get_response_synthesizer as core_synthesizer
 
 from llama_index_agentic_kb import AgenticResponse, ConfigurationError, KnowledgeBase, KnowledgeSource
 from llama_index_agentic_kb._aio import Call
@@ -165,17 +164,6 @@ def test_a_badly_grounded_answer_is_withheld_on_request(answer: str, withheld: b
     assert len(account.references) == 3
 
 
-def test_what_a_source_does_not_show_is_not_quoted() -> None:
-    """Without references its words still count, and stand nowhere."""
-    kb, _ = knowledge_base(GOOD)
-    params = [{"knowledgeSourceName": "docs", "includeReferences": False}]
-    response = kb.retrieve(QUESTION, knowledge_source_params=params)
-    assert response.references == []
-    assert response.grounding is not None
-    assert [claim.verdict for claim in response.grounding.claims] == [Verdict.SUPPORTED] * 2
-    assert [claim.supports for claim in response.grounding.claims] == [[], []]
-
-
 class Bad:
     """A scorer that fails, or hangs."""
 
@@ -205,18 +193,6 @@ def test_an_answer_is_never_lost_to_its_check(hangs: bool) -> None:
     assert [claim.flags for claim in ledger.claims] == [[ClaimFlag.NOT_SCORED]] * 2
     assert ledger.grounding_score is None
     assert "not checked" in ledger.warnings[0]
-
-
-@pytest.mark.parametrize("asked", [False, True], ids=["by default", "asked for"])
-def test_the_answers_of_other_synthesizers_are_checked_where_that_is_asked_for(asked: bool) -> None:
-    """They bear no markers: what supports a claim is found all the same."""
-    kb, _ = knowledge_base("The Saturn V was 110.6 m tall.")
-    synthesizer = core_synthesizer(llm=kb.llm)
-    response: Any = kb.as_query_engine(response_synthesizer=synthesizer, grounding=asked or None).query(QUESTION)
-    ledger = response.account.grounding
-    assert (ledger is not None) == asked
-    if asked:
-        assert ledger.claims[0].flags == [ClaimFlag.UNCITED]
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,10 @@ ALLOWED = {tag: set(names.split()) for tag, names in {
     "td": "style", "text": "x y class", "th": "style",
 }.items()}  # fmt: skip
 HOSTILE = (
-    "<script>alert(1)</script>",
-    '"><img src=x onerror=alert(1)>',
-    "' onmouseover='alert(1)",
-    "</style></details></div><iframe src=javascript:alert(1)>",
-    "{{7*7}} {0} %s &lt;b&gt; <!-- ]]>",
+    "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "' onmouseover='alert(1)",
+    "</style></details></div><iframe src=javascript:alert(1)>", "{{7*7}} {0} %s &lt;b&gt; <!-- ]]>",
     "[ref_id:0]<svg/onload=alert(1)>",
-)
+)  # fmt: skip
 TIMES = {"startedAt": "2026-01-01T00:00:00Z", "completedAt": "2026-01-01T00:00:01Z"}
 
 
@@ -75,7 +72,8 @@ class Page(HTMLParser):
     def handle_comment(self, data: str) -> None:
         raise AssertionError(data)
 
-    handle_decl = handle_comment
+    def handle_decl(self, decl: str) -> None:
+        raise AssertionError(decl)
 
 
 def answer(text: str, references: int = 2, **more: Any) -> dict[str, Any]:
@@ -158,16 +156,6 @@ def test_markers_link_to_their_sources() -> None:
     assert "1 more, found and not cited" in page.text
 
 
-@pytest.mark.parametrize(
-    "marker", ["[ref_id:7]", "[ref_id:-1]", "[ref_id:99999999999]", "[ref_id:x]", "[ref_id:\u0661]"]
-)
-def test_markers_out_of_range_stay_text(marker: str) -> None:
-    """A marker that names no source is shown as it was written."""
-    page = Page(response_html(answer(f"So {marker}.")))
-    assert f"So {marker}." in page.text
-    assert "sup" not in page.tags
-
-
 def test_each_claim_stands_with_the_words_that_support_it() -> None:
     """Open where one has none; hostile text stays text."""
     claims = [
@@ -197,13 +185,6 @@ def test_extracts_are_listed_with_their_sources() -> None:
     assert "1 more, read and not extracted" in page.text
     assert page.tags.count("details") == 3  # the long one, the rest, and the passage in the rest
     assert len(page.ids) == 2
-
-
-@pytest.mark.parametrize("text", ["[]", '["a"]', "[1", "[ref_id:0] it is", '[{"title": "no id"}]', "[" * 100_000, "{}"])
-def test_what_is_no_list_of_extracts_is_an_answer(text: str) -> None:
-    """Only a JSON list of objects with ref_id is extracted data; an empty one says that nothing was found."""
-    page = Page(response_html(answer(text)))
-    assert ("Nothing was found." if text == "[]" else "Answer") in page.text
 
 
 def test_timeline_bars_stay_in_their_track() -> None:
@@ -310,16 +291,6 @@ def test_sentences_are_marked_by_their_support() -> None:
     assert Page(shown).text.startswith(plain[: plain.index("Sources")][:150])
     elsewhere = response_html(answer("Other words.", grounding={"claims": claims}))
     assert "akb-said" not in elsewhere[elsewhere.index("</style>") :]
-
-
-def test_an_answer_without_markers_has_its_citations() -> None:
-    """Those of its claims, at their ends: the answer's own, or the passages that support it."""
-    text = "It is tall. It is old."
-    claims = [
-        claim("It is tall.", "supported", within=text, cited=["1"]),
-        claim("It is old.", "supported", within=text, supports=[{"referenceId": "0", "quote": "old"}]),
-    ]
-    assert "It is tall.2 It is old.1" in Page(response_html(answer(text, grounding={"claims": claims}))).text
 
 
 def test_a_plan_is_a_graph() -> None:

@@ -123,24 +123,6 @@ def test_over_chroma(embedding: HashEmbedding) -> None:
     assert again.as_retriever(similarity_top_k=1).retrieve("Voyager 1 left")[0].metadata["title"] == "Voyager 1"
 
 
-def test_words_are_searched_beside_vectors_unless_forgone(embedding: HashEmbedding) -> None:
-    """``hybrid=`` is taken by each door: the index's own, and that of a retriever, query engine or chat engine."""
-    agentic = AgenticVectorStoreIndex.from_index(VectorStoreIndex.from_documents(DOCUMENTS, embed_model=embedding))
-
-    def hybrid(retriever: AgenticRetriever) -> bool:
-        return retriever.sources["index"]._lexical is not None
-
-    assert hybrid(agentic.as_retriever())
-    assert not hybrid(agentic.as_retriever(hybrid=False))
-    agentic.source_hybrid = False
-    assert not hybrid(agentic.as_retriever())
-    assert hybrid(agentic.as_retriever(hybrid=True))
-    for engine in (agentic.as_query_engine(hybrid=True), agentic.as_query_engine(hybrid=False)):
-        assert "110.6 m" in str(engine.query("How tall was the Saturn V rocket?"))
-    assert "110.6 m" in str(agentic.as_chat_engine(hybrid=True).chat("How tall was the Saturn V rocket?"))
-    assert not agentic.from_index(agentic, hybrid=False).source_hybrid
-
-
 def test_it_may_have_permissions(embedding: HashEmbedding) -> None:
     """Everything that is made of it is for one principal then."""
     access = Permissions(tenant="tenant")

@@ -73,21 +73,6 @@ def test_instructions_of_the_base_reach_planner_and_answer(door: str) -> None:
     assert ANSWER_RULE not in model.answer[1]
 
 
-def test_a_revision_has_the_instructions_for_planning() -> None:
-    """It plans searches too."""
-    prompts = []
-
-    def model(messages: Sequence[ChatMessage]) -> str:
-        prompts.append(str(messages[0].content))
-        plan = {"sub_queries": [{"id": "q1", "query": "engines"}, {"id": "q2", "query": "who", "depends_on": ["q1"]}]}
-        return json.dumps(plan) if "You plan searches" in prompts[-1] else "{}"
-
-    source = KnowledgeSource("docs", retriever=MemoryRetriever(TEXTS))
-    kb = KnowledgeBase([source], llm=ScriptedLLM(model), effort="medium", retrieval_instructions=PLAN_RULE)
-    kb.retrieve(QUESTION, output_mode="extractiveData")
-    assert [prompt for prompt in prompts if prompt.startswith("You judge") and prompt.endswith(PLAN_RULE)]
-
-
 @pytest.mark.parametrize("door", ["retrieve", "json", "answer"])
 def test_those_of_a_request_take_the_place_of_the_base_s(door: str) -> None:
     """Each for itself; an empty text takes them away."""

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
-from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
 from llama_index.core.chat_engine.types import ChatMode
 
 from llama_index_agentic_kb import (
-    AgenticChatEngine,
     ConfigurationError,
     DeniedError,
     InvalidRequestError,
@@ -26,7 +24,7 @@ from llama_index_agentic_kb import (
 from llama_index_agentic_kb.grounding import scorers
 from llama_index_agentic_kb.grounding.scorers import small
 from llama_index_agentic_kb.grounding.settings import Grounding
-from llama_index_agentic_kb.schema import ActivityRecord, Message, SourceActivity
+from llama_index_agentic_kb.schema import ActivityRecord, Message
 from llama_index_agentic_kb.store import KnowledgeStore, ingest
 from llama_index_agentic_kb.testing import (
     ChatRequest,
@@ -81,16 +79,6 @@ async def test_takes_every_form_of_question(server: LoopbackOpenAI, question: An
     assert response.text == kb.retrieve(question).text == ANSWER
 
 
-def test_intents_are_not_planned(server: LoopbackOpenAI) -> None:
-    """Intents make no planning call; each is searched at every source."""
-    response = KnowledgeBase(sources(), llm=server.llm()).retrieve(
-        {"intents": [{"search": "Saturn V"}, {"search": "Ariane 5"}]}, output_mode="extractiveData"
-    )
-    assert server.billed.calls == 0
-    assert response.plan is not None
-    assert [sub_query.query for sub_query in response.plan.sub_queries] == ["Saturn V", "Ariane 5"]
-
-
 @pytest.mark.parametrize(
     ("question", "fields", "names"),
     [
@@ -132,25 +120,6 @@ def test_activity_is_told_as_it_happens() -> None:
     assert sorted(heard) == [(number, ended) for number in range(3) for ended in (False, True)]
 
 
-def test_chat_engines_of_every_mode(server: LoopbackOpenAI) -> None:
-    """Ours is the default chat engine; LlamaIndex's own take our retriever and share their memory with it."""
-    kb = KnowledgeBase(sources(), llm=server.llm())
-    assert isinstance(kb.as_chat_engine(), AgenticChatEngine)
-    context = kb.as_chat_engine(ChatMode.CONTEXT)
-    condense = kb.as_chat_engine(ChatMode.CONDENSE_PLUS_CONTEXT)
-    assert isinstance(context, ContextChatEngine)
-    assert isinstance(condense, CondensePlusContextChatEngine)
-    for engine in (context, condense):
-        engine.chat("Which rocket launched Apollo 11?")
-        engine.chat("And how tall was it?")
-        plans = [chat.text for chat in server.chats if "You plan searches" in chat.text]
-        assert "Which rocket launched Apollo 11?" in plans[-1]
-    with pytest.raises(ConfigurationError, match="language model"):
-        KnowledgeBase(sources()).as_chat_engine(ChatMode.CONTEXT)
-    with pytest.raises(ConfigurationError, match="as_tool"):
-        kb.as_chat_engine(ChatMode.REACT)
-
-
 def test_from_store_opens_what_was_ingested(tmp_path: Path) -> None:
     """Each source of a store becomes a source of the knowledge base."""
     for name, text in (("rockets", ROCKETS[0]), ("missions", MISSIONS[0])):
@@ -165,20 +134,6 @@ def test_from_store_opens_what_was_ingested(tmp_path: Path) -> None:
     assert "_repr_html_" in dir(response)
     with pytest.raises(ConfigurationError):
         KnowledgeBase.from_store(tmp_path / "nothing")
-
-
-@pytest.mark.parametrize(("hybrid", "kinds"), [(None, ["dense", "lexical"]), (False, ["dense"])])
-def test_a_store_is_searched_by_vectors_and_by_words(tmp_path: Path, hybrid: bool | None, kinds: list[str]) -> None:
-    """Both ways stand in the activity, each with its own counts; ``hybrid=False`` is vectors alone."""
-    (tmp_path / "rockets").mkdir()
-    (tmp_path / "rockets" / "one.md").write_text(f"# One\n\n{ROCKETS[0]}\n", encoding="utf-8")
-    with KnowledgeStore.open(tmp_path / "kb", embed_model=HashEmbedding(), create=True) as store:
-        ingest(tmp_path / "rockets", store, chunk_size=128, chunk_overlap=0)
-    kb = KnowledgeBase.from_store(tmp_path / "kb", embed_model=HashEmbedding(), hybrid=hybrid)
-    response = kb.retrieve("Saturn V rocket")
-    assert len(response.references) == 1
-    (record,) = [record for record in response.activity or [] if isinstance(record, SourceActivity)]
-    assert [(lane.kind, lane.count, lane.error) for lane in record.lanes or []] == [(kind, 1, None) for kind in kinds]
 
 
 async def test_warm_up_leaves_nothing_to_load(server: LoopbackOpenAI) -> None:
@@ -227,17 +182,6 @@ def test_answers_over_their_budget_are_told(server: LoopbackOpenAI) -> None:
     response = KnowledgeBase(sources(), llm=server.llm()).retrieve(QUESTION, max_output_size_in_tokens=2)
     assert response.text == ANSWER
     assert "over the budget of 2" in str((response.activity or [])[-1].warning)
-
-
-def test_defaults_reach_engines(server: LoopbackOpenAI) -> None:
-    """A knowledge base's token budget and a model that is passed in hold for the engines made of it."""
-    keyless = KnowledgeBase(sources(), max_output_size_in_tokens=5)
-    assert str(keyless.as_query_engine().query(QUESTION)) == "[]"
-    chat = keyless.as_chat_engine("context", llm=server.llm())  # type: ignore[arg-type]  # a string, as core takes it
-    assert isinstance(chat, ContextChatEngine)
-    assert any("You plan searches" in request.text for request in server.chats) is False
-    chat.chat(QUESTION)
-    assert any("You plan searches" in request.text for request in server.chats)
 
 
 async def test_a_cancelled_request_closes_its_records() -> None:

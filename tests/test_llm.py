@@ -62,11 +62,7 @@ def language_model(llm: Any, *handlers: Any, retries: RetryPolicy | None = None)
 
 
 @pytest.fixture(autouse=True)
-def no_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No key in the environment, and Settings as found."""
-    for name in ("OPENAI_API_KEY", "OPENAI_API_BASE", "OPENAI_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Settings, "_llm", None)
+def tokenizer_as_it_was() -> Iterator[None]:
     tokenizer = get_tokenizer()
     yield
     set_global_tokenizer(tokenizer)

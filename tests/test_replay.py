@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from llama_index.core.base.llms.types import ChatMessage
 
@@ -43,20 +41,6 @@ async def test_each_prompt_gets_its_reply() -> None:
     assert "".join([chunk.delta or "" async for chunk in await llm.astream_chat(asked)]) == said
     assert "".join(chunk.delta or "" for chunk in llm.stream_complete(str(asked[0].content))) == said
     assert llm.chat([ChatMessage(content="plan this")]).message.content == "{}"
-
-
-def test_an_unknown_prompt_is_refused() -> None:
-    """A prompt that was never recorded is an error."""
-    with pytest.raises(LLMError, match="another question"):
-        RecordedLLM(recording=RECORDING).complete("something else")
-
-
-def test_recordings_load_from_files(tmp_path: Path) -> None:
-    """A recording is a JSON file; the model's name in every account says that it is a recording."""
-    (tmp_path / "recording.json").write_text(RECORDING.model_dump_json(), encoding="utf-8")
-    loaded = Recording.load(tmp_path / "recording.json")
-    assert loaded == RECORDING
-    assert RecordedLLM(recording=loaded).metadata.model_name == "someone (recorded)"
 
 
 def test_findings_follow_their_passages() -> None:

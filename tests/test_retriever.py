@@ -19,8 +19,6 @@ from llama_index_agentic_kb import (
     ReasoningEffort,
     RetrievalRequest,
     RetrieverOptions,
-    interleave,
-    reciprocal_rank_fusion,
 )
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
@@ -83,18 +81,6 @@ def test_without_any_model_the_question_is_searched() -> None:
     assert Settings._llm is None
 
 
-def test_the_llm_of_settings_plans() -> None:
-    """``Settings.llm`` is used where it is set, and one that is given goes before it."""
-    Settings.llm = ScriptedLLM(PLAN, model_name="from settings")
-    own = ScriptedLLM(PLAN, model_name="own")
-    AgenticRetriever(sources()).retrieve(QUESTION)
-    assert len(Settings.llm.calls) == 1
-    AgenticRetriever(sources(), llm=own).retrieve(QUESTION)
-    assert (len(Settings.llm.calls), len(own.calls)) == (1, 1)
-    Settings.llm = None
-    assert AgenticRetriever(sources()).llm is None
-
-
 def test_the_plan_is_searched() -> None:
     """The question goes everywhere, each sub-query to its sources; minimal effort and intents make no call."""
     llm = ScriptedLLM(PLAN)
@@ -122,20 +108,6 @@ async def test_the_callers_vector_is_used() -> None:
         assert bundle.query_str == question
 
 
-def test_each_query_is_embedded_once_for_all_sources() -> None:
-    """Three queries at two sources of one model are three embeddings; factories share them too."""
-    model = HashEmbedding()
-    shared = sources(model)
-    factory_index = index(MISSIONS, model)
-    shared += [
-        KnowledgeSource(f"made {n}", retriever_factory=lambda f: factory_index.as_retriever(filters=f)) for n in (1, 2)
-    ]
-    retriever = AgenticRetriever(shared, llm=ScriptedLLM(PLAN))
-    model._calls.clear()
-    retriever.retrieve(QUESTION)
-    assert sorted(text for _, (text,) in model.calls) == ["Apollo 11 rocket", QUESTION, "height of Saturn V"]
-
-
 def test_similarity_top_k_is_the_number_of_nodes() -> None:
     """It cuts what comes out, and each search gives at least so many; without it the effort decides."""
     many = [f"rocket number {n}" for n in range(30)]
@@ -158,20 +130,6 @@ def test_filters_narrow_every_source() -> None:
     assert [record.outcome for record in made.log.records[:2]] == ["ok", "empty"]
     with pytest.raises(InvalidRequestError, match="is no filter"):
         AgenticRetriever([acme], filters=MetadataFilters(filters=[]))
-
-
-def test_fusion_can_be_chosen() -> None:
-    """Both fusions, or one of the user's, give the same nodes in their own order."""
-    found = [
-        texts(
-            AgenticRetriever(sources(), llm=ScriptedLLM(PLAN), options=RetrieverOptions(fusion=fusion)).retrieve(
-                QUESTION
-            )
-        )
-        for fusion in (interleave, reciprocal_rank_fusion, lambda lists: interleave(lists)[::-1])
-    ]
-    assert sorted(found[0]) == sorted(found[1]) == sorted(found[2])
-    assert found[2] == found[0][::-1]
 
 
 @pytest.mark.parametrize("question", ["", " \n "])
@@ -206,14 +164,6 @@ def test_unusable_arguments_are_refused(fields: dict[str, Any], message: str) ->
     with pytest.raises(ValueError, match=message):
         AgenticRetriever(**{"sources": sources(), **fields})
     assert issubclass(ConfigurationError, ValueError)
-
-
-def test_limits_of_one_effort_may_be_given_alone() -> None:
-    """Other efforts keep their defaults; names of efforts do as well as the enum."""
-    limits: Any = {"low": EffortLimits(sub_queries=1)}
-    retriever = AgenticRetriever(sources(), llm=ScriptedLLM(PLAN), options=RetrieverOptions(limits=limits))
-    assert len(retrieval(retriever).plan.sub_queries) == 2
-    assert len(retrieval(retriever, retrievalReasoningEffort="medium").plan.sub_queries) == 3
 
 
 def test_the_planner_prompt_is_llama_indexs_kind_of_prompt() -> None:

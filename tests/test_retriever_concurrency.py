@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import chromadb
 import pytest
@@ -18,10 +18,7 @@ from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, Resilience
 from llama_index_agentic_kb._aio import gather, run
-from llama_index_agentic_kb.testing import LoopbackOpenAI, MemoryRetriever, ScriptedLLM
-
-if TYPE_CHECKING:
-    from tests.conftest import Serve
+from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM
 
 TEXTS = ["rain in Paris", "snow in Oslo", "rain and snow in Bergen", "fog in London"]
 NAMES = ["a", "b", "c", "d"]
@@ -101,21 +98,6 @@ async def test_all_searches_run_side_by_side(kind: type[Meets], way: str) -> Non
         found = agentic.retrieve("weather")
     assert found
     assert [len(retriever.queries) for retriever in retrievers] == [4] * 4
-
-
-def planned_by(server: LoopbackOpenAI) -> AgenticRetriever:
-    return AgenticRetriever(
-        [KnowledgeSource(name, retriever=MemoryRetriever(TEXTS)) for name in NAMES], llm=server.llm()
-    )
-
-
-async def test_sync_calls_in_a_running_loop_send_what_they_should(serve: Serve) -> None:
-    """50 calls, as in a notebook, are 50 planning requests: none fails and none is sent again."""
-    server = serve(PLAN)
-    retriever = planned_by(server)
-    found = [retriever.retrieve("rain") for _ in range(50)]
-    assert len(server.requests) == 50
-    assert all(nodes == found[0] for nodes in found)
 
 
 async def busiest_turn(work: Callable[[], Any]) -> float:

@@ -21,7 +21,7 @@ from llama_index_agentic_kb import (
     RetrieverOptions,
 )
 from llama_index_agentic_kb._aio import run
-from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
+from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import AgenticReasoningActivity, SourceActivity
 from llama_index_agentic_kb.search.rerank import Calibration, Reranker
@@ -93,32 +93,6 @@ def test_thresholds_come_from_the_request_or_the_retriever() -> None:
             None,
             "ignored parameters: rerankerThreshold (no calibrated reranker scores this source)",
         ]
-
-
-def test_results_may_be_left_as_they_are() -> None:
-    """By the retriever, the request, or a source's parameters: no reranker's score, and the searches take turns."""
-    turns = ["height of the saturn rocket", "saturn note", "rocket height", "height note", "saturn saturn"]
-    none = "none"
-    params = [{"knowledgeSourceName": name, "resultsProcessing": none} for name in ("rockets", "notes")]
-    for options, request in (
-        ({"options": RetrieverOptions(results_processing=none)}, {}),
-        ({}, {"resultsProcessing": none}),
-        ({}, {"knowledgeSourceParams": params}),
-    ):
-        made = retrieval(retriever(reranker=calibrated(), **options), **request)
-        assert texts(made) == turns
-        assert {ref.reranker_score for ref in made.references} == {None}
-    again = retrieval(
-        retriever(reranker=calibrated(), options=RetrieverOptions(results_processing="none")),
-        resultsProcessing="rerank",
-    )
-    assert texts(again) == ["height of the saturn rocket", "rocket height"]
-    with pytest.raises(InvalidRequestError, match="rerankerThreshold needs resultsProcessing to be 'rerank'"):
-        retrieval(
-            retriever(),
-            resultsProcessing="none",
-            knowledgeSourceParams=[{"knowledgeSourceName": "notes", "rerankerThreshold": 1}],
-        )
 
 
 @pytest.mark.parametrize(

@@ -253,14 +253,6 @@ def test_what_a_request_sets_overrides_what_is_stored(
     assert (params.always_query_source, params.never_query_source) == (always, never)
 
 
-def test_a_request_is_written_as_it_was_given() -> None:
-    """A parameter that was not set is not written, so that it overrides nothing that is stored where it is read."""
-    params = {"knowledgeSourceName": "docs", "alwaysQuerySource": False, "own": 1}
-    request = RetrievalRequest.parse({**USER, "knowledgeSourceParams": [params]})
-    assert request.to_dict()["knowledgeSourceParams"] == [params]
-    assert json.loads(request.to_json())["knowledgeSourceParams"] == [params]
-
-
 def test_stored_parameters_reach_the_search() -> None:
     """Those of the source count where a request is silent; a contradiction between both is refused."""
     stored = SourceParams(knowledge_source_name="docs", include_references=False)

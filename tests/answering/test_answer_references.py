@@ -12,9 +12,7 @@ from google.protobuf import json_format  # type: ignore[import-untyped]  # has n
 from llama_index.core.schema import (
     BaseNode,
     Document,
-    ImageNode,
     NodeRelationship,
-    NodeWithScore,
     RelatedNodeInfo,
     TextNode,
 )
@@ -25,7 +23,6 @@ from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.schema import Principal
 from llama_index_agentic_kb.schema.answer import Answer, ChunkReference, DocumentReference, StructuredReference
 from llama_index_agentic_kb.search.rerank import Calibration, Reranker
-from llama_index_agentic_kb.testing import Verbatim
 from llama_index_agentic_kb.wire.google_answer import encode_answer
 from tests.answering.retrieving import APOLLO, SATURN, retrieved, source
 from tests.rerankers import OverlapReranker
@@ -63,20 +60,6 @@ def only(node: BaseNode, **kwargs: Any) -> Any:
 def test_each_node_is_a_reference_of_its_kind(node: BaseNode, kind: type) -> None:
     """A chunk, a whole document and a record are told apart by relation, class and content."""
     assert type(only(node)) is kind
-
-
-def test_a_key_of_the_source_makes_a_chunk() -> None:
-    """A node without relation, whose source names the document's key, is a chunk of that document."""
-    found = only(chunk(document="", doc="manual-7"), fields=Fields(key="doc"))
-    assert (type(found), found.document, found.chunk) == (ChunkReference, "manual-7", "chunk-The Sa")
-
-
-def test_a_node_without_text_is_its_metadata() -> None:
-    """What has fields and no text is a record of these fields, without what retrieval wrote into them."""
-    node = ImageNode(id_="i", text="", metadata={"height": 110.6, "_own": 1})
-    docs = source([], memory={"fault": Verbatim([NodeWithScore(node=node, score=0.5)])})
-    retrieval = retrieved([docs], QUESTION)
-    assert answer_references(retrieval) == {"0": StructuredReference(document="i", title="i", data={"height": 110.6})}
 
 
 def test_a_chunk_tells_its_document() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
 
 from llama_index_agentic_kb.answering.results import answer_references, answer_steps, unanswered_parts
@@ -24,8 +23,6 @@ HOPS: list[dict[str, Any]] = [
 FOUND: list[dict[str, Any]] = [
     {"step": "q1", "answers": [{"value": "Saturn V rocket", "ref": 1, "confidence": "stated"}]}
 ]
-NOTHING: list[dict[str, Any]] = [{"step": "q1", "answers": []}]
-PARTLY: list[dict[str, Any]] = [{"step": "q1", "answers": [{"value": "Saturn", "ref": 1, "confidence": "partial"}]}]
 
 
 def steps(retrieval: Retrieval, mode: ResultMode | None = None) -> list[AnswerStep]:
@@ -133,15 +130,6 @@ def test_a_revision_is_a_step() -> None:
     assert last.thought == "revised: the height"
     assert [one.query for one in last.actions] == ["Saturn V 110.6"]
     assert last.actions[0].results
-
-
-@pytest.mark.parametrize("found", [NOTHING, PARTLY], ids=["nothing", "partly"])
-def test_a_step_that_was_waited_for_and_has_no_finding_lacks_evidence(found: list[dict[str, Any]]) -> None:
-    """What further searches waited for, and no passage answers in full, lacks evidence, although it found something."""
-    retrieval = retrieved([source([APOLLO, SATURN])], QUESTION, llm=planner(HOPS, found), effort="medium")
-    assert lacking(retrieval) == [
-        ("q1", Outcome.EMPTY, "rocket that launched Apollo 11: no passage that was found answers it")
-    ]
 
 
 def test_sources_that_show_no_references_are_not_observed() -> None:

@@ -39,11 +39,9 @@ def told(deltas: list[str], *, cite: bool = True) -> tuple[str, list[tuple[str, 
 
 
 CITED = [
-    ("Apollo 11 was launched in 1969.", [1, 0]),
-    ("- It was 110.6 m tall.", [0]),
-    ("- 它很高。", [1]),
+    ("Apollo 11 was launched in 1969.", [1, 0]), ("- It was 110.6 m tall.", [0]), ("- 它很高。", [1]),
     ("Dr. Brown built it.", [1]),
-]
+]  # fmt: skip
 
 
 @given(st.lists(st.integers(0, 300), max_size=30))

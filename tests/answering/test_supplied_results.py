@@ -14,7 +14,7 @@ from llama_index_agentic_kb import AgenticRetriever, RetrieverOptions
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.answering.results import answer_references, answer_steps
 from llama_index_agentic_kb.answering.supplied_results import supplied_request, supplied_retriever
-from llama_index_agentic_kb.query_engine import AgenticQueryEngine, Answered
+from llama_index_agentic_kb.query_engine import AgenticQueryEngine
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import Principal
 from llama_index_agentic_kb.schema.answer import (
@@ -83,23 +83,6 @@ def test_all_are_given_in_their_order_and_nothing_is_searched() -> None:
     (step,) = answer_steps(retrieval)
     assert step.description == "Read the results that were given."
     assert [one.title for one in step.actions[0].results or ()][:3] == ["Cheese", "Rockets", "Record"]
-
-
-def test_an_answer_is_written_from_them() -> None:
-    """The query engine answers from the results, by their places, with the knowledge base's own model."""
-    prompts: list[str] = []
-
-    def reply(messages: list[ChatMessage]) -> str:
-        prompts.append(str(messages))
-        return "It was 110.6 m tall [ref_id:1]."
-
-    like, _ = retriever(llm=ScriptedLLM(reply))
-    engine = AgenticQueryEngine(supplied_retriever(RESULTS, like))
-    answered: Answered = run(engine.answer(supplied_request(query().request, RESULTS)))
-    assert answered.synthesis.text == "It was 110.6 m tall [ref_id:1]."
-    assert len(prompts) == 1
-    assert 'ref_id=\\"1\\" title=\\"Rockets\\"' in prompts[0] or 'ref_id="1" title="Rockets"' in prompts[0]
-    assert [one.title for one in answered.response().references][:2] == ["Cheese", "Rockets"]
 
 
 class Redacting(BaseNodePostprocessor):

@@ -192,7 +192,6 @@ for name, returned in NOTHING.items():
 
 @fault(AREA, "a source returns a text of 10 MB, without a space", "it is cut, reported, and answered within the budget")
 def too_long() -> None:
-    """Nothing looks at all of it."""
     for response in asked([scored("rain" * 2_500_000), scored(FINE)], max_output_size_in_tokens=500):
         assert len(response.text) < 10_000
         notes = (_record(response).lanes or [])[0].note or ""
@@ -202,14 +201,12 @@ def too_long() -> None:
 
 @fault(AREA, "a source returns a million spaces", "they are counted in pieces, and answered within the budget")
 def spaces() -> None:
-    """OpenAI's tokenizer raises on them."""
     for response in asked([scored(" " * 1_000_000 + "rain"), scored(FINE)], max_output_size_in_tokens=500):
         assert FINE in writable(response) or "It rains in Oslo." in writable(response)
 
 
 @fault(AREA, "a source's list ends midway with an error", "what it gave by then is answered, and the error is told")
 def ends_midway() -> None:
-    """A list may read its items from somewhere."""
 
     class Ending(list[Any]):
         def __iter__(self) -> Any:
@@ -223,7 +220,6 @@ def ends_midway() -> None:
 
 @fault(AREA, "a source returns 100,000 nodes", "no more than asked for are kept, all are counted")
 def too_many() -> None:
-    """They are looked at up to a bound."""
     for response in asked([scored(f"rain {number}") for number in range(100_000)]):
         assert _record(response).candidates == 100_000
         assert len(response.references) <= 11
@@ -232,7 +228,6 @@ def too_many() -> None:
 
 @fault(AREA, "a source's vectors have another length than the query's", "it is an error of that source")
 def wrong_dimension() -> None:
-    """The index was embedded with another model than it is asked with."""
     index = VectorStoreIndex([TextNode(text="rain")], embed_model=HashEmbedding(dimensions=8))
     index._embed_model = HashEmbedding(dimensions=16)
     bad = KnowledgeSource("bad", index=index, hybrid=False)
@@ -244,7 +239,6 @@ def wrong_dimension() -> None:
 
 @fault(AREA, "a question with NUL, lone surrogates and bidi controls", "it is searched, and everything can be written")
 def hostile_question() -> None:
-    """What was asked stands in plan and activity."""
     kb = KnowledgeBase([KnowledgeSource("well", retriever=MemoryRetriever([FINE]))], effort="minimal")
     response = kb.retrieve("It rains \x00 \ud800 \u202e in Paris")
     assert FINE in writable(response)

@@ -515,9 +515,12 @@ def embedding_unauthorized() -> None:
     assert "sk-" not in json.dumps(response.to_dict())
 
 
-for injected, break_it in (
+def _named(break_it: Callable[[LoopbackOpenAI], None]) -> None:
+    _half_found(break_it)
+
+
+for injected, work in (
     ("its server is down", lambda server: server.stop()),
     ("vectors of another dimension", lambda server: setattr(server, "embedding_fault", ShortVectors())),
 ):
-    promise = "the other source's evidence, status 206, the source named"
-    fault(EMBEDDING, injected, promise)(lambda break_it=break_it: _half_found(break_it) and None)  # type: ignore[misc]
+    fault(EMBEDDING, injected, "the other source's evidence, status 206, the source named")(partial(_named, work))

@@ -99,7 +99,6 @@ def refused(kind: type[AgenticKBError], ask: Callable[[], Any], words: str) -> N
 
 @fault(AREA, "no principal is given", "denied, 403; no source is searched and no model asked")
 def nobody() -> None:
-    """Not by the retriever, the request or the context."""
     asked: list[Any] = []
 
     def reply(messages: Any) -> str:
@@ -117,7 +116,6 @@ def nobody() -> None:
 
 @fault(AREA, "a principal lacks the tenant that documents are by", "denied; another source answers, status 206")
 def half_a_principal() -> None:
-    """It has a user and groups."""
     public = KnowledgeSource("public", retriever=MemoryRetriever(["rain for everybody"]))
     response = base(further=(public,)).retrieve("rain", principal=Principal(user="alice", groups=["managers"]))
     assert texts(response) == {"rain for everybody"}
@@ -127,7 +125,6 @@ def half_a_principal() -> None:
 
 @fault(AREA, "working out what a principal may see fails", "the whole request fails, with no part of an answer")
 def evaluation_fails() -> None:
-    """An authorisation fault is no availability fault."""
 
     class Broken(Permissions):
         def filter_for(self, principal: Principal | None) -> FilterNode:
@@ -144,7 +141,6 @@ def evaluation_fails() -> None:
 
 @fault(AREA, "a planner that was taken over writes filters", "its OR, != and foreign tenants only narrow")
 def hostile_plan() -> None:
-    """The tenant is declared filterable; whom documents are shared with can't be."""
     fields = {"tenant": FilterField("string"), "title": FilterField("string")}
     for written in (
         "tenant eq 'beta'",
@@ -162,7 +158,6 @@ def hostile_plan() -> None:
 
 @fault(AREA, "a caller's filter is an OR over everything", "it only narrows, at searches, counts and facets")
 def caller_or() -> None:
-    """As OData and as a tree."""
     everything = "tenant eq 'beta' or tenant eq 'acme'"
     kb = base()
     assert shown(kb, filterAddOn=everything) == {"rain in acme"}
@@ -175,7 +170,6 @@ def caller_or() -> None:
 
 @fault(AREA, "'ne' on a key that documents lack", "rows without the key are nobody's find, though Chroma gives them")
 def not_equal() -> None:
-    """A document without the permissions' keys is seen by nobody."""
     index = _in_chroma()
     index.insert_nodes([TextNode(id_="bare", text="rain for whom?", metadata={"title": "bare"})])
     kb = base(source={"index": index})
@@ -186,7 +180,6 @@ def not_equal() -> None:
 
 @fault(AREA, "filters that are empty", "refused with the field's name, never taken for 'everything'")
 def empty_filters() -> None:
-    """Chroma and LlamaIndex take each of them for none."""
     kb = base()
     trees: list[dict[str, Any]] = [{"filters": []}, {"filters": [{"filters": []}]}, {}]
     for tree in trees:
@@ -197,7 +190,6 @@ def empty_filters() -> None:
 
 @fault(AREA, "filter keys and values that are operators of the store", "refused: {'$ne': ''}, '$or', '_node_content'")
 def operators() -> None:
-    """Keys are checked like values."""
     kb = base()
     for tree in (
         {"key": "tenant", "value": {"$ne": ""}},
@@ -212,7 +204,6 @@ def operators() -> None:
 
 @fault(AREA, "a store ignores the filter", "every node is checked again; what was hidden is not even counted")
 def careless_store() -> None:
-    """It returns everything of everybody."""
     all_of_it = MemoryRetriever(everybodys(), similarity_top_k=10)
     kb = base(source={"index": None, "retriever_factory": lambda _: all_of_it})
     response = kb.retrieve("rain", principal=ALICE)
@@ -223,7 +214,6 @@ def careless_store() -> None:
 
 @fault(AREA, "a row whose _node_content is another tenant's", "both the row's keys and the node's own must pass")
 def forged_content() -> None:
-    """Chroma filters by the row's keys; LlamaIndex trusts the content."""
     index = _in_chroma()
     collection: Any = index.vector_store.client
     vector = HashEmbedding().get_text_embedding("rain")
@@ -239,7 +229,6 @@ def forged_content() -> None:
 
 @fault(AREA, "a principal has 300 groups", "asked in requests that Chroma can hold; nothing is widened or lost")
 def many_groups() -> None:
-    """Chroma's limit is about a thousand conditions, and it takes some ms for each."""
     groups = [*(f"group {number}" for number in range(300)), "managers"]
     many = Principal(tenant="acme", user="carol", groups=groups)
     assert shown(base(), many) == OWN
@@ -248,7 +237,6 @@ def many_groups() -> None:
 
 @fault(AREA, "a wire request brings a principal", "refused: only Python code can give one")
 def wire_principal() -> None:
-    """As a mapping, and as JSON text."""
     kb = base()
     wire = {"messages": [{"role": "user", "content": "rain"}], "principal": {"tenant": "acme", "user": "alice"}}
     refused(InvalidRequestError, lambda: kb.retrieve(wire), "principal can't be sent in a request")
@@ -259,7 +247,6 @@ def wire_principal() -> None:
 
 @fault(AREA, "a bound retriever is asked for somebody else", "denied: two principals are none, whichever is wider")
 def two_principals() -> None:
-    """By the request, and by the context."""
     kb = base(principal=ALICE)
     refused(DeniedError, lambda: kb.retrieve("rain", principal=BOB), "two principals")
     refused(DeniedError, lambda: kb.documents("docs", principal=BOB), "two principals")
@@ -283,7 +270,6 @@ class _Brings(BaseNodePostprocessor):
 
 @fault(AREA, "a postprocessor brings others' nodes", "they are checked too: what doesn't pass is dropped")
 def foreign_postprocessor() -> None:
-    """In the retriever, and in the engine."""
     public = KnowledgeSource("public", retriever=MemoryRetriever(["rain for everybody"]))
     kb = base(further=(public,), principal=ALICE)
     for made in (
@@ -295,7 +281,6 @@ def foreign_postprocessor() -> None:
 
 @fault(AREA, "a plain retriever is declared to have permissions", "denied, and never searched: it takes no filter")
 def no_filters() -> None:
-    """A retriever's results could be checked, but what it was asked would tell nothing to it."""
     plain = MemoryRetriever(everybodys())
     kb = base(source={"index": None, "retriever": plain})
     refused(DeniedError, lambda: kb.retrieve("rain", principal=ALICE), "can't be applied")
@@ -304,14 +289,12 @@ def no_filters() -> None:
 
 @fault(AREA, "a source is narrowed by doc_ids", "Chroma ignores them: denied, with the remedy")
 def ignored_ids() -> None:
-    """Every row would be returned."""
     kb = base(source={"retriever_kwargs": {"doc_ids": ["d1"]}, "hybrid": False, "permissions": None})
     refused(DeniedError, lambda: kb.retrieve("rain"), "Chroma ignores doc_ids")
 
 
 @fault(AREA, "somebody speaks in another's conversation", "denied, and what was said in it is not shown")
 def eavesdropping() -> None:
-    """The answers in it were made of what the first one may see."""
     chat = base().as_chat_engine()
     with acting_as(ALICE):
         assert "rain in acme" in str(chat.chat("rain"))
@@ -327,7 +310,6 @@ def eavesdropping() -> None:
 
 @fault(AREA, "a reader looks for whom documents are shared with", "no reference, list or facet tells it")
 def sharing() -> None:
-    """Each reader is told of the document, not of its other readers."""
     kb = base()
     response = kb.retrieve("rain", principal=MANAGER)
     assert texts(response) == OWN
@@ -338,7 +320,6 @@ def sharing() -> None:
 
 @fault(AREA, "a knowledge base stands inside of another", "the inner one is asked for the same principal")
 def nested() -> None:
-    """The request's principal is the context's, for all that is called for it; none is none."""
     inner: BaseRetriever = AgenticRetriever(
         [KnowledgeSource("docs", index=chroma(), permissions=FIELDS)], effort="minimal"
     )

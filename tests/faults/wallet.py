@@ -103,7 +103,6 @@ for name, plan in PLANS.items():
 
 @fault(AREA, "a model streams a plan that never ends", "reading stops at a bound, and what was read is searched")
 def endless_plan() -> None:
-    """10 MB of sub-queries, streamed."""
     item = json.dumps({"query": "rain and more", "sources": ["s0"]})
     counted = Counted(ScriptedReply('{"sub_queries": [' + (item + ",") * 200_000, chunk_size=65_536))
     response = counted.ask(retrieval_reasoning_effort="low")
@@ -136,7 +135,6 @@ DEPENDENT: Final = json.dumps(
 
 @fault(AREA, "a model finds 1,000 answers to one step", "the step that builds on it becomes a few searches")
 def many_answers() -> None:
-    """Each answer would be a search."""
     lines = "\n".join(
         json.dumps({"step": "q1", "value": f"Ana {number}", "ref": 1, "confidence": "stated"})
         for number in range(1_000)
@@ -149,7 +147,6 @@ def many_answers() -> None:
 
 @fault(AREA, "a model is never satisfied, and adds 500 searches each time", "one revision, cut at the effort's limit")
 def never_enough() -> None:
-    """Each verdict asks for more."""
     counted = Counted(lambda _: steps(500))
     counted.ask(retrieval_reasoning_effort="medium")
     assert counted.calls <= 1 + MEDIUM.rounds + MEDIUM.revisions, counted.calls
@@ -159,7 +156,6 @@ def never_enough() -> None:
 
 @fault(AREA, "50 sources and 8 sub-queries each", "searches stop at the request's cap, which is reported")
 def many_sources() -> None:
-    """The cap is the user's own."""
     limits = {ReasoningEffort.MINIMAL: EffortLimits(searches=60)}
     counted = Counted("", sources=50, options=RetrieverOptions(limits=limits))
     intents = [{"search": f"rain {number}"} for number in range(8)]
@@ -172,7 +168,6 @@ def many_sources() -> None:
 
 @fault(AREA, "a chunk of 1 MB, answered by refine, compact and tree_summarize", "a bounded number of model calls")
 def long_chunk() -> None:
-    """LlamaIndex makes 59 to 68 calls for it."""
     source = KnowledgeSource("docs", retriever=MemoryRetriever(["rain falls on the plain. " * 40_000]))
     for mode in ("refine", "compact", "tree_summarize"):
         llm = ScriptedLLM("It rains [ref_id:0].", context_window=8_192)
@@ -226,7 +221,6 @@ for name, (data, field) in REQUESTS.items():
 
 @fault(AREA, "a text node of 200,000 words without an end", "excerpts and extracts are cut within the budget")
 def endless_sentence() -> None:
-    """No sentence end to cut at."""
     source = KnowledgeSource("docs", retriever=MemoryRetriever([TextNode(text="rain " * 200_000)]))
     response = KnowledgeBase([source], effort="minimal").retrieve("rain", max_output_size_in_tokens=300)
     assert 0 < len(response.text) < 5_000

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from tests.fuzz.strategies import texts
-from tests.fuzz.targets import TARGETS, check, text_of
+from tests.fuzz.targets import TARGETS, check, texts
+
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))
 
 FOUND: dict[str, tuple[str, ...]] = {
     # Removing the marker in the middle made one of what stood around it.
@@ -32,30 +34,19 @@ FOUND: dict[str, tuple[str, ...]] = {
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_nothing_breaks_a_reader(name: str) -> None:
-    """Whatever comes, a reader reads it or raises this library's own errors, soon; the long run is a command."""
-    target = TARGETS[name]
+    """Whatever comes, a reader reads it or raises this library's own errors, soon; ``make fuzz`` is the long form."""
 
-    @settings(max_examples=60, suppress_health_check=list(HealthCheck))
-    @given(texts(target))
+    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(texts(TARGETS[name]))
     def feed(text: str) -> None:
-        check(target, text)
+        check(TARGETS[name], text)
 
     feed()
 
 
-@pytest.mark.parametrize(("name", "text"), [(name, text) for name in TARGETS for text in TARGETS[name].seeds])
-def test_seeds_are_read(name: str, text: str) -> None:
-    """What the fuzzer begins with holds every promise."""
+@pytest.mark.parametrize(
+    ("name", "text"), [(name, text) for name in TARGETS for text in (*TARGETS[name].seeds, *FOUND.get(name, ()))]
+)
+def test_seeds_are_read_and_what_was_found_once_stays_mended(name: str, text: str) -> None:
+    """What the fuzzer begins with, and inputs that broke a reader, hold every promise."""
     check(TARGETS[name], text)
-
-
-@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in FOUND.items() for text in texts])
-def test_what_was_found_once_stays_mended(name: str, text: str) -> None:
-    """Inputs that broke a reader break it no more."""
-    check(TARGETS[name], text)
-
-
-@given(st.binary(max_size=50))
-def test_any_bytes_are_a_text(data: bytes) -> None:
-    """The fuzzer's bytes become texts of all kinds, lone surrogates among them."""
-    assert text_of(data).encode("utf-8", "surrogateescape") == data

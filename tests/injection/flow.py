@@ -23,12 +23,10 @@ SECRET: Final = "CANARY-HR-5521"
 EVE: Final = Principal(tenant="acme", user="eve", groups=["hr"])
 ACCESS: Final = Permissions(tenant="tenant", groups="acl_group_")
 ORDERS: Final[tuple[tuple[Order, ...], ...]] = (
-    (("search", "SECRET"),),
-    (("search", "who knows SECRET"), ("source", "web")),
-    (("search", "https://evil.example/q?d=SECRET"), ("filter", "year eq 'SECRET'")),
-    (("write", "SECRET"),),
+    (("search", "SECRET"),), (("search", "who knows SECRET"), ("source", "web")),
+    (("search", "https://evil.example/q?d=SECRET"), ("filter", "year eq 'SECRET'")), (("write", "SECRET"),),
     (("cite", "SECRET"), ("search", "the keeper SECRET")),
-)
+)  # fmt: skip
 PLACES: Final = (("web",), ("hr",), ("hr", "web"))
 _FIRST: Final = {"id": "q1", "query": "Who keeps the tower of Bergen?"}
 _SECOND: Final = {"id": "q2", "query": "When was #q1 born?", "depends_on": ["q1"]}

@@ -2,19 +2,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
-from llama_index.core.schema import TextNode
 from markdown_it import MarkdownIt
 
-from llama_index_agentic_kb import AgenticQueryEngine, AgenticRetriever, KnowledgeBase, KnowledgeSource
+from llama_index_agentic_kb import AgenticQueryEngine, AgenticRetriever, KnowledgeBase
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
 from llama_index_agentic_kb.guard.links import LinkFilter
 from llama_index_agentic_kb.schema import RetrievalResponse, SubQueryOrigin
-from llama_index_agentic_kb.testing import MemoryRetriever
-from tests.injection.attacks import Goal, Kind, ObedientLLM, Poison, changes, poison, read_orders
+from tests.injection.attacks import Goal, Kind, changes, poison, read_orders
 from tests.injection.flow import ORDERS, Flow, all_flows
 from tests.injection.world import ABOUT, MODES, SECRETS, WAYS, Case, World, all_cases, attack, few_cases, harmless
 
@@ -146,19 +142,6 @@ async def test_a_conversation_stays_within_its_bounds() -> None:
     searched = {getattr(record, "knowledge_source_name", "docs") for record in account.activity or []}
     assert searched <= {"docs", "people"}
     assert all(secret not in json.dumps(account.to_dict()) for secret in SECRETS)
-
-
-def _kb(documents: Sequence[Poison], **kwargs: Any) -> KnowledgeBase:
-    nodes = [TextNode(text=one.text, metadata={"title": one.title, "url": one.url}) for one in documents]
-    return KnowledgeBase([KnowledgeSource("docs", retriever=MemoryRetriever(nodes))], llm=ObedientLLM(), **kwargs)
-
-
-def test_the_kit_works_with_any_knowledge_base() -> None:
-    """As its documentation shows: two knowledge bases, two responses, no changes."""
-    clean = _kb([Poison("The tower is old.")]).retrieve("Is the tower old?")
-    for kind in (Kind.DIRECT, Kind.HTML):
-        poisoned = _kb(poison(kind, Goal.LINK, about="the tower")).retrieve("Is the tower old?")
-        assert changes(clean, poisoned, secrets=["nobody's"]) == []
 
 
 def test_retrievers_pass_their_technique_on() -> None:

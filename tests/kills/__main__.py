@@ -1,4 +1,4 @@
-"""Kills ingestions and repairs with SIGKILL; prints kills, lost, opened, repaired; writes ``build/kills.json``."""
+"""Kills ingestions, repairs and writers of sessions (SIGKILL); prints what was lost; writes ``build/kills.json``."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
 from tests.kills.series import Result, kills_during_ingestion, kills_during_repair
-from tests.kills_sessions.postgres import PostgresServer
-
-Series = Callable[[int, Path, int, Callable[[str], None]], Result]
+from tests.kills.sessions import kills_of_sessions
+from tests.kills_sessions.postgres import PostgresServer, why_not
 
 
 def main() -> None:
@@ -22,33 +21,27 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100, help="processes killed during ingestion")
     parser.add_argument("--repairs", type=int, default=0, help="processes killed during repair")
     parser.add_argument("--postgres", type=int, default=0, help="writers, and in turn the server, killed in PostgreSQL")
+    parser.add_argument("--sessions", type=int, default=0, help="writers of sessions killed, on SQLite and PostgreSQL")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("build/kills.json"))
-    arguments = parser.parse_args()
-    results = {
-        "ingestion": _series(kills_during_ingestion, arguments.kills, arguments.seed),
-        "repair": _series(kills_during_repair, arguments.repairs, arguments.seed),
-        "postgres": _series(_in_postgres, arguments.postgres, arguments.seed),
-    }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    table = {name: asdict(result) for name, result in results.items() if result.kills}
-    arguments.out.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    given = parser.parse_args()
+    results: dict[str, Result] = {}
+    with nullcontext() if why_not() or not (given.postgres or given.sessions) else PostgresServer() as server:
+        for name, series, kills, where in (
+            ("ingestion", kills_during_ingestion, given.kills, None),
+            ("repair", kills_during_repair, given.repairs, None),
+            ("postgres", kills_during_ingestion, given.postgres, server),
+            ("sessions", kills_of_sessions, given.sessions, None),
+            ("sessions in postgres", kills_of_sessions, given.sessions if server else 0, server),
+        ):
+            if kills:
+                with tempfile.TemporaryDirectory(prefix="kills-", ignore_cleanup_errors=True) as folder:
+                    results[name] = series(kills, Path(folder), given.seed, lambda line: print(line, flush=True), where)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(json.dumps({name: asdict(one) for name, one in results.items()}, indent=2) + "\n")
     for name, result in results.items():
-        if result.kills:
-            print(_line(name, result))
+        print(_line(name, result))
     sys.exit(any(result.lost or result.doubled or result.not_found for result in results.values()))
-
-
-def _series(series: Series, kills: int, seed: int) -> Result:
-    if not kills:
-        return Result()
-    with tempfile.TemporaryDirectory(prefix="kills-", ignore_cleanup_errors=True) as folder:
-        return series(kills, Path(folder), seed, lambda line: print(line, flush=True))
-
-
-def _in_postgres(kills: int, folder: Path, seed: int, tell: Callable[[str], None]) -> Result:
-    with PostgresServer() as server:
-        return kills_during_ingestion(kills, folder, seed, tell, server)
 
 
 def _line(name: str, result: Result) -> str:

@@ -80,7 +80,7 @@ def kills_during_ingestion(
         after = drawn.choice([0, drawn.randrange(files), files // 3])
         moment = drawn.uniform(0.0, 0.2 if after else 1.5)
         if server is not None and result.kills % 2:
-            lines, code = child.end(moment, after=after, strike=partial(_restart, server))
+            lines, code = child.end(moment, after=after, strike=partial(restart, server))
             result.kills += 1
             assert code == 0, "the writer did not outlive the server"
         else:
@@ -100,13 +100,16 @@ def kills_during_ingestion(
     return result
 
 
-def _restart(server: PostgresServer) -> None:
+def restart(server: PostgresServer) -> None:
     server.kill()
     server.start()
 
 
-def kills_during_repair(kills: int, folder: Path, seed: int, tell: Callable[[str], None]) -> Result:
+def kills_during_repair(
+    kills: int, folder: Path, seed: int, tell: Callable[[str], None], server: PostgresServer | None = None
+) -> Result:
     """Damage a store's vectors and kill what repairs them, again and again; see ``kills_during_ingestion``."""
+    assert server is None, "PostgreSQL has no files to repair"
     drawn = random.Random(seed)
     docs, where = folder / SOURCE, folder / "store"
     docs.mkdir(parents=True)

@@ -10,19 +10,19 @@ import pytest
 from tests.kills_sessions.postgres import why_not
 
 ROOT = Path(__file__).parents[2]
-_FLAGS = {"ingestion": "--kills", "repair": "--repairs", "postgres": "--postgres"}
 
 
 @pytest.mark.slow
 def test_what_was_told_as_stored_outlives_sigkill(tmp_path: Path) -> None:
-    """The short form of ``python -m tests.kills``: ingestions and a repair killed at random; nothing is lost."""
-    numbers = {"ingestion": 2, "repair": 1} | ({} if why_not() else {"postgres": 2})
-    options = [part for name, flag in _FLAGS.items() for part in (flag, str(numbers.get(name, 0)))]
+    """The short form of ``python -m tests.kills``: writers, repairs and PostgreSQL killed; nothing is lost."""
+    kills = {"ingestion": 2, "repair": 1, "sessions": 4}
+    kills |= {} if why_not() else {"postgres": 2, "sessions in postgres": 4}
+    options = ["--kills", "2", "--repairs", "1", "--sessions", "4", "--postgres", str(kills.get("postgres", 0))]
     command = [sys.executable, "-m", "tests.kills", *options, "--out", str(tmp_path / "kills")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads((tmp_path / "kills").read_text())
-    assert {name: result["kills"] for name, result in results.items()} == numbers
+    assert {name: result["kills"] for name, result in results.items()} == kills
     for result in results.values():
         assert (result["lost"], result["doubled"], result["not_found"]) == ([], 0, 0)
         assert result["tried"] > 0

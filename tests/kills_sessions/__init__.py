@@ -1,4 +1,1 @@
-"""Processes are killed while sessions are written: no turn is lost, and none is half written.
-
-python -m tests.kills_sessions --kills 100
-"""
+"""A real PostgreSQL for tests that need one; it may be killed and started again."""

@@ -11,28 +11,12 @@ from llama_index_agentic_kb import Principal
 from tests.leaks.world import FIELDS, GROUPS, SOURCES, TENANTS, USERS, WORDS
 
 KEYS: Final = (
-    "tenant",
-    "owner",
-    "acl_public",
+    "tenant", "owner", "acl_public", "acl_user_alice", "topic", "size", "code", "title", "no_such_key",
     *(key for group in GROUPS for key in FIELDS.stamp({}, tenant="x", groups=[group]) if "group" in key),
-    "acl_user_alice",
-    "topic",
-    "size",
-    "code",
-    "title",
-    "no_such_key",
-)
+)  # fmt: skip
 HOSTILE_KEYS: Final = (
-    "$or",
-    "$and",
-    "$not",
-    "_node_content",
-    "_node_type",
-    "document_id",
-    "doc_id",
-    "#id",
-    "#document",
-)
+    "$or", "$and", "$not", "_node_content", "_node_type", "document_id", "doc_id", "#id", "#document",
+)  # fmt: skip
 VALUES: Final = (*TENANTS, *USERS, *WORDS, "", "x", True, False, 0, 3, -1, 1.5)
 
 _some_users: Final = st.frozensets(st.sampled_from(USERS), max_size=2)
@@ -66,35 +50,18 @@ DOCUMENTS: Final = _documents()
 
 
 _scalars: Final = st.sampled_from(VALUES)
+
+
+def _condition(operators: str, values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    operator = st.sampled_from(operators.split())
+    return st.fixed_dictionaries({"key": st.sampled_from(KEYS), "operator": operator, "value": values})
+
+
 _conditions: Final = st.one_of(
-    st.fixed_dictionaries(
-        {
-            "key": st.sampled_from(KEYS),
-            "operator": st.sampled_from(["eq", "ne", "gt", "ge", "lt", "le"]),
-            "value": _scalars,
-        }
-    ),
-    st.fixed_dictionaries(
-        {
-            "key": st.sampled_from(KEYS),
-            "operator": st.sampled_from(["in", "nin", "any"]),
-            "value": st.lists(_scalars, min_size=1, max_size=3),
-        }
-    ),
-    st.fixed_dictionaries(
-        {
-            "key": st.sampled_from(KEYS),
-            "operator": st.sampled_from(["exists", "is_empty"]),
-            "value": st.just(value=True),
-        }
-    ),
-    st.fixed_dictionaries(
-        {
-            "key": st.sampled_from(KEYS),
-            "operator": st.sampled_from(["text_match", "text_match_insensitive"]),
-            "value": st.sampled_from(["a", "acme", "BETA", "x"]),
-        }
-    ),
+    _condition("eq ne gt ge lt le", _scalars),
+    _condition("in nin any", st.lists(_scalars, min_size=1, max_size=3)),
+    _condition("exists is_empty", st.just(value=True)),
+    _condition("text_match text_match_insensitive", st.sampled_from(["a", "acme", "BETA", "x"])),
 )
 _odd: Final = st.one_of(
     st.fixed_dictionaries({"key": st.sampled_from(HOSTILE_KEYS), "value": _scalars}),
