@@ -143,6 +143,7 @@ def ingest_command(  # noqa: PLR0917 (typer makes options of them)
     embed_model: EmbedModelOption = None,
     wait: WaitOption = 0.0,
     max_megabytes: Annotated[float, typer.Option(help="Larger files are skipped, and listed.", min=0)] = 100.0,
+    ocr: Annotated[bool, typer.Option("--ocr", help="Read images and scanned pages. Needs [ocr].")] = False,
     follow_symlinks: Annotated[bool, typer.Option(help="Read what lies outside the folders, too.")] = False,
     tenant: Annotated[str | None, typer.Option(help="Whose the documents are; see permissions=.")] = None,
     group: Annotated[list[str] | None, typer.Option(help="A group that may see them; several times for more.")] = None,
@@ -155,9 +156,9 @@ def ingest_command(  # noqa: PLR0917 (typer makes options of them)
 ) -> None:
     """Read documents into a store; unchanged ones are not embedded again.
 
-    Read are txt, md, rst, html, pdf, docx, pptx, xlsx, csv, tsv, json, jsonl, epub, eml and ipynb files. Exit status:
-    1 if a file could not be read, 3 if files of other kinds were skipped. A missing or damaged vector index is rebuilt
-    first.
+    Read are txt, md, rst, html, pdf, docx, pptx, xlsx, csv, tsv, json, jsonl, epub, eml and ipynb files, and with --ocr
+    png and jpg. Exit status: 1 if a file could not be read, 3 if files of other kinds were skipped. A missing or
+    damaged vector index is rebuilt first.
     """
     from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads SQLite and more)
     from llama_index_agentic_kb.store.files import NO_SUCH_PATH  # noqa: PLC0415 (with the store)
@@ -172,8 +173,8 @@ def ingest_command(  # noqa: PLR0917 (typer makes options of them)
         **({} if chunk_size is None else {"chunk_size": chunk_size}),
     }
     if on is not None:
-        if wait or follow_symlinks:
-            raise ConfigurationError("--wait and --follow-symlinks don't go with --on ray")
+        if wait or follow_symlinks or ocr:
+            raise ConfigurationError("--wait, --follow-symlinks and --ocr don't go with --on ray")
         options |= {"address": address, "embed_model": embed_model, "cpus": cpus, "gpus": gpus}
         _report(_ingest_on_ray(on, paths, store, **options))
         return
@@ -183,7 +184,7 @@ def ingest_command(  # noqa: PLR0917 (typer makes options of them)
     if missing and "://" not in store and not Path(store).exists():  # else deleted files are removed from the store
         raise ConfigurationError(f"{', '.join(missing)}: {NO_SUCH_PATH}")
     with KnowledgeStore.open(store, embed_model=embed_model, create=True, repair="auto") as opened:
-        report = _ingest(paths, opened, wait=wait, follow_symlinks=follow_symlinks, **options)
+        report = _ingest(paths, opened, wait=wait, ocr=ocr, follow_symlinks=follow_symlinks, **options)
         _report(report, opened.sources())
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.store.parsing import PARSERS
 from llama_index_agentic_kb.store.reading import (
+    IMAGES,
     IRREGULAR,
     TEXT_SUFFIXES,
     FileReader,
@@ -33,6 +34,7 @@ SUFFIXES: Final = TEXT_SUFFIXES | PARSERS.keys()
 MAX_DEPTH: Final = 64
 """The maximum folder depth; deeper folders are reported as failed."""
 _LEAVES: Final = "is a symlink that leaves the folder, or leads nowhere (see follow_symlinks=, --follow-symlinks)"
+OCR_HINT: Final = "; text in images is read by ocr=True, --ocr"
 NO_SUCH_PATH: Final = "no such file or folder"
 DEFAULT_SOURCE: Final = "documents"
 """The default source of files and documents that are passed directly."""
@@ -190,7 +192,8 @@ class Selection:
         group.roots.add(str(root))
         for path in self._walk(group, root):
             if path.suffix.lower() not in self._suffixes:
-                self.skipped.append((printable(path), f"is of a kind that is not read ({path.suffix or 'no suffix'})"))
+                kind = f"({path.suffix or 'no suffix'}){OCR_HINT if path.suffix.lower() in IMAGES else ''}"
+                self.skipped.append((printable(path), f"is of a kind that is not read {kind}"))
             else:
                 file = FoundFile(path, path.relative_to(root).as_posix(), str(root))
                 self._add(group, file, None if self._follow else root)

@@ -24,6 +24,7 @@ from llama_index_agentic_kb.store.database import Chunk, Floats, StoredDocument
 from llama_index_agentic_kb.store.embedding_model import check_sizes
 from llama_index_agentic_kb.store.files import (
     DEFAULT_SOURCE,
+    OCR_HINT,
     FoundFile,
     Selection,
     SourceFiles,
@@ -33,7 +34,6 @@ from llama_index_agentic_kb.store.files import (
 from llama_index_agentic_kb.store.reading import (
     MAX_BYTES,
     READ_SECONDS,
-    READER_VERSION,
     FileReader,
     UnreadableError,
 )
@@ -99,6 +99,7 @@ def ingest(
     wait: float = 0.0,
     max_file_bytes: int = MAX_BYTES,
     read_seconds: float = READ_SECONDS,
+    ocr: bool = False,
     follow_symlinks: bool = False,
     permissions: Permissions | None = None,
     stamp: Stamp = None,
@@ -128,6 +129,8 @@ def ingest(
         max_file_bytes: The maximum size of a file, and of an archive's unpacked content. Defaults to 100 MB.
         read_seconds: The time limit for parsing a file, in seconds. Chunking has the same limit for each started
             10 MB. Defaults to 60.
+        ocr: Whether to recognize text in images (png, jpg) and on scanned pages of PDF files; needs the extra
+            ``[ocr]``. Each such file has ten times ``read_seconds``.
         follow_symlinks: Whether to read files outside the folders through symlinks. By default, such symlinks are
             listed in the report's ``failed``.
         permissions: The names of the permission metadata fields. Defaults to ``tenant``, ``owner``, ``acl_user_...``,
@@ -141,7 +144,7 @@ def ingest(
 
     Raises:
         ConfigurationError: Neither paths nor documents are given, ``store`` is no open store, the chunk sizes don't fit
-            the embedding model, or a grant is invalid.
+            the embedding model, a grant is invalid, or the extra for ``ocr`` is not installed.
         IngestionError: Another process is writing to the store, or embedding or storing failed. Documents stored
             before remain, and the next call continues from there.
     """
@@ -154,13 +157,13 @@ def ingest(
         missing = "store is missing" if store is None else "paths is empty"
         raise ConfigurationError(f"{missing}: ingest needs an open store, and at least one file, folder or document.")
     check_sizes(chunk_size, chunk_overlap, None)
-    with store.writing(wait), FileReader(max_file_bytes, read_seconds, file_extractor) as reader:
+    with store.writing(wait), FileReader(max_file_bytes, read_seconds, file_extractor, ocr=ocr) as reader:
         selection = Selection(
             listed,
             source=source,
             follow_symlinks=follow_symlinks,
             sources_at=store.documents.sources_at,
-            suffixes=reader.extractors,
+            suffixes=reader.suffixes(),
         )
         for document in given_documents(documents):
             selection.add(source or DEFAULT_SOURCE, document)
@@ -278,7 +281,8 @@ class Ingestion:
             if first:
                 self.pending.append((file, document, first))
                 return
-            self._file_done(file, "holds no text")
+            scanned = file.path.suffix.lower() == ".pdf" and not self.reader.ocr
+            self._file_done(file, f"holds no text{OCR_HINT if scanned else ''}")
             self._remove(file.relative)
 
     def _document(self, source: str, file: FoundFile, roots: set[str]) -> StoredDocument:
@@ -292,9 +296,8 @@ class Ingestion:
         if known is not None and anothers and (self.store.shared or os.path.lexists(known.origin)):
             raise UnreadableError(f"has the same path in this source as {known.origin}; give its folder another source")
         digest, (size, overlap) = file.digest(self.reader.max_bytes), self.sizes
-        extractor = self.reader.extractors.get(file.path.suffix.lower())
-        read_by = f"reader={READER_VERSION}" if extractor is None else f"reader={type(extractor).__name__}"
-        settings = f"{read_by} size={size} overlap={overlap} {self.access.settings(file.path)}"
+        read_by = self.reader.way(file.path.suffix.lower())
+        settings = f"reader={read_by} size={size} overlap={overlap} {self.access.settings(file.path)}"
         return StoredDocument(source, file.relative, file.origin, file.root, digest, settings)
 
     def _allowed(self, file: FoundFile) -> float:

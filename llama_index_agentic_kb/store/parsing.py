@@ -21,6 +21,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime, time
+from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, TypedDict
@@ -28,6 +29,7 @@ from urllib.parse import unquote
 
 from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.store.reading import (
+    IMAGES,
     UnreadableError,
     check_size,
     first_heading,
@@ -70,18 +72,23 @@ def serve() -> None:
     with os.fdopen(os.dup(1), "w", encoding="ascii") as replies:
         os.dup2(2, 1)
         for line in sys.stdin:
-            path, max_bytes = json.loads(line)
-            replies.write(json.dumps(parse(Path(path), max_bytes)) + "\n")
+            path, max_bytes, ocr = json.loads(line)
+            replies.write(json.dumps(parse(Path(path), max_bytes, ocr=ocr)) + "\n")
             replies.flush()
 
 
-def parse(path: Path, max_bytes: int) -> Parsed:
-    """Return the title and sections of a file, or an error message without its path."""
+def parse(path: Path, max_bytes: int, *, ocr: bool = False) -> Parsed:
+    """Return the title and sections of a file, or an error message without its path.
+
+    With ``ocr`` text is recognized in images, and on those pages of a PDF that have no text of their own.
+    """
     kind = path.suffix.lower()
     try:
         if kind in _ZIPPED:
             _check_unpacked(path, max_bytes)
-        parsed = PARSERS[kind](path)
+        parsed = _image(path) if kind in IMAGES else PARSERS[kind](path)
+        if ocr and kind == ".pdf":
+            parsed["sections"] = list(_with_scans(path, parsed["sections"]))
         check_size(sum(len(text) for text, _ in parsed["sections"]), max_bytes)
     except UnreadableError as error:
         return {"error": str(error)}
@@ -117,6 +124,33 @@ def _pdf(path: Path) -> Parsed:
         "title": title,
         "sections": [(page.text, {"page_label": str(page.metadata["page_label"])}) for page in pages],
     }
+
+
+def _with_scans(path: Path, sections: Iterable[tuple[str, dict[str, str]]]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the pages of a PDF; those without text have what is recognized in their images."""
+    from pypdf import PdfReader  # noqa: PLC0415 (comes with the readers)
+
+    for (text, metadata), page in zip(sections, PdfReader(path).pages, strict=True):
+        if not text.strip():
+            text = "\n".join(_recognized(image.data) for image in page.images)  # noqa: PLW2901 (the page's text)
+        yield text, metadata
+
+
+def _image(path: Path) -> Parsed:
+    return {"title": "", "sections": [(_recognized(path.read_bytes()), {})]}
+
+
+def _recognized(image: bytes) -> str:
+    lines, _ = _recognizer()(image)
+    return "\n".join(text for _, text, _ in lines or ())
+
+
+@cache
+def _recognizer() -> Any:
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # else onnxruntime asks for a host of Microsoft's
+    from rapidocr_onnxruntime import RapidOCR  # noqa: PLC0415 (the extra)
+
+    return RapidOCR()  # loads its models
 
 
 def _docx(path: Path) -> Parsed:

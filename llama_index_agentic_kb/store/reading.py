@@ -24,12 +24,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from llama_index_agentic_kb._text import error_message
-from llama_index_agentic_kb.errors import IngestionError
+from llama_index_agentic_kb.errors import ConfigurationError, IngestionError
 from llama_index_agentic_kb.store.database import MetadataValue
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 
 TEXT_SUFFIXES: Final = frozenset({".txt", ".md", ".markdown", ".rst"})
 """The lower-case suffixes of files that are read without the parser process."""
+IMAGES: Final = frozenset({".png", ".jpg", ".jpeg"})
+"""The lower-case suffixes of files that are read by OCR alone."""
+OCR_FACTOR: Final = 10
+"""How much longer a file may be read in whose pages text is recognized: a page takes a second or two."""
 READER_VERSION: Final = 4
 """The version of the parsing code; a change causes stored files to be ingested again."""
 MAX_BYTES: Final = 100_000_000
@@ -89,6 +94,10 @@ class FileReader:
         max_bytes: The maximum size of a file, and of an archive's unpacked content, in bytes.
         seconds: The time limit for parsing a file, including the start of the parser process.
         extractors: LlamaIndex readers for files of certain suffixes; they run in this process, without a time limit.
+        ocr: Whether to recognize text in images and on scanned pages; such a file has ten times the seconds.
+
+    Raises:
+        ConfigurationError: The extra for ``ocr`` is not installed.
     """
 
     def __init__(
@@ -96,11 +105,29 @@ class FileReader:
         max_bytes: int = MAX_BYTES,
         seconds: float = READ_SECONDS,
         extractors: Mapping[str, BaseReader] | None = None,
+        *,
+        ocr: bool = False,
     ) -> None:
+        if ocr and find_spec("rapidocr_onnxruntime") is None:
+            raise ConfigurationError("ocr=True (--ocr) needs an extra: pip install 'llama-index-agentic-kb[ocr]'")
+        self.ocr = ocr
         self.max_bytes = max_bytes
         self.seconds = seconds
         self.extractors = {f".{kind.lstrip('.').lower()}": reader for kind, reader in (extractors or {}).items()}
         self._process: subprocess.Popen[str] | None = None
+
+    def suffixes(self) -> set[str]:
+        """Return the lower-case suffixes that are read besides those of text and of ``PARSERS``."""
+        return {*self.extractors, *(IMAGES if self.ocr else ())}
+
+    def way(self, kind: str) -> str:
+        """Return how files of a suffix are read; where it changes they are read again."""
+        if kind in self.extractors:
+            return type(self.extractors[kind]).__name__
+        return f"{READER_VERSION} ocr" if self._recognizes(kind) else str(READER_VERSION)
+
+    def _recognizes(self, kind: str) -> bool:
+        return self.ocr and kind in {".pdf", *IMAGES}
 
     def __enter__(self) -> Self:
         """Return the reader itself."""
@@ -160,24 +187,25 @@ class FileReader:
         process = self._process = self._process or _start()
         assert process.stdin is not None
         assert process.stdout is not None
+        seconds = self.seconds * (OCR_FACTOR if self._recognizes(path.suffix.lower()) else 1)
         began, line = time.monotonic(), ""
-        ending = threading.Timer(self.seconds, process.kill)
+        ending = threading.Timer(seconds, process.kill)
         ending.start()
         try:
             with suppress(OSError):
-                process.stdin.write(json.dumps([str(path), self.max_bytes]) + "\n")
+                process.stdin.write(json.dumps([str(path), self.max_bytes, self.ocr]) + "\n")
                 process.stdin.flush()
                 line = process.stdout.readline()
         finally:  # also after Ctrl-C: the interpreter would wait for it
             ending.cancel()
             ending.join()
-        late = time.monotonic() - began >= self.seconds
+        late = time.monotonic() - began >= seconds
         if late or not line.endswith("\n"):
             code = None if late else process.wait()
             self.close()
             if code is not None:
                 raise UnreadableError(f"can't be read: its parser's process ended with {code}")
-            raise UnreadableError(f"can't be read within {self.seconds:g} s: its parser was ended")
+            raise UnreadableError(f"can't be read within {seconds:g} s: its parser was ended")
         reply: Parsed = json.loads(line)
         return reply
 

@@ -238,7 +238,9 @@ def test_all_kinds_of_files(
     (root / "d.png").write_bytes(b"\x89PNG")
     report = ingest(root, store)
     assert (len(report.added), report.skipped, report.failed) == (3, 1, ())
-    assert report.skipped_files == ((str(root / "d.png"), "is of a kind that is not read (.png)"),)
+    assert report.skipped_files == (
+        (str(root / "d.png"), "is of a kind that is not read (.png); text in images is read by ocr=True, --ocr"),
+    )
     found = store.index("mixed").as_retriever(similarity_top_k=1).retrieve("lakes on Titan")[0].node
     assert (found.metadata["page_label"], found.metadata["file_name"]) == ("2", "a.pdf")
     assert found.get_content(MetadataMode.LLM).startswith("page_label: 2\ntitle: a")
