@@ -371,7 +371,7 @@ def calibrate(store: StoreOption = DEFAULT_STORE) -> None:
 
 
 @app.command("bench")
-def bench_command(  # noqa: PLR0917 (typer makes options of them)
+def bench_command(
     folder: Annotated[Path, typer.Argument(help="A BEIR-form folder: corpus, queries, qrels.")],
     systems: Annotated[
         str, typer.Option(help="Comma-separated: dense, bm25, hybrid, query_fusion, minimal, low, medium, auto.")
@@ -382,31 +382,30 @@ def bench_command(  # noqa: PLR0917 (typer makes options of them)
     ] = "oracle",
     k: Annotated[str, typer.Option(help="The k of each metric, comma-separated.")] = "5,10",
     limit: Annotated[int | None, typer.Option(help="So many questions, drawn at random.", min=1)] = None,
-    seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
     source_field: Annotated[str | None, typer.Option(help="Metadata key that tells the source.")] = None,
     split: Annotated[str, typer.Option(help="Which of qrels/, where there is no qrels.tsv.")] = "test",
-    concurrency: Annotated[int, typer.Option(help="Questions asked side by side.", min=1)] = 4,
     cache: Annotated[Path | None, typer.Option(help="Where vectors are kept.")] = None,
     out: Annotated[Path | None, typer.Option(help="Keep the run as JSON.")] = None,
     model: ModelOption = None,
     context_window: WindowOption = 8_192,
 ) -> None:
     """Compare the retrieval quality of several systems on an evaluation set."""
+    cutoffs = [int(part) if part.strip().isdigit() else 0 for part in k.split(",")]
+    if not all(cutoffs):
+        raise ConfigurationError(f"--k: expected numbers above 0, comma-separated, got {k!r}")
     from llama_index_agentic_kb.evaluation.runner import bench  # noqa: PLC0415 (loads LlamaIndex)
 
     bench(
         folder,
-        systems=_listed(systems),
+        systems=[name.strip() for name in systems.split(",")],
         plans=plans,
         llm=_language_model(model, context_window) if plans == "llm" else None,
         cache=cache or _cache() / "bench",
         console=console,
-        cutoffs=_numbers(k),
+        cutoffs=cutoffs,
         limit=limit,
-        seed=seed,
         source_field=source_field,
         split=split,
-        concurrency=concurrency,
         out=out,
     )
 
@@ -498,17 +497,6 @@ def _stored(path: str, embed_model: str | None = None) -> KnowledgeStore:
 
 def _counted(source: SourceInfo) -> str:
     return f"{printable(source.name)}: {source.documents} documents, {source.chunks} chunks"
-
-
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _numbers(text: str) -> list[int]:
-    parts = _listed(text)
-    if not parts or not all(part.isdigit() and int(part) for part in parts):
-        raise ConfigurationError(f"--k: expected numbers above 0, comma-separated, got {text!r}")
-    return [int(part) for part in parts]
 
 
 def _ask_aloud(base: KnowledgeBase, question: str) -> None:

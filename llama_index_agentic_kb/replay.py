@@ -65,7 +65,7 @@ class RecordedReply(BaseModel):
         Raises:
             LLMError: A passage that the reply cites is not in the prompt.
         """
-        passages = _passages(prompt)
+        passages = [(number, without_signs(text)) for number, text in PASSAGE.findall(prompt)]
         numbers = {
             quoted: next((number for number, text in passages if quote and quote in text), None)
             for quoted, quote in self.quotes.items()
@@ -123,11 +123,7 @@ class ReplyingLLM(CustomLLM):
     """
 
     def reply_to(self, prompt: str) -> str:
-        """Return the reply to a prompt: the messages of a conversation, joined by line breaks.
-
-        Raises:
-            LLMError: There is no reply to this prompt.
-        """
+        """Return the reply to a prompt, messages joined by line breaks; raise ``LLMError`` if there is none."""
         raise NotImplementedError
 
     def respond(self, messages: Sequence[ChatMessage]) -> ScriptedReply:
@@ -240,17 +236,8 @@ class RecordedLLM(ReplyingLLM):
         return LLMMetadata(context_window=self.context_window, num_output=1_024, is_chat_model=True, model_name=name)
 
     def reply_to(self, prompt: str) -> str:
-        """Return the recorded reply to a prompt.
-
-        Raises:
-            LLMError: There is no reply to this prompt, or it cites a passage that is not in the prompt.
-        """
+        """Return the recorded reply; raise ``LLMError`` if there is none, or its evidence is not in the prompt."""
         for reply in self.recording.replies:
             if reply.when in prompt:
                 return reply.for_prompt(prompt)
         raise LLMError("the recording holds no reply to this prompt: it was made for another question")
-
-
-def _passages(prompt: str) -> list[tuple[str, str]]:
-    """Return the passages of a prompt as (number, text), without the spotlighting signs of a request."""
-    return [(number, without_signs(text)) for number, text in PASSAGE.findall(prompt)]

@@ -72,11 +72,7 @@ class Calibration:
 
 
 def calibrate_store(store: KnowledgeStore) -> Iterator[tuple[str, Calibration]]:
-    """Make or update the scope index of each source of a store, calibrate and save it; yield the results by source.
-
-    Raises:
-        IngestionError: The index can't be written.
-    """
+    """Make or update the scope index of each source, calibrate and save it; yield the results by source."""
     known = store.scopes()
     for info in store.sources():
         reader, model = store.vectors(info.name).reader(), embed_model_name(store.embed_model)

@@ -203,11 +203,7 @@ class Plan:
 def plan(
     chunks: float, qps: float, effort: ReasoningEffort, times: ServiceTimes = RECORDED, terms: Terms = Terms()
 ) -> Plan:
-    """Return what a collection of so many chunks needs for so many questions a second.
-
-    Raises:
-        ConfigurationError: A number is not above 0, or the model's seconds are below.
-    """
+    """Return what so many chunks and questions a second need; raise ``ConfigurationError`` for impossible numbers."""
     if not (chunks >= 1 and qps > 0 and terms.cores > 0 and terms.memory_gb > 0 and terms.model_seconds >= 0):
         raise ConfigurationError(
             "plan-capacity: chunks, qps, cores and memory must be above 0, model-seconds not below"

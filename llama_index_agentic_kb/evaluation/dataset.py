@@ -61,11 +61,7 @@ class Dataset:
     warnings: tuple[str, ...] = ()
 
     def only(self, ids: Collection[str], why: str) -> Dataset:
-        """Return the dataset with only the given queries, and a warning with the number of omitted ones.
-
-        Raises:
-            InvalidRequestError: The dataset has none of the given queries.
-        """
+        """Return the dataset with the given queries and a warning; raise ``InvalidRequestError`` if none is left."""
         queries = [query for query in self.queries if query.id in ids]
         if not queries:
             raise InvalidRequestError(f"{self.name}: no query is left: {why}")
@@ -106,11 +102,7 @@ def read_dataset(folder: str | Path, *, split: str = "test", limit: int | None =
 
 
 def json_lines(path: Path) -> Iterator[tuple[Row, str]]:
-    """Yield the JSON object of each line of a file, and its path and line number.
-
-    Raises:
-        InvalidRequestError: A line is not a JSON object with an ``_id``, or the file can't be read.
-    """
+    """Yield each line's JSON object and its place; raise ``InvalidRequestError`` for one without an ``_id``."""
     for number, line in enumerate(_text_of(path).split("\n"), start=1):
         where = f"{path}, line {number}"
         if not line.strip():

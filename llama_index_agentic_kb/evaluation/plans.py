@@ -115,11 +115,7 @@ class PlannedLLM(ReplyingLLM):
         return LLMMetadata(context_window=128_000, num_output=4_096, is_chat_model=True, model_name=self._name)
 
     def reply_to(self, prompt: str) -> str:
-        """Return the reply to a prompt.
-
-        Raises:
-            LLMError: The prompt is not one of planning, findings or revision, or contains no question of the set.
-        """
+        """Return the reply to a prompt; raise ``LLMError`` for other prompts than those of planning over the set."""
         if _FUSION in prompt:  # the longest question of the set anywhere in it
             asked = normalize(prompt)
             found = [same[0] for text, same in self._queries.items() if text in asked]

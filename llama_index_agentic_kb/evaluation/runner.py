@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias, TypedDict
 
 import numpy as np
 from llama_index.core.llms import LLM
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
@@ -303,11 +303,9 @@ def _troubles(system: str, results: Sequence[QueryResult]) -> Iterator[Text]:
     warnings = [result.warnings[0] for result in results if result.warnings]
     for what, texts, style in (("failed", errors, "red"), ("warned", warnings, "yellow")):
         if texts:
-            yield Text(f"{system}: {len(texts)} questions {what}, the first: {_line(texts[0])}", style)
-
-
-def _line(text: str) -> str:
-    return one_line(printable(text), 300)
+            yield Text(
+                f"{system}: {len(texts)} questions {what}, the first: {one_line(printable(texts[0]), 300)}", style
+            )
 
 
 def _table(title: str, first: str, headings: Sequence[str]) -> Table:
@@ -331,10 +329,8 @@ def bench(
     console: Console,
     cutoffs: Sequence[int] = (5, 10),
     limit: int | None = None,
-    seed: int = 0,
     source_field: str | None = None,
     split: str = "test",
-    concurrency: int = 4,
     out: Path | None = None,
 ) -> None:
     """Run systems over an evaluation set, print the report, and save it as JSON if requested (options: see ``cli``).
@@ -345,7 +341,7 @@ def bench(
     """
     from llama_index_agentic_kb.store import default_embed_model  # noqa: PLC0415 (loads torch)
 
-    dataset = read_dataset(folder, split=split, limit=limit, seed=seed)
+    dataset = read_dataset(folder, split=split, limit=limit)
     planner, plans, dataset = _planner(plans, llm, dataset)
     check_systems(systems, planner)
     if out is not None:
@@ -360,7 +356,7 @@ def bench(
         )
         with closing(corpus):
             made = make_systems(systems, corpus, planner, documents=max(cutoffs))
-            run = evaluate(dataset, made, plans=plans, cutoffs=cutoffs, concurrency=concurrency, progress=show)
+            run = evaluate(dataset, made, plans=plans, cutoffs=cutoffs, progress=show)
     run.settings |= {
         "embed_model": embed_model.model_name,
         "source_field": source_field,
@@ -368,15 +364,10 @@ def bench(
         **{package: version(package) for package in ("llama-index-agentic-kb", "llama-index-core")},
     }
     summary = run.summary()
-    _show(console, render_run(run, summary))
+    wide = console if console.is_terminal else Console(file=console.file, width=max(console.width, WIDTH))
+    wide.print(render_run(run, summary))
     if out is not None:
         out.write_text(json.dumps(run.to_dict() | {"summary": summary}, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _show(console: Console, tables: RenderableType) -> None:
-    """Print tables; at least ``WIDTH`` columns wide if the output is not a terminal."""
-    wide = console if console.is_terminal else Console(file=console.file, width=max(console.width, WIDTH))
-    wide.print(tables)
 
 
 def _planner(plans: str, llm: LLM | None, dataset: Dataset) -> Planning:

@@ -327,11 +327,7 @@ def failed(failure: Exception, cost: Cost) -> QueryResult:
 
 
 def check_systems(names: Sequence[str], llm: LLM | None) -> None:
-    """Check the arguments of ``make_systems`` before any embedding.
-
-    Raises:
-        ConfigurationError: A name is unknown, or a system needs a language model.
-    """
+    """Raise ``ConfigurationError`` if a system is unknown or lacks its model, before anything is embedded."""
     unknown = [name for name in names if name not in SYSTEMS]
     if unknown or not names:
         raise ConfigurationError(f"systems: {', '.join(unknown) or 'none'} is unknown; known are {', '.join(SYSTEMS)}")

@@ -227,11 +227,7 @@ class GroundingLedger(Model):
         return self.model_copy(update={"claims": claims, "conflicts": conflicts})
 
     def check_spans(self, answer: str) -> None:
-        """Check that each claim's span in the answer contains the claim's text.
-
-        Raises:
-            InvalidRequestError: The text at a claim's span differs from the claim.
-        """
+        """Raise ``InvalidRequestError`` if the answer does not contain each claim's text at the claim's span."""
         for number, claim in enumerate(self.claims):
             if claim.span.of(answer) != claim.text:
                 raise InvalidRequestError(f"claims[{number}].span: the answer does not say {claim.text[:60]!r} there")

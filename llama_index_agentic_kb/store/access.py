@@ -51,11 +51,7 @@ class Access:
         return {key: value for key, value in metadata.items() if not protected(key)}
 
     def stamp(self, path: Path, metadata: Mapping[str, MetadataValue]) -> dict[str, MetadataValue]:
-        """Return the metadata to add to a file: its permission fields, and its link if `trust_urls` is set.
-
-        Raises:
-            ConfigurationError: A grant uses a field that the permissions don't declare, or an invalid name.
-        """
+        """Return a file's permission fields and, if trusted, link; raise ``ConfigurationError`` for a wrong grant."""
         grants = self.grants(path) if callable(self.grants) else self.grants
         permissions = self.permissions or STORE_PERMISSIONS
         if self.permissions is None and "tenant" not in (grants or {}):

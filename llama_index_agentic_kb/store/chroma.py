@@ -20,7 +20,6 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -81,9 +80,6 @@ class ChromaDirectory:
                 f"The Chroma collection {name!r} names an embedding function ({named[0]!r}), which this "
                 "library never loads. Build it again: `agentic-kb repair --rebuild`."
             )
-        if not named and (raw.get("hnsw") or {}).get("ef_search") != EF_SEARCH:  # of an earlier version
-            with suppress(Exception):  # where it can't be written, it is searched as it is
-                found.modify(configuration={"hnsw": {"ef_search": EF_SEARCH}})
         return found
 
     def vector_store(self, name: str) -> ChromaVectorStore:
@@ -199,11 +195,7 @@ class Graphs:
         return ""
 
     def nearest(self, state: SourceState, vector: Floats, count: int) -> list[tuple[int, float]]:
-        """Return a graph's nearest chunk ids with their cosine distances, best first; some may have been deleted.
-
-        Raises:
-            GraphError: The graph can't be read.
-        """
+        """Return the nearest chunk ids, some deleted, with cosine distances; raise ``GraphError`` if damaged."""
         try:
             with self._lock:
                 if state.directory not in self._opened:

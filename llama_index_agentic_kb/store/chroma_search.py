@@ -172,11 +172,7 @@ def _space(collection: Collection) -> str:
 
 
 def chroma_where(filters: MetadataFilters) -> Where:
-    """Return a filter as a Chroma ``where`` clause.
-
-    Raises:
-        DeniedError: Chroma does not support one of the filter's operators or groups.
-    """
+    """Return a filter as a Chroma ``where`` clause; raise ``DeniedError`` if Chroma has no form for a part."""
     if filters.condition is FilterCondition.NOT:
         raise DeniedError("Chroma has no 'not': filters over it must come without negated groups")
     parts = [_part(part) for part in filters.filters]

@@ -208,11 +208,7 @@ class DocumentDatabase(ABC):
         return SourceState(*rows[0]) if rows else None
 
     def put_source(self, name: str, description: str | None = None) -> None:
-        """Create a source, or change its description; None keeps the current one (empty for a new source).
-
-        Raises:
-            ConfigurationError: The source's name is empty.
-        """
+        """Create a source (``ConfigurationError`` for an empty name), or change a description that is not None."""
         if not name.strip():
             raise ConfigurationError("A source needs a name; got an empty one.")
 

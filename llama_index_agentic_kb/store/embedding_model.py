@@ -106,11 +106,7 @@ def default_embed_model() -> HuggingFaceEmbedding:
 
 
 def named_embed_model(name: str) -> BaseEmbedding:
-    """Load an embedding model by its name on the Hugging Face hub, its local folder, or the word "multilingual".
-
-    Raises:
-        ConfigurationError: There is no such model, or the hub can't be reached.
-    """
+    """Load a model by its name on the hub, its folder, or "multilingual"; else raise ``ConfigurationError``."""
     canonical = embed_model_name(name)
     if canonical == DEFAULT_EMBED_MODEL:
         return default_embed_model()
@@ -144,11 +140,7 @@ def embed_model_name(model: BaseEmbedding | str) -> str:
 
 
 def embed_model_fingerprint(model: BaseEmbedding) -> EmbedModelFingerprint:
-    """Return a model's fingerprint; the model is called once.
-
-    Raises:
-        ConfigurationError: The model raised an error instead of returning a vector.
-    """
+    """Return a model's fingerprint, by one call; raise ``ConfigurationError`` if the model fails."""
     name = embed_model_name(model)
     try:
         vector = model.get_text_embedding("dimension")
@@ -191,11 +183,7 @@ def input_window(model: BaseEmbedding) -> int | None:
 
 
 def check_sizes(chunk_size: int, chunk_overlap: int, window: int | None) -> None:
-    """Check the sizes of chunks in tokens.
-
-    Raises:
-        ConfigurationError: The chunk size is below 80 or too large for the model, or the overlap is out of range.
-    """
+    """Raise ``ConfigurationError`` if chunks are under 80 tokens, too large for the model, or overlap too much."""
     if chunk_size < _MIN_CHUNK_SIZE:
         raise ConfigurationError(f"chunk_size is {chunk_size}; it must be at least {_MIN_CHUNK_SIZE} tokens.")
     if not 0 <= chunk_overlap <= chunk_size // 2:

@@ -267,7 +267,7 @@ class Ingestion:
             if start:  # otherwise no model is needed
                 whole = replace(parsed, sections=chain(start, sections))
                 cut = self.chunker.chunks(source, file, whole, self.access)
-                chunks = _within(self._allowed(file), cut)
+                chunks = _within(self.reader.seconds * (1 + file.size() // 10_000_000), cut)
             first = list(islice(chunks, _BATCH_CHUNKS))
             if len(first) == _BATCH_CHUNKS:  # stored while being read: it may exceed memory
                 self._flush(source)
@@ -299,10 +299,6 @@ class Ingestion:
         read_by = self.reader.way(file.path.suffix.lower())
         settings = f"reader={read_by} size={size} overlap={overlap} {self.access.settings(file.path)}"
         return StoredDocument(source, file.relative, file.origin, file.root, digest, settings)
-
-    def _allowed(self, file: FoundFile) -> float:
-        """Return the time limit for chunking a file, in seconds."""
-        return self.reader.seconds * (1 + file.size() // 10_000_000)
 
     def _flush(self, source: str) -> None:
         """Embed all pending files, and store each in a separate transaction."""
@@ -362,11 +358,7 @@ def _within(seconds: float, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
 
 
 def _embed(store: KnowledgeStore, chunks: Sequence[Chunk]) -> list[Floats]:
-    """Return the vectors of chunks from the store's embedding model.
-
-    Raises:
-        IngestionError: The model failed, or returned the wrong number or dimension of vectors, or non-finite values.
-    """
+    """Return the vectors of chunks; raise ``IngestionError`` if the model fails or returns anything else."""
     from llama_index.core.schema import MetadataMode  # noqa: PLC0415 (takes seconds)
 
     from llama_index_agentic_kb.store.chunking import chunk_to_node  # noqa: PLC0415 (loads LlamaIndex)

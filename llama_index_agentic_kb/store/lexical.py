@@ -66,11 +66,7 @@ class StoredLexicalSearch:
         return [NodeWithScore(node=nodes[hit.node_id], score=hit.score) for hit in hits if hit.node_id in nodes]
 
     def update(self, damage: str = "") -> None:
-        """Update the index to match the documents; the caller must have the store's write lock.
-
-        Raises:
-            IngestionError: The index can't be written.
-        """
+        """Update the index inside the store's write lock; raise ``IngestionError`` if it can't be written."""
         with self._lock:
             try:
                 self._mend(damage)

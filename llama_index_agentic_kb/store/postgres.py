@@ -160,11 +160,12 @@ class PostgresDatabase(DocumentDatabase):
 
     def write(self, work: Callable[[Statements], None]) -> None:
         """Run a function in a durable transaction; it runs again if the connection breaks."""
-        self._retried(lambda: self._in_transaction(work))
 
-    def _in_transaction(self, work: Callable[[Statements], None]) -> None:
-        with self._database.transaction(write=True, seconds=self.timeout) as connection:
-            work(_Statements(connection))
+        def run() -> None:
+            with self._database.transaction(write=True, seconds=self.timeout) as connection:
+                work(_Statements(connection))
+
+        self._retried(run)
 
     def _retried(self, run: Callable[[], None]) -> None:
         deadline = time.monotonic() + self.timeout

@@ -15,7 +15,7 @@ import os
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -196,7 +196,8 @@ def ingest_on_ray(
                 for name, group in groups.items():
                     opened.documents.put_source(name, description)
                     run.known = opened.documents.documents(name)
-                    batches = _batches(group.files.values())
+                    listed = [(file.origin, file.relative, file.root) for file in group.files.values()]
+                    batches = deque(listed[start : start + BATCH] for start in range(0, len(listed), BATCH))
                     reports = cluster.perform(name, batches, run.known, _counting(progress, run, len(every)))
                     for report in reports:
                         run.added += report.added
@@ -222,11 +223,6 @@ def _nothing() -> Selection:
     return Selection([], source=None, follow_symlinks=False, sources_at=lambda _: ())
 
 
-def _batches(files: Iterable[FoundFile]) -> deque[list[File]]:
-    listed = [(file.origin, file.relative, file.root) for file in files]
-    return deque(listed[start : start + BATCH] for start in range(0, len(listed), BATCH))
-
-
 # -- object storage ---------------------------------------------------------------------------------------------------
 
 
@@ -237,11 +233,7 @@ def _file_system(url: str) -> tuple[Any, str]:
 
 
 def _listed(urls: Sequence[str], source: str | None, skipped: list[tuple[str, str]]) -> dict[str, SourceFiles]:
-    """Return the files below URLs by source; hidden ones are left out, and those of other kinds put into ``skipped``.
-
-    Raises:
-        ConfigurationError: A folder can't be listed, or is empty: its documents are not deleted then.
-    """
+    """Return the files below URLs by source; raise ``ConfigurationError`` if a folder can't be listed or is empty."""
     groups: dict[str, SourceFiles] = {}
     for url in urls:
         try:
@@ -326,11 +318,7 @@ class _Cluster:
         known: Mapping[str, StoredDocument],
         advance: Callable[[int, str], None],
     ) -> list[IngestReport]:
-        """Have all batches ingested, each at an actor that has room, and return their reports.
-
-        Raises:
-            IngestionError: The store could not be reached, again and again.
-        """
+        """Have all batches ingested; raise ``IngestionError`` if the store can't be reached again and again."""
         reports: list[IngestReport] = []
         running: dict[Any, tuple[Any, list[File]]] = {}
         tries: Counter[str] = Counter()

@@ -224,11 +224,7 @@ def _start() -> subprocess.Popen[str]:
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """Open a regular file for reading; pipes and devices are rejected, since reading them might never end.
-
-    Raises:
-        OSError: The file can't be opened, or is not a regular file.
-    """
+    """Open a regular file; raise ``OSError`` for others: reading a pipe or a device might never end."""
     # Not blocking: opening a pipe without a writer would wait forever.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     opened = os.fdopen(os.open(path, flags), "rb")

@@ -38,11 +38,7 @@ class Dialect(ABC):
     """The characters that no metadata key of the store contains."""
 
     def filter(self, tree: FilterNode, *, negated: bool = False) -> Sql:
-        """Return a filter as a SQL condition.
-
-        Raises:
-            DeniedError: The store can't evaluate one of the filter's operators, or contain one of its keys.
-        """
+        """Return a filter as a SQL condition; raise ``DeniedError`` for what the store can't contain or evaluate."""
         if isinstance(tree, Condition):
             return self._condition(tree, negated=negated)
         if tree.logic is FilterLogic.NOT:
@@ -114,8 +110,8 @@ class SqliteDialect(Dialect):
     def _equal(self, condition: Condition, *, negated: bool) -> Sql:  # noqa: ARG002 (NULL is handled either way)
         path = _path(condition)
         parts: list[Sql] = []
-        for kind, types in ((bool, "'true', 'false'"), (float, "'integer', 'real'"), (str, "'text'")):
-            same = [value for value in condition.values if _kind(value) is kind]
+        for kinds, types in (((bool,), "'true', 'false'"), ((int, float), "'integer', 'real'"), ((str,), "'text'")):
+            same = [value for value in condition.values if type(value) in kinds]
             listed = "json_extract(metadata, ?) IN (SELECT value FROM json_each(?))"
             sql = f"(json_type(metadata, ?) IN ({types}) AND {listed})"
             parts += [(sql, [path, path, json.dumps(same)])] if same else []
@@ -226,10 +222,6 @@ def _is_fact(part: FilterNode) -> bool:
 
 def _path(condition: Condition) -> str:
     return f'$."{condition.key}"'
-
-
-def _kind(value: object) -> type:
-    return bool if isinstance(value, bool) else str if isinstance(value, str) else float
 
 
 def _denied(condition: Condition) -> Sql:

@@ -193,11 +193,7 @@ class SqliteDatabase(DocumentDatabase):
             raise error_class(f"{str(self.path)!r} can't be {done}: {error}. {remedy(error)}".rstrip()) from error
 
     def check(self) -> None:
-        """Check the integrity of the whole file.
-
-        Raises:
-            StoreDamagedError: The file is damaged. The store has no other copy of the documents.
-        """
+        """Raise ``StoreDamagedError`` if the file is damaged; the store has no other copy of the documents."""
         found = self.rows("PRAGMA quick_check(1)")
         if found != [("ok",)]:
             raise StoreDamagedError(f"{str(self.path)!r} is damaged: {' '.join(found[0][0].split())}. {ADVICE}")

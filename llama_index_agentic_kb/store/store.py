@@ -425,11 +425,7 @@ def _loaded(embed_model: BaseEmbedding | str) -> BaseEmbedding:
 
 
 def _check_embed_model(location: str, made_with: EmbedModelFingerprint, embed_model: BaseEmbedding | str) -> None:
-    """Check that a store was created with a model; of a model that is not loaded, only the name is compared.
-
-    Raises:
-        StoreMismatchError: The model has another name, dimension or weights than the one the store was created with.
-    """
+    """Raise ``StoreMismatchError`` for another model; of one that is not loaded, only the name is compared."""
     found: EmbedModelFingerprint | str = embed_model_name(embed_model)
     if found == made_with.name:
         if isinstance(embed_model, str):

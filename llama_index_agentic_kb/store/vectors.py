@@ -272,11 +272,7 @@ class SourceVectors:
 
 
 def query_vector(query: VectorStoreQuery, dimension: int) -> Floats | None:
-    """Return a query's vector, of unit length; None if it has none.
-
-    Raises:
-        RetrievalError: The vector has another dimension than the store's, or the query another mode than "default".
-    """
+    """Return a query's vector, of unit length, or None; raise ``RetrievalError`` for a wrong dimension or mode."""
     if query.mode is not VectorStoreQueryMode.DEFAULT:
         raise RetrievalError(f"A knowledge store searches in the mode 'default'; found {query.mode.value!r}.")
     vector = unit(np.asarray(query.query_embedding, dtype=np.float32)) if query.query_embedding else None
@@ -445,11 +441,7 @@ def where(query: VectorStoreQuery, dialect: Dialect) -> Sql | None:
 
 
 def tree_of(filters: MetadataFilters | MetadataFilter) -> FilterNode:
-    """Return LlamaIndex's filters as a tree.
-
-    Raises:
-        DeniedError: A group is empty (which must not match everything), or an operator is unknown.
-    """
+    """Return LlamaIndex's filters as a tree; raise ``DeniedError`` for an empty group or an unknown operator."""
     if isinstance(filters, MetadataFilter):
         if filters.operator not in _OPERATORS:
             name = filters.operator.value

@@ -123,11 +123,7 @@ class Script(Generic[Asked, Answer]):
         self._used = itertools.count(1)
 
     def answer(self, asked: Asked) -> Answer:
-        """Return the next answer; a callable runs in the calling thread.
-
-        Raises:
-            ScriptExhaustedError: The list of replies is used up.
-        """
+        """Return the next answer; raise ``ScriptExhaustedError`` after the last one of a list."""
         if callable(self._replies):
             return self._replies(asked)
         if not isinstance(self._replies, list | tuple):

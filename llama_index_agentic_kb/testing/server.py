@@ -137,11 +137,7 @@ class Connection(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def pause(self, seconds: float | None) -> None:
-        """Wait for a number of seconds, or with None until the server stops.
-
-        Raises:
-            ConnectionAbortedError: The server was stopped during the wait.
-        """
+        """Wait so many seconds, or with None until the server stops; then raise ``ConnectionAbortedError``."""
         if seconds != 0 and self.server.stopping.wait(seconds):
             raise ConnectionAbortedError("The loopback server was stopped.")
 

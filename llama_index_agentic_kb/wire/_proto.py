@@ -53,11 +53,7 @@ E = TypeVar("E", bound=Enum)
 
 
 def message_class(kind: str) -> Untyped:
-    """Return one of Google's message classes, such as "Answer".
-
-    Raises:
-        ConfigurationError: The package google-cloud-discoveryengine is not installed.
-    """
+    """Return one of Google's message classes; raise ``ConfigurationError`` if the package is not installed."""
     try:
         from google.cloud import discoveryengine_v1  # noqa: PLC0415 (an extra, and 0.7 s)
     except ImportError as error:

@@ -132,11 +132,7 @@ _MISSPELT: Final = {"extractedData": OutputMode.EXTRACTIVE_DATA}
 
 
 def known_version(api_version: str) -> str:
-    """Return an API version; the newest if it is empty.
-
-    Raises:
-        InvalidRequestError: The version is not known; the message lists those that are.
-    """
+    """Return an API version, the newest if it is empty; raise ``InvalidRequestError`` if it is not known."""
     if api_version and api_version not in VERSIONS:
         raise InvalidRequestError(f"api-version: {api_version[:40]!r} is not known; known are {', '.join(VERSIONS)}")
     return api_version or _NEWEST
@@ -281,6 +277,7 @@ _REFERENCE: Final = (
     "sourceData",
 )
 _WEB: Final = ("type", "id", "activitySource", "url", "title", "rerankerScore", "sourceData")
+_OLD_REFERENCE: Final = ("type", "id", "activitySource", "docKey", "rerankerScore", "sourceData")
 _OLD_TYPES: Final = {"modelQueryPlanning": "ModelQueryPlanning", "agenticReasoning": "AzureSearchSemanticRanker"}
 """The types of 2025-05-01-preview, whose searches are all of the type ``AzureSearchQuery``."""
 
@@ -298,20 +295,20 @@ def encode_response(response: RetrievalResponse, *, api_version: str = "") -> _F
     version, data = known_version(api_version), json.loads(response.to_json())
     if version == _NEWEST:
         return dict(data)
-    record, reference = (_old_record, _old_reference) if version == _INDEXES else (_record, _reference)
+    old = version == _INDEXES
     if "activity" in data:
-        data["activity"] = [record(one) for one in data["activity"]]
-    return {**data, "references": [reference(one) for one in data["references"]]}
+        data["activity"] = [_old_record(one) if old else _record(one) for one in data["activity"]]
+    references = []
+    for one in data["references"]:
+        names = _OLD_REFERENCE if old else _WEB if one["type"] == "web" else _REFERENCE
+        references.append({**_only(one, names), **({"type": "AzureSearchDoc"} if old else {})})
+    return {**data, "references": references}
 
 
 def _record(data: Mapping[str, Any]) -> _Fields:
     made = _only(data, _RECORD)
     name = f"{data['type']}Arguments"
     return made | ({name: _only(data[name], ("search", "filter"))} if name in data else {})
-
-
-def _reference(data: Mapping[str, Any]) -> _Fields:
-    return _only(data, _WEB if data["type"] == "web" else _REFERENCE)
 
 
 def _old_record(data: Mapping[str, Any]) -> _Fields:
@@ -324,11 +321,6 @@ def _old_record(data: Mapping[str, Any]) -> _Fields:
         made |= {"inputTokens": made.pop("reasoningTokens", 0)}
         made.pop("retrievalReasoningEffort", None)
     return made
-
-
-def _old_reference(data: Mapping[str, Any]) -> _Fields:
-    names = ("id", "activitySource", "docKey", "rerankerScore", "sourceData")
-    return {"type": "AzureSearchDoc", **_only(data, names)}
 
 
 def _only(data: Mapping[str, Any], names: tuple[str, ...]) -> _Fields:

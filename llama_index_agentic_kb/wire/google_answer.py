@@ -212,11 +212,7 @@ def _brought_result(result: Untyped) -> AnswerReference:
 
 
 def encode_answer(answer: Answer, *, name: str | None = None, enum_as_int: bool = False) -> Fields:
-    """Return an answer as JSON data; ``name`` is its resource name, None without a session.
-
-    Raises:
-        InvalidAnswerError: The answer fails the validation of its model; the error names the field.
-    """
+    """Return an answer, with its resource name in a session; raise ``InvalidAnswerError`` if it is invalid."""
     return write("Answer", _answer_fields(answer, name), enum_as_int=enum_as_int)
 
 

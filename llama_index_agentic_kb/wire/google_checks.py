@@ -25,12 +25,7 @@ DEFAULT_RANKER: Final = "semantic-ranker-512@latest"
 
 
 def decode_check_grounding(body: object, *, grounding_config: str | None = None) -> GroundingQuery:
-    """Parse the request of ``:check``; ``grounding_config`` is the resource name in its path.
-
-    Raises:
-        InvalidRequestError: The body is no valid request, or exceeds Google's limits: 200 facts of 10,000 characters,
-            an answer of 4,096 tokens.
-    """
+    """Parse a request of ``:check``; raise ``InvalidRequestError`` if invalid or beyond Google's limits."""
     sent = read("CheckGroundingRequest", body)
     if name := grounding_config or sent.grounding_config:
         check_config_name(name, "groundingConfig")
@@ -85,12 +80,7 @@ def encode_check_grounding(query: GroundingQuery, ledger: GroundingLedger) -> Fi
 
 
 def decode_rank(body: object, *, ranking_config: str | None = None) -> RankQuery:
-    """Parse the request of ``:rank`` (JSON text or parsed JSON); ``ranking_config`` is the resource name in its path.
-
-    Raises:
-        InvalidRequestError: The body is no valid request, has no records or more than 200, or has a record with
-            neither title nor content.
-    """
+    """Parse a request of ``:rank``; raise ``InvalidRequestError`` if it is invalid, or has no records or empty ones."""
     sent = read("RankRequest", body)
     if name := ranking_config or sent.ranking_config:
         check_config_name(name, "rankingConfig")

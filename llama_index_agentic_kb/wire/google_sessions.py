@@ -43,11 +43,7 @@ _BOOLEANS: Final = {"true": True, "false": False, "": False, "1": True, "0": Fal
 
 
 def decode_create_session(body: object) -> SessionChanges:
-    """Parse the body of CreateSession: the new session's display name, labels, pinned state and user.
-
-    Raises:
-        InvalidRequestError: The body is no valid session, or has turns, which only the Answer method creates.
-    """
+    """Parse the body of CreateSession; raise ``InvalidRequestError`` if it is invalid or has turns."""
     sent = read("Session", body)
     if sent.turns:
         raise InvalidRequestError("session.turns: turns are made by answering, not sent")
@@ -81,11 +77,7 @@ def _changes(sent: Untyped, names: Sequence[str]) -> SessionChanges:
 
 
 def decode_list_sessions(params: Mapping[str, object]) -> SessionQuery:
-    """Parse the query parameters of ListSessions (``pageSize``, ``pageToken``, ``filter``, ``orderBy``).
-
-    Raises:
-        InvalidRequestError: A parameter is invalid; the error names it.
-    """
+    """Parse the query parameters of ListSessions; raise ``InvalidRequestError`` that names an invalid one."""
     sent = read("ListSessionsRequest", dict(params))
     filters = parse_session_filter(sent.filter, _KEYS, lists=("labels",))
     query = SessionQuery(
@@ -124,11 +116,7 @@ def _order(words: list[str]) -> SessionOrder:
 
 
 def wants_answer_details(params: Mapping[str, str]) -> bool:
-    """Return whether a GetSession request asks for whole answers (``includeAnswerDetails=true``).
-
-    Raises:
-        InvalidRequestError: The parameter is neither true nor false.
-    """
+    """Return whether GetSession asks for whole answers; raise ``InvalidRequestError`` if unclear."""
     sent = params.get("includeAnswerDetails", params.get("include_answer_details", ""))
     if sent.lower() not in _BOOLEANS:
         raise InvalidRequestError(f"includeAnswerDetails: {sent[:20]!r} is neither true nor false")
@@ -136,11 +124,7 @@ def wants_answer_details(params: Mapping[str, str]) -> bool:
 
 
 def encode_session(session: Session, parent: Parent, *, enum_as_int: bool = False) -> Fields:
-    """Return a session of a data store or engine as JSON data; turns include their whole answers if loaded.
-
-    Raises:
-        InvalidAnswerError: An answer of the session fails the validation of its model.
-    """
+    """Return a session; turns include loaded answers. Raise ``InvalidAnswerError`` if one is invalid."""
     return write("Session", session_fields(session, parent), enum_as_int=enum_as_int)
 
 

@@ -18,7 +18,7 @@ from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource
 from llama_index_agentic_kb.errors import StoreMismatchError
-from llama_index_agentic_kb.store.chroma import EF_SEARCH, ChromaDirectory
+from llama_index_agentic_kb.store.chroma import ChromaDirectory
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.chroma_server import ChromaServer
 
@@ -44,18 +44,6 @@ def test_any_name_has_a_collection_of_its_own(tmp_path: Path) -> None:
             found = directory.vector_store(name).query(VectorStoreQuery(query_embedding=[1.0, 0.0], similarity_top_k=2))
             assert [node.node_id for node in found.nodes or []] == [f"near {name}", "far"]
         directory.close()
-
-
-def test_a_graph_of_an_earlier_version_is_searched_as_thoroughly(tmp_path: Path) -> None:
-    """The number of candidates of a collection that exists is raised when it is opened, for later processes too."""
-    with closing(ChromaDirectory(tmp_path)) as directory:
-        old = directory._client.create_collection("graph", embedding_function=None)
-        old.add(ids=["1"], embeddings=[1.0, 0.0])
-    with closing(ChromaDirectory(tmp_path)) as directory:
-        assert directory.collection("graph", create=False).query([1.0, 0.0], n_results=1)["ids"] == [["1"]]
-    with closing(ChromaDirectory(tmp_path)) as directory:
-        kept = directory._client.get_collection("graph", embedding_function=None)
-        assert kept.configuration_json["hnsw"]["ef_search"] == EF_SEARCH
 
 
 def test_a_callers_env_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
