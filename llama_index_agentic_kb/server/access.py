@@ -1,11 +1,11 @@
-"""Who calls: API keys, bearer tokens, rates, and the principal on whose behalf a request searches."""
+"""Who calls: API keys, bearer tokens, and the principal on whose behalf a request searches."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -17,7 +17,8 @@ from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.schema import Principal
 from llama_index_agentic_kb.server.catalog import ApiKey, Catalog, hash_of
-from llama_index_agentic_kb.server.errors import ForbiddenError, TooManyRequestsError, UnauthorizedError
+from llama_index_agentic_kb.server.errors import ForbiddenError, UnauthorizedError
+from llama_index_agentic_kb.server.quotas import Bucket, Rates
 
 QUERY_SOURCE: Final = "x-ms-query-source-authorization"
 """The header with the token of the user on whose behalf a request searches."""
@@ -32,9 +33,6 @@ _JWKS_PAUSE: Final = 10.0
 
 _UNKNOWN_PER_MINUTE: Final = 600
 """The number of unknown keys in a minute for which the catalog is read anew; further ones are refused without."""
-
-_MAX_BUCKETS: Final = 100_000
-"""The maximum number of callers whose rates are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,51 +156,6 @@ class JwksVerifier:
             raise UnauthorizedError("the keys of the tokens' issuer can't be read") from error
 
 
-class _Bucket:
-    """A token bucket: so many requests may be made at once, and as many more in each minute."""
-
-    def __init__(self, per_minute: int) -> None:
-        self._per_minute, self._left, self._filled_at = per_minute, float(per_minute), time.monotonic()
-
-    def has_room(self) -> bool:
-        """Take a token, and return whether there was one."""
-        now = time.monotonic()
-        self._left = min(self._per_minute, self._left + (now - self._filled_at) * self._per_minute / 60)
-        self._filled_at = now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
-
-    @property
-    def seconds(self) -> float:
-        """The time until there is a token."""
-        return (1 - self._left) * 60 / self._per_minute
-
-
-@dataclass(slots=True)
-class Rates:
-    """The rate of each caller on this server.
-
-    Args:
-        per_minute: The number of requests that each caller may make in a minute. None means no limit.
-    """
-
-    per_minute: int | None
-    _buckets: dict[str, _Bucket] = field(default_factory=dict)
-
-    def count(self, caller: str) -> None:
-        """Count a request; raise ``TooManyRequestsError`` if it is one too many."""
-        if self.per_minute is None:
-            return
-        if len(self._buckets) > _MAX_BUCKETS:
-            self._buckets.clear()  # of users long gone, mostly; the others start anew
-        bucket = self._buckets.setdefault(caller, _Bucket(self.per_minute))
-        if not bucket.has_room():
-            message = f"this caller may make {self.per_minute} requests a minute"
-            raise TooManyRequestsError(message, bucket.seconds)
-
-
 class Access:
     """Authenticates requests.
 
@@ -217,7 +170,7 @@ class Access:
         self, catalog: Catalog, *, keys: Mapping[str, ApiKey], verifier: TokenVerifier | None, rates: Rates
     ) -> None:
         self._catalog, self._keys, self._verifier, self._rates = catalog, dict(keys), verifier, rates
-        self._unknown = _Bucket(_UNKNOWN_PER_MINUTE)
+        self._unknown = Bucket(_UNKNOWN_PER_MINUTE)
 
     async def caller(self, request: Request, *, admin: bool = False) -> Caller:
         """Return who makes a request, counted against its rate.

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from llama_index_agentic_kb.errors import AgenticKBError, InvalidRequestError
-from llama_index_agentic_kb.server.access import Access, Rates, TokenVerifier
+from llama_index_agentic_kb.server.access import Access, TokenVerifier
 from llama_index_agentic_kb.server.azure import retrieval_routes
 from llama_index_agentic_kb.server.catalog import ApiKey
 from llama_index_agentic_kb.server.context import ServerContext
@@ -26,6 +26,7 @@ from llama_index_agentic_kb.server.mcp_tool import McpRoutes
 from llama_index_agentic_kb.server.openapi import describe_routes
 from llama_index_agentic_kb.server.page import page_routes
 from llama_index_agentic_kb.server.passages import passage_routes
+from llama_index_agentic_kb.server.quotas import FairQueue, Quotas, Rates
 from llama_index_agentic_kb.server.service import KnowledgeService
 
 MAX_BODY_BYTES: Final = 4_000_000
@@ -40,6 +41,7 @@ def create_app(
     verifier: TokenVerifier | None = None,
     requests_per_minute: int | None = REQUESTS_PER_MINUTE,
     max_running: int = MAX_RUNNING,
+    quotas: Quotas = Quotas(),  # noqa: B008 (it can't be changed)
     max_body_bytes: int = MAX_BODY_BYTES,
     cors_origins: Collection[str] = (),
 ) -> ASGIApp:
@@ -51,11 +53,14 @@ def create_app(
         verifier: Verifies bearer tokens. None refuses them all.
         requests_per_minute: The rate of each caller. None means no limit.
         max_running: The maximum number of requests that run at the same time; further ones get status 503.
+        quotas: The limits of questions, by tenant. At most two fifths of ``max_running`` are answered at the same time.
         max_body_bytes: The maximum size of a request's body; a larger one gets status 413.
         cors_origins: The origins of web pages that may call the server.
     """
     access = Access(service.catalog, keys=keys or {}, verifier=verifier, rates=Rates(requests_per_minute))
-    context = ServerContext(service, access, max_body_bytes)
+    queue = FairQueue(quotas, max(1, max_running * 4 // 5))  # what is left is for requests other than questions
+    context = ServerContext(service, access, queue, max_body_bytes)
+    context.metrics.waiting.set_function(lambda: queue.waiting)
     return Gateway(
         _application(context),
         metrics=context.metrics,

@@ -25,6 +25,7 @@ from llama_index_agentic_kb.server.http import (
     unless_gone,
 )
 from llama_index_agentic_kb.server.passages import link_passages
+from llama_index_agentic_kb.server.quotas import tenant_of
 from llama_index_agentic_kb.server.service import ServedBase
 from llama_index_agentic_kb.wire.azure import VERSIONS, decode_retrieve, encode_response, known_version
 
@@ -66,14 +67,19 @@ class Retrieval:
         request: The request, with the principal and the stored defaults.
         context: The server.
         address: The server's own URL.
+        tenant: Whose share it uses.
     """
 
-    def __init__(self, served: ServedBase, request: RetrievalRequest, context: ServerContext, address: str) -> None:
+    def __init__(
+        self, served: ServedBase, request: RetrievalRequest, context: ServerContext, address: str, tenant: str
+    ) -> None:
         self.served, self.request, self._context, self._address = served, request, context, address
+        self._tenant = tenant
 
     async def respond(self, version: str) -> Response:
         """Return the response as JSON of an API version."""
-        response = await self.served.base.aretrieve(self.request)
+        async with self._context.queue.place(self._tenant):
+            response = await self.served.base.aretrieve(self.request)
         self._made(response)
         is_newest = version == VERSIONS[-1]
         body = response.to_json() if is_newest else json.dumps(encode_response(response, api_version=version))
@@ -104,11 +110,12 @@ class Retrieval:
             "reasoningEffort": {"kind": effort.value},
         }
         queue.put_nowait(("retrieval.started", json.dumps(begun)))
-        async for item in base.astream_retrieve(self.request, on_activity=observe):
-            if isinstance(item, RetrievalResponse):
-                self._finish(item, queue, answers=mode is OutputMode.ANSWER_SYNTHESIS)
-            else:
-                queue.put_nowait(("answer.delta", json.dumps({"messageIndex": 0, "delta": item})))
+        async with self._context.queue.place(self._tenant):
+            async for item in base.astream_retrieve(self.request, on_activity=observe):
+                if isinstance(item, RetrievalResponse):
+                    self._finish(item, queue, answers=mode is OutputMode.ANSWER_SYNTHESIS)
+                else:
+                    queue.put_nowait(("answer.delta", json.dumps({"messageIndex": 0, "delta": item})))
 
     def _finish(self, response: RetrievalResponse, queue: asyncio.Queue[Event | None], *, answers: bool) -> None:
         self._made(response)
@@ -203,7 +210,8 @@ def retrieval_routes(context: ServerContext) -> APIRouter:
         served = await context.service.base(name)
         sent = decode_retrieve(await read_body(request, context.max_body_bytes), api_version=version)
         asked = served.request(sent.model_copy(update={"principal": principal}))
-        retrieval = Retrieval(served, asked, context, str(request.base_url))
+        tenant = tenant_of(caller.name, principal)
+        retrieval = Retrieval(served, asked, context, str(request.base_url), tenant)
         if streams:
             return EventStream(retrieval)
         return await unless_gone(request.receive, retrieval.respond(version)) or GONE

@@ -32,6 +32,7 @@ from llama_index_agentic_kb.server.app import MAX_BODY_BYTES, MAX_RUNNING, REQUE
 from llama_index_agentic_kb.server.catalog import ApiKey, Role, hash_of
 from llama_index_agentic_kb.server.definitions import KnowledgeBaseDefinition, SourceDefinition
 from llama_index_agentic_kb.server.keys import DEFAULT_DATABASE, ENVIRONMENT, located, read_file, resolved
+from llama_index_agentic_kb.server.quotas import Quotas
 from llama_index_agentic_kb.server.service import Index, KnowledgeService
 from llama_index_agentic_kb.sources import KnowledgeSource
 
@@ -95,6 +96,10 @@ class LimitSettings(Model):
 
     requests_per_minute: int | None = Field(default=REQUESTS_PER_MINUTE, ge=1)
     running_requests: int = Field(default=MAX_RUNNING, ge=1)
+    running_questions: int = Field(default=Quotas.running, ge=1)
+    tenant_running_questions: int | None = Field(default=None, ge=1)
+    tenant_questions_per_minute: int | None = Field(default=None, ge=1)
+    tenant_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     body_bytes: int = Field(default=MAX_BODY_BYTES, ge=1_000)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from llama_index_agentic_kb.schema import RetrievalResponse
 from llama_index_agentic_kb.server.access import Access
 from llama_index_agentic_kb.server.http import Metrics
+from llama_index_agentic_kb.server.quotas import FairQueue
 from llama_index_agentic_kb.server.service import KnowledgeService
 
 
@@ -17,12 +18,14 @@ class ServerContext:
     Args:
         service: The knowledge bases.
         access: Authentication and rates.
+        queue: The places of questions.
         max_body_bytes: The maximum size of a question's body.
         metrics: The server's metrics.
     """
 
     service: KnowledgeService
     access: Access
+    queue: FairQueue
     max_body_bytes: int
     metrics: Metrics = field(default_factory=Metrics)
 

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -24,6 +25,7 @@ from llama_index_agentic_kb.schema.answer_query import AnswerPiece, AnswerQuery
 from llama_index_agentic_kb.server.context import ServerContext
 from llama_index_agentic_kb.server.errors import RequestError
 from llama_index_agentic_kb.server.http import GONE, logger, read_body, unless_gone
+from llama_index_agentic_kb.server.quotas import tenant_of
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.wire.google_answer import (
     AnswerStream,
@@ -70,6 +72,7 @@ class _Call:
         name: The resource name in its path, without the method after the colon.
         context: The server.
         principal: On whose behalf it runs.
+        tenant: Whose share it uses.
         as_int: Whether the client wants enums as numbers.
     """
 
@@ -77,6 +80,7 @@ class _Call:
     name: str
     context: ServerContext
     principal: Principal | None
+    tenant: str
     as_int: bool
 
     @property
@@ -88,6 +92,10 @@ class _Call:
     def sessions(self) -> SessionStore:
         """The store of the sessions."""
         return self.context.service.sessions
+
+    def place(self) -> AbstractAsyncContextManager[None]:
+        """Return the place of a question; see ``FairQueue``."""
+        return self.context.queue.place(self.tenant)
 
     async def body(self) -> bytes:
         """Return the body."""
@@ -112,7 +120,9 @@ def google_routes(context: ServerContext) -> APIRouter:
         principal = await context.access.principal(request, caller)
         alt = request.query_params.get("$alt", "") + request.query_params.get("alt", "")
         resource, _, verb = name.partition(":")
-        call = _Call(request, resource, context, principal, "enum-encoding=int" in alt)
+        call = _Call(
+            request, resource, context, principal, tenant_of(caller.name, principal), "enum-encoding=int" in alt
+        )
         parts = resource.split("/")
         kind = next((one for one in _KINDS if one in parts[-2:]), "")
         listed = kind == "sessions" and parts[-1] == "sessions"
@@ -146,7 +156,8 @@ async def _answer(call: _Call) -> Response:
     base, query = await _query(call)
 
     async def answered() -> Response:
-        made = await base.aanswer(query)
+        async with call.place():
+            made = await base.aanswer(query)
         body = encode_answer_response(
             made.answer, parent=parse_serving_config(call.name), session=made.session, enum_as_int=call.as_int
         )
@@ -157,16 +168,28 @@ async def _answer(call: _Call) -> Response:
 
 async def _stream_answer(call: _Call) -> Response:
     base, query = await _query(call)
-    pieces = aiter(base.astream_answer(query))
-    first = await anext(pieces)  # an error before the first piece is an ordinary error response
+    pieces = _pieces(call, base, query)
+
+    async def begun() -> AnswerPiece:
+        return await anext(pieces)
+
+    first = await unless_gone(call.request.receive, begun())  # an error so far is an ordinary error response
+    if first is None:
+        return GONE
     stream = AnswerStream(parent=parse_serving_config(call.name), enum_as_int=call.as_int)
     return _Array(_encoded(stream, first, pieces))
+
+
+async def _pieces(call: _Call, base: KnowledgeBase, query: AnswerQuery) -> AsyncGenerator[AnswerPiece]:
+    async with call.place():
+        async for piece in base.astream_answer(query):
+            yield piece
 
 
 class _Array(Response):
     """Streams an array; a disconnect cancels what makes its items."""
 
-    def __init__(self, chunks: AsyncIterator[bytes]) -> None:
+    def __init__(self, chunks: AsyncGenerator[bytes]) -> None:
         super().__init__(media_type=_STREAM_TYPE)
         del self.headers["content-length"]
         self._chunks = chunks
@@ -178,17 +201,21 @@ class _Array(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for chunk in self._chunks:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        async with aclosing(self._chunks) as chunks:
+            async for chunk in chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _encoded(stream: AnswerStream, first: AnswerPiece, rest: AsyncIterator[AnswerPiece]) -> AsyncIterator[bytes]:
+async def _encoded(
+    stream: AnswerStream, first: AnswerPiece, rest: AsyncGenerator[AnswerPiece]
+) -> AsyncGenerator[bytes]:
     try:
-        yield stream.piece(first)
-        async for piece in rest:
-            if data := stream.piece(piece):
-                yield data
+        async with aclosing(rest):
+            yield stream.piece(first)
+            async for piece in rest:
+                if data := stream.piece(piece):
+                    yield data
     except Exception as error:  # noqa: BLE001 (Google's client takes no error inside of an array)
         if not isinstance(error, AgenticKBError):
             logger.error("a stream failed", exc_info=error)
@@ -207,13 +234,15 @@ async def _get_answer(call: _Call) -> Response:
 
 async def _check(call: _Call) -> Response:
     query = decode_check_grounding(await call.body(), grounding_config=call.name)
-    ledger = await arun(grounding_ledger(query, deadline=deadline_after(_SECONDS)))
+    async with call.place():
+        ledger = await arun(grounding_ledger(query, deadline=deadline_after(_SECONDS)))
     return JSONResponse(encode_check_grounding(query, ledger))
 
 
 async def _rank(call: _Call) -> Response:
     query = decode_rank(await call.body(), ranking_config=call.name)
-    records = await arank(query.query, query.records, timeout=_SECONDS)
+    async with call.place():
+        records = await arank(query.query, query.records, timeout=_SECONDS)
     return JSONResponse(encode_rank(query, records))
 
 

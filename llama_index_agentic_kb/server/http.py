@@ -71,6 +71,7 @@ class Metrics:
             "agentic_kb_request_seconds", "Seconds until the end of a response.", ("route",), registry=self.registry
         )
         self.running = Gauge("agentic_kb_running_requests", "Requests that run now.", registry=self.registry)
+        self.waiting = Gauge("agentic_kb_waiting_questions", "Questions that wait their turn.", registry=self.registry)
         self.tokens = Counter(
             "agentic_kb_tokens", "Tokens billed by language models.", ("direction",), registry=self.registry
         )

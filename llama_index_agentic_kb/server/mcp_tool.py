@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final, TypeAlias
 
@@ -29,6 +30,7 @@ from llama_index_agentic_kb.schema import Principal, RetrievalRequest, Retrieval
 from llama_index_agentic_kb.server.context import ServerContext
 from llama_index_agentic_kb.server.errors import error_body
 from llama_index_agentic_kb.server.http import logger, request_id
+from llama_index_agentic_kb.server.quotas import tenant_of
 from llama_index_agentic_kb.server.service import ServedBase
 
 TOOL: Final = "knowledge_base_retrieve"
@@ -48,7 +50,8 @@ _INPUT: Final[Mapping[str, Any]] = {
     "additionalProperties": False,
 }
 
-Target: TypeAlias = tuple[ServedBase, Principal | None]
+Target: TypeAlias = tuple[ServedBase, Principal | None, Callable[[], AbstractAsyncContextManager[None]]]
+"""The knowledge base and principal of a message, and what holds a question's place."""
 Context: TypeAlias = ServerRequestContext[Any, Any]
 
 
@@ -56,7 +59,7 @@ def tool_server(target_of: Callable[[Context], Target], count: Callable[[Retriev
     """Return an MCP server with the tool.
 
     Args:
-        target_of: Returns the knowledge base and principal of a message.
+        target_of: Returns what a message is for.
         count: Called with each response.
     """
 
@@ -71,10 +74,11 @@ def tool_server(target_of: Callable[[Context], Target], count: Callable[[Retriev
         return ListToolsResult(tools=[tool])
 
     async def call_tool(context: Context, params: CallToolRequestParams) -> CallToolResult:
-        served, principal = target_of(context)
+        served, principal, place = target_of(context)
         try:
             request = _request(params).model_copy(update={"principal": principal})
-            response = await served.base.aretrieve(served.request(request))
+            async with place():
+                response = await served.base.aretrieve(served.request(request))
         except Exception as error:  # noqa: BLE001 (a tool's errors are results, so that the model sees them)
             message = error_body(error, request_id.get())["error"]["message"]
             if isinstance(error, AgenticKBError):
@@ -154,7 +158,8 @@ class McpRoutes:
             """Handle a message of the Model Context Protocol (streamable HTTP)."""
             caller = await context.access.caller(request)
             principal = await context.access.principal(request, caller)
-            request.scope[_TARGET] = (await context.service.base(name), principal)
+            place = partial(context.queue.place, tenant_of(caller.name, principal))
+            request.scope[_TARGET] = (await context.service.base(name), principal, place)
             assert self._manager is not None
             return _Handled(self._manager)
 
@@ -163,7 +168,7 @@ class McpRoutes:
 
 async def serve_stdio(base: KnowledgeBase) -> None:
     """Serve a knowledge base over stdin and stdout until stdin ends."""
-    target: Target = (ServedBase(base), None)
+    target: Target = (ServedBase(base), None, nullcontext)
     server = tool_server(lambda _: target, lambda _: None)
     async with stdio_server() as (read, write):
         await server.run(read, write, server.create_initialization_options())

@@ -16,6 +16,7 @@ from llama_index_agentic_kb.server.access import JwksVerifier
 from llama_index_agentic_kb.server.app import create_app
 from llama_index_agentic_kb.server.configuration import Configuration
 from llama_index_agentic_kb.server.http import JsonFormatter
+from llama_index_agentic_kb.server.quotas import Quotas
 from llama_index_agentic_kb.server.service import KnowledgeService
 
 MAX_STOPPING_SECONDS: Final = 120
@@ -37,6 +38,12 @@ def serve(configuration: Configuration) -> None:
         verifier=None if tokens is None else JwksVerifier(**tokens.model_dump(by_alias=False)),
         requests_per_minute=limits.requests_per_minute,
         max_running=limits.running_requests,
+        quotas=Quotas(
+            running=limits.running_questions,
+            tenant_running=limits.tenant_running_questions,
+            tenant_per_minute=limits.tenant_questions_per_minute,
+            weights=limits.tenant_weights,
+        ),
         max_body_bytes=limits.body_bytes,
         cors_origins=configuration.cors_origins,
     )
