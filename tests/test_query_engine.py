@@ -5,17 +5,22 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from llama_index.core import Document, VectorStoreIndex
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
+from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.postprocessor import SimilarityPostprocessor
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.query_engine import RetrieverQueryEngine, RouterQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.response_synthesizers import get_response_synthesizer as core_synthesizer
-from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.core.selectors import LLMSingleSelector
+from llama_index.core.tools import QueryEngineTool, RetrieverTool
 
 from llama_index_agentic_kb import (
     AgenticQueryEngine,
@@ -26,6 +31,10 @@ from llama_index_agentic_kb import (
 )
 from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, ModelQueryPlanningActivity
 from llama_index_agentic_kb.testing import ChatRequest, HashEmbedding, LoopbackOpenAI, MemoryRetriever, Reply
+
+if TYPE_CHECKING:
+    from tests.conftest import Serve
+
 
 QUESTION = "How tall was the rocket that launched Apollo 11?"
 ANSWER = "The Saturn V launched it [ref_id:0]. It was 110.6 m tall [ref_id:1]."
@@ -198,3 +207,61 @@ def test_a_stream_that_is_read_late_keeps_its_time(server: LoopbackOpenAI) -> No
     response = AgenticQueryEngine(retriever, streaming=True).query(QUESTION)
     time.sleep(2.6)  # longer than the request may take
     assert str(response) == ANSWER
+
+
+TEXT = "The Saturn V rocket was 110.6 m tall."
+HEIGHT = "It was 110.6 m tall."
+
+
+def answer(request: ChatRequest) -> str:
+    if "You plan searches" in request.text:
+        return json.dumps({"sub_queries": [{"id": "q1", "query": "height of the Saturn V", "sources": ["rockets"]}]})
+    if "Some choices are given below" in request.text:
+        return json.dumps([{"choice": 1, "reason": "rockets"}])
+    if "standalone question" in request.text.lower():
+        return "How tall was the Saturn V rocket?"
+    return HEIGHT
+
+
+@pytest.fixture
+def routed(serve: Serve) -> LoopbackOpenAI:
+    return serve(answer)
+
+
+def retriever(routed: LoopbackOpenAI, memory: ChatMemoryBuffer | None = None) -> AgenticRetriever:
+    source = KnowledgeSource("rockets", retriever=MemoryRetriever([TextNode(id_="n", text=TEXT)]))
+    return AgenticRetriever([source], llm=routed.llm(), memory=memory)
+
+
+async def test_a_router_takes_it(routed: LoopbackOpenAI) -> None:
+    """LlamaIndex's own query engine over our retriever can be routed to."""
+    made = retriever(routed)
+    assert made.llm is not None
+    inner = RetrieverQueryEngine.from_args(made, llm=made.llm, response_mode=ResponseMode.COMPACT)
+    router = RouterQueryEngine(
+        selector=LLMSingleSelector.from_defaults(llm=made.llm),
+        query_engine_tools=[
+            QueryEngineTool.from_defaults(inner, description="rockets"),
+            QueryEngineTool.from_defaults(inner, description="weather"),
+        ],
+        llm=made.llm,
+    )
+    for response in (router.query("How tall was the rocket?"), await router.aquery("How tall was the rocket?")):
+        assert str(response) == HEIGHT
+        assert [node.node_id for node in response.source_nodes] == ["n"]
+
+
+async def test_a_retriever_tool_takes_it(routed: LoopbackOpenAI) -> None:
+    """The tool's output is the evidence, without our provenance."""
+    tool = RetrieverTool.from_defaults(retriever(routed), name="rockets", description="launch vehicles")
+    for output in (tool.call("height of the rocket"), await tool.acall("height of the rocket")):
+        assert TEXT in output.content
+        assert "agentic_kb" not in output.content
+
+
+def test_fusion_merges_what_several_queries_find(routed: LoopbackOpenAI) -> None:
+    """LlamaIndex's fusion compares nodes by their hashes: one that two queries find is the same node."""
+    made = retriever(routed)
+    fused = QueryFusionRetriever([made], llm=made.llm, num_queries=3, use_async=False).retrieve("Saturn V")
+    assert [node.node_id for node in fused] == ["n"]
+    assert fused[0].node.metadata == {}

@@ -1,4 +1,8 @@
-"""SIGKILL at random times while a store is filled or repaired; after each one, is everything still there?"""
+"""SIGKILL at random times while a store is filled or repaired; after each one, is everything still there?
+
+The work is done in forked processes, which start in milliseconds, an interpreter with LlamaIndex in seconds. The process
+that forks imports everything and never opens a store: Chroma does not survive a fork.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,17 @@ import hashlib
 import json
 import os
 import random
+import select
 import shutil
+import signal
+import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from llama_index.core.schema import MetadataMode
 from llama_index.core.vector_stores.types import VectorStoreQuery
@@ -20,8 +28,75 @@ from llama_index.core.vector_stores.types import VectorStoreQuery
 from llama_index_agentic_kb.store import KnowledgeStore, chroma, ingest, ingestion, postgres, repair_store
 from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.testing import HashEmbedding
-from tests.kills.forks import Child, Tell
 from tests.kills_sessions.postgres import PostgresServer
+
+Tell: TypeAlias = Callable[[str], None]
+
+
+def _tell(pipe: int, line: str) -> None:
+    os.write(pipe, f"{line}\n".encode())
+
+
+class Child:
+    """A forked process that tells lines."""
+
+    def __init__(self, work: Callable[[Tell], None]) -> None:
+        sys.stdout.flush()
+        self._read, write = os.pipe()
+        self.pid = os.fork()
+        if self.pid:
+            os.close(write)
+            return
+        os.close(self._read)
+        code = 1
+        try:
+            # One write of a short line is whole or not there, whenever the process is killed.
+            work(partial(_tell, write))
+            code = 0
+        except BaseException:  # noqa: BLE001 (a fork must not go on with the parent's work)
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def end(
+        self, seconds: float, *, kill: bool = False, after: int = 0, strike: Callable[[], None] | None = None
+    ) -> tuple[list[str], int]:
+        """Wait for its end, so long, then kill it."""
+        told = b""
+        deadline = time.monotonic() + (300.0 if after else seconds)
+        killed = False
+        while (piece := self._piece(deadline)) or (piece is None and strike is not None):
+            if piece is None and strike is not None:
+                strike()
+                strike, deadline = None, time.monotonic() + 300.0
+                continue
+            assert piece is not None
+            told += piece
+            if after and told.count(b"\n") >= after:
+                after, deadline = 0, time.monotonic() + seconds
+        if piece is None:
+            os.kill(self.pid, signal.SIGKILL)
+            killed = True
+            while piece := self._piece(time.monotonic() + 10.0):
+                told += piece
+        os.close(self._read)
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        if killed and not kill:
+            raise TimeoutError(f"a process did not end within {seconds:g} s; it told {told[-300:]!r}")
+        return told.decode().splitlines(), code
+
+    def _piece(self, deadline: float) -> bytes | None:
+        """What it tells next: nothing at its end, None at the deadline."""
+        ready, _, _ = select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))
+        return os.read(self._read, 1 << 16) if ready else None
+
+    def answer(self, seconds: float = 300.0) -> Any:
+        """Wait for its end and give its last line as JSON."""
+        lines, code = self.end(seconds)
+        if code != 0 or not lines:
+            raise RuntimeError(f"a process ended with {code}")
+        return json.loads(lines[-1])
+
 
 DIMENSIONS = 384
 """As all-MiniLM-L6-v2 has."""

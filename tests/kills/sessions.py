@@ -10,8 +10,7 @@ from pathlib import Path
 
 from llama_index_agentic_kb.schema.answer import Answer, ChunkReference, Session
 from llama_index_agentic_kb.store.sessions import SessionStore
-from tests.kills.forks import Child, Tell
-from tests.kills.series import Result, restart
+from tests.kills.series import Child, Result, Tell, restart
 from tests.kills_sessions.postgres import PostgresServer
 
 OWNER = "alice"
