@@ -3,16 +3,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-import chromadb
 import pytest
-from llama_index.core import Document, StorageContext, VectorStoreIndex
+from llama_index.core import Document, VectorStoreIndex
 from llama_index.core.chat_engine import CondenseQuestionChatEngine, ContextChatEngine, SimpleChatEngine
 from llama_index.core.chat_engine.types import BaseChatEngine, ChatMode
 from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.postprocessor import SimilarityPostprocessor
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
-from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import (
     AgenticChatEngine,
@@ -112,15 +110,6 @@ def test_chat_modes(index: AgenticVectorStoreIndex, server: LoopbackOpenAI) -> N
         assert len(memory.get_all()) == 2
     with pytest.raises(ConfigurationError, match="needs a language model"):
         index.as_chat_engine(ChatMode.CONTEXT)
-
-
-def test_over_chroma(embedding: HashEmbedding) -> None:
-    """It is a VectorStoreIndex over any store; here embedded Chroma."""
-    collection = chromadb.EphemeralClient().create_collection("agentic-index", embedding_function=None)
-    storage = StorageContext.from_defaults(vector_store=ChromaVectorStore(chroma_collection=collection))
-    index = AgenticVectorStoreIndex.from_documents(DOCUMENTS, storage_context=storage, embed_model=embedding)
-    again = AgenticVectorStoreIndex.from_vector_store(index.vector_store, embed_model=embedding)
-    assert again.as_retriever(similarity_top_k=1).retrieve("Voyager 1 left")[0].metadata["title"] == "Voyager 1"
 
 
 def test_it_may_have_permissions(embedding: HashEmbedding) -> None:

@@ -159,16 +159,6 @@ async def test_warm_up_leaves_nothing_to_load(server: LoopbackOpenAI) -> None:
     assert max(gaps) < 0.1
 
 
-def test_asked_numbers_of_documents_are_given() -> None:
-    """``maxOutputDocuments`` of a request, or of a source, is not cut by the effort's own numbers."""
-    many = [f"rain in town {number}" for number in range(80)]
-    kb = KnowledgeBase([KnowledgeSource("towns", retriever=MemoryRetriever(many, similarity_top_k=80))])
-    asked: dict[str, Any] = {"max_output_documents": 60, "max_output_size_in_tokens": 20_000}
-    assert len(kb.retrieve("rain in town", **asked).references) == 60
-    capped = [{"knowledgeSourceName": "towns", "maxOutputDocuments": 3}]
-    assert len(kb.retrieve("rain in town", **asked, knowledge_source_params=capped).references) == 3
-
-
 def test_extracts_that_do_not_fit_are_told() -> None:
     """What the output's budget left out stands in ``missing``, in the account and nowhere as an error."""
     response = KnowledgeBase(sources()).retrieve(QUESTION, max_output_size_in_tokens=5)

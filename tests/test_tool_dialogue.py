@@ -47,6 +47,20 @@ class Conversation:
         self.messages.append({"role": "assistant", "content": response.text or "..."})
         return response
 
+    @property
+    def dialogue(self) -> DialogueState:
+        assert self.state is not None
+        return self.state
+
+    @property
+    def token(self) -> str:
+        assert self.dialogue.pending is not None
+        return self.dialogue.pending.token
+
+    @property
+    def shift(self) -> Any:
+        return self.dialogue.shift
+
 
 def tools_of(response: RetrievalResponse) -> list[str]:
     return [one.knowledge_source_name for one in response.references if one.type == "tool"]
@@ -76,8 +90,7 @@ def test_the_dialogue_of_a_shop(shop: Shop, llm: ScriptedLLM | None) -> None:
 
     asked = talk.say("Where is my order?")
     assert asked.text == "For order status, please tell: the order number."
-    assert asked.dialogue is not None
-    assert (asked.dialogue.stage, asked.dialogue.missing, asked.references) == ("asking", ("order",), [])
+    assert (talk.dialogue.stage, talk.dialogue.missing, asked.references) == ("asking", ("order",), [])
     assert asked.status_code == 200
 
     status = talk.say("It is a-4711.")
@@ -95,13 +108,11 @@ def test_the_dialogue_of_a_shop(shop: Shop, llm: ScriptedLLM | None) -> None:
     confirm = talk.say("It arrived damaged.")
     assert confirm.text.startswith("Submit a return of an order? (order: A-4711; reason: damaged)")
     assert shop.returns == []
-    before = talk.state
+    token = talk.token
     done = talk.say("yes")
     assert tools_of(done) == ["submit_return"]
     (sent,) = shop.returns
-    assert before is not None
-    assert before.pending is not None
-    assert (sent["order"], sent["reason"], sent["key"]) == ("A-4711", "damaged", before.pending.token)
+    assert (sent["order"], sent["reason"], sent["key"]) == ("A-4711", "damaged", token)
     (record,) = ledger.records
     assert (record.tool, record.principal, record.outcome) == ("submit_return", "alice", "ok")
 
@@ -109,16 +120,12 @@ def test_the_dialogue_of_a_shop(shop: Shop, llm: ScriptedLLM | None) -> None:
     assert tools_of(refund) == ["refund_status"]
     assert refund.references[0].type == "tool"  # the results of tools come first
     assert len(refund.references) > 1  # and the pages were searched too
-    assert refund.dialogue is not None
-    assert refund.dialogue.shift is not None
-    assert (refund.dialogue.shift.cleared, refund.dialogue.shift.kept) == (("reason",), ("order",))
+    assert (talk.shift.cleared, talk.shift.kept) == (("reason",), ("order",))
 
     again = Conversation(talk.kb)
     again.say("Where is my order?")
     left = again.say("Never mind, how do coupons work?")
-    assert left.dialogue is not None
-    assert left.dialogue.shift is not None
-    assert (left.dialogue.stage, left.dialogue.tool, left.dialogue.shift.from_tool) == ("open", None, "order_status")
+    assert (again.dialogue.stage, again.dialogue.tool, again.shift.from_tool) == ("open", None, "order_status")
     assert {one.knowledge_source_name for one in left.references} == {"pages"}
     assert left.plan is not None
     assert left.plan.warnings == ["All right, no order status."]
@@ -127,9 +134,8 @@ def test_the_dialogue_of_a_shop(shop: Shop, llm: ScriptedLLM | None) -> None:
 
 def until_confirmation(kb: KnowledgeBase) -> Conversation:
     talk = Conversation(kb)
-    response = talk.say("I want to return order A-4711, it is damaged")
-    assert response.dialogue is not None
-    assert response.dialogue.pending is not None
+    talk.say("I want to return order A-4711, it is damaged")
+    assert talk.token
     return talk
 
 
@@ -161,9 +167,7 @@ def test_a_confirmation_counts_once(shop: Shop) -> None:
 def test_nothing_else_confirms(shop: Shop, answer: str, reply: str) -> None:
     """Its token does, as a button sends it; another wish, order or token calls nothing, and may be asked again."""
     talk = until_confirmation(KnowledgeBase(shop.sources()))
-    assert talk.state is not None
-    assert talk.state.pending is not None
-    response = talk.say(answer.replace("TOKEN", talk.state.pending.token))
+    response = talk.say(answer.replace("TOKEN", talk.token))
     assert reply in response.text
     confirmed = answer == "confirm TOKEN"
     assert len(shop.returns) == confirmed
@@ -175,9 +179,9 @@ def test_only_some_may_write_and_only_who_was_asked_confirms(shop: Shop) -> None
     """Others are not even offered the tool."""
     kb = KnowledgeBase(shop.sources())
     for nobody in (None, Principal(user="eve")):
-        response = Conversation(kb, nobody).say("I want to return order A-4711, it is damaged")
-        assert response.dialogue is not None
-        assert response.dialogue.pending is None
+        talk = Conversation(kb, nobody)
+        talk.say("I want to return order A-4711, it is damaged")
+        assert talk.dialogue.pending is None
     talk = until_confirmation(kb)
     talk.principal = Principal(user="bob", groups=["staff"])
     with pytest.raises(DeniedError, match="another principal was asked"):
@@ -240,9 +244,8 @@ def test_no_text_but_the_users_calls_a_tool(shop: Shop, place: str, effort: str)
         "When is my refund?",
         "Do coupons and refunds mix?",
     ):
-        response = talk.say(text)
-        assert response.dialogue is not None
-        assert (response.dialogue.pending, response.dialogue.slots.get("order", "A-4711")) == (None, "A-4711")
+        talk.say(text)
+        assert (talk.dialogue.pending, talk.dialogue.slots.get("order", "A-4711")) == (None, "A-4711")
         if place in ("answer", "all"):
             talk.messages[-1]["content"] = POISON
     assert shop.returns == []

@@ -180,13 +180,3 @@ def test_without_evidence_nothing_is_asked() -> None:
     llm = ScriptedLLM(proposed(LAMPS))
     assert ask(llm, []) == ([], [])
     assert llm.calls == []
-
-
-def test_a_long_evidence_is_cut_to_the_prompt() -> None:
-    """A quote counts only where the model could have read it."""
-    rain = ("Where does the rain fall?", 0, "rain falls on stone")
-    gold = ("Which stone is of gold?", 0, "The last stone is of pure gold.")
-    llm = ScriptedLLM(proposed(LAMPS, gold, rain))
-    questions, _ = ask(llm, ["rain falls on stone. " * 5_000 + gold[2], PAINT])
-    assert len(str(llm.calls[0][1].content)) < 40_000
-    assert questions == [rain[0]]

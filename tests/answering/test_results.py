@@ -86,14 +86,6 @@ def test_a_chunk_tells_its_document() -> None:
     )
 
 
-@pytest.mark.parametrize("key", ["page_label", "page_identifier", "pageIdentifier", "page_number", "page"])
-def test_pages_have_many_names(key: str) -> None:
-    """A page is told whatever its reader calls it, as a number too; of a whole document with its one passage."""
-    assert only(chunk(**{key: 3})).page_identifier == "3"
-    assert only(chunk(document="", **{key: "iv"})).chunks[0].page_identifier == "iv"
-    assert only(chunk(**{key: ["1"]})).page_identifier == ""
-
-
 def test_relevance_is_a_calibrated_rerankers_or_none() -> None:
     """A score of 0 to 4 becomes one of 0 to 1; a similarity of the source never does."""
     nodes = [chunk(SATURN), chunk(APOLLO)]
@@ -278,18 +270,6 @@ def test_lost_searches_are_no_empty_ones() -> None:
     assert second.description == "Search with what was found. The search gave no answer."
     assert [one.results for one in second.actions] == [None]
     assert lacking(retrieval) == [("q2", Outcome.ERROR, "height of Saturn V rocket: its searches failed")]
-
-
-def test_a_revision_is_a_step() -> None:
-    """A search for what was missing is a step of its own, whose thought is what was missing."""
-    revision = {"sufficient": False, "gaps": ["the height"], "sub_queries": [{"id": "r", "query": "Saturn V 110.6"}]}
-    plan = [{"id": "q1", "query": "launched Apollo"}]
-    retrieval = retrieved([source([APOLLO, SATURN])], "launched", llm=planner(plan, revision=revision), effort="medium")
-    last = steps(retrieval)[-1]
-    assert last.description == "Search for what is missing."
-    assert last.thought == "revised: the height"
-    assert [one.query for one in last.actions] == ["Saturn V 110.6"]
-    assert last.actions[0].results
 
 
 def test_sources_that_show_no_references_are_not_observed() -> None:

@@ -256,15 +256,6 @@ def planning_hangs() -> float:
         return waited
 
 
-@fault(AREA, "planning and answer hang", "extracted data by the deadline, status 206", deadline=SOON)
-def everything_hangs() -> float:
-    with model(lambda _: Fault.hang()) as server:
-        response, waited = timed(lambda: ask(base(server, seconds=SOON, effort="low")))
-        assert missing_answer(response) is Outcome.TIMEOUT
-        assert len(response.extracts) == len(TEXTS)
-        return waited
-
-
 @fault(AREA, "a caller leaves while the answer hangs", "its call ends with it: no thread and no place is kept")
 def caller_leaves() -> None:
     asked = threading.Event()

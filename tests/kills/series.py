@@ -1,7 +1,7 @@
 """SIGKILL at random times while a store is filled or repaired; after each one, is everything still there?
 
-The work is done in forked processes, which start in milliseconds, an interpreter with LlamaIndex in seconds. The process
-that forks imports everything and never opens a store: Chroma does not survive a fork.
+The work is done in forked processes, which start in milliseconds, an interpreter with LlamaIndex in seconds. What
+forks imports everything and never opens a store: Chroma does not survive a fork.
 """
 
 from __future__ import annotations
