@@ -377,12 +377,13 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         memory, forgotten = await self._remember(request.question, budget.retrieval_share(0.25, MEMORY_SECONDS))
         whole = Scope.of(request, memory, classification)
         task = self._task(request, whole, effort, selected, log, bundle)
+        conversation = Conversation(task.fan_out.follow_up, request.scope_state, self.options.scope)
+        follows = bool(task.scope.history or request.scope_state is not None)
+        task.fan_out.on_begun = partial(conversation.begin, task.fan_out) if follows else None
         turn, outcome = await search_turn(task, request.dialogue, selected)
         if not turn.reply:
             raise_if_lost(outcome.searches)
-        conversation, narrowing = Conversation(task.fan_out.follow_up, request.scope_state, self.options.scope), None
-        if task.scope.history or request.scope_state is not None:
-            narrowing = await conversation.narrow(task.fan_out, outcome.searches, self._limit(task))
+        narrowing = await conversation.narrow(outcome.searches, self._limit(task)) if follows else NOT_NARROWED
         missing = [*forgotten, *missing_parts(outcome.searches), *task.fan_out.left_out, *outcome.withheld]
         found = outcome.findings, outcome.chain, len(outcome.proof) if outcome.sufficient else 0
         if self._verbose:
@@ -390,8 +391,8 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, whole, *found)
         retrieval.dialogue, retrieval.reply = turn.state, turn.reply
         query = bundle or QueryBundle(request.question)
-        await self._gather(request, retrieval, outcome, task, options, query, narrowing or NOT_NARROWED)
-        if request.scope_state is not None and narrowing is not None and narrowing.turn is not None:
+        await self._gather(request, retrieval, outcome, task, options, query, narrowing)
+        if request.scope_state is not None and narrowing.turn is not None:
             retrieval.scope_state = conversation.after(narrowing.turn, retrieval.nodes)
         return retrieval
 

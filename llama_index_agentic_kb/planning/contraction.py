@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from llama_index.core.schema import NodeWithScore
 
-from llama_index_agentic_kb._aio import Call, call_deadline, deadline_after, earliest
+from llama_index_agentic_kb._aio import Call, Job, call_deadline, deadline_after, earliest, start, wait
 from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.evidence.provenance import provenance
@@ -139,19 +139,40 @@ class Conversation:
         self._planned = follow_up is None
         self._state = state or ScopeState()
         self._indexes = indexes
+        self._measured: Job[tuple[TurnScope, Contraction | None]] | None = None
 
-    async def narrow(self, fan_out: FanOut, searches: Sequence[SourceSearch], limit: int) -> Narrowing:
+    def begin(self, fan_out: FanOut, searches: Sequence[SourceSearch]) -> None:
+        """Compute the scope beside the first searches of the question, once ``fan_out`` has the query vectors."""
+        searches = _of_question(searches)
+        if self._measured is None and searches and self._follow_up.earlier:
+            self._measured = start(self._measure(fan_out, searches))
+
+    async def narrow(self, searches: Sequence[SourceSearch], limit: int) -> Narrowing:
         """Return how the turn was searched, and the passages outside its scope, which are to be left out.
 
-        ``fan_out`` has the query vectors. Of ``searches``, those of the question itself are narrowed, as long as
-        ``limit`` passages are left.
+        Of ``searches``, those of the question itself are narrowed, as long as ``limit`` passages are left.
         """
         number = self._state.turn + 1
-        searches = [search for search in searches if search.sub_query.origin is SubQueryOrigin.QUESTION]
         if self._planned:
             return Narrowing(TurnScope(turn=number, topic=Topic.UNKNOWN, reason=ScopeReason.PLANNED))
         if not self._follow_up.earlier:
             return Narrowing(TurnScope(turn=number, reason=ScopeReason.NO_HISTORY))
+        if self._measured is None:  # nothing was searched
+            return Narrowing(TurnScope(turn=number, topic=Topic.UNKNOWN, reason=ScopeReason.NO_INDEX))
+        await wait([self._measured])
+        turn, made = self._measured.result()
+        if made is None:
+            return Narrowing(turn)
+        searches = _of_question(searches)
+        changed, outside = _outside(searches, made, limit)
+        if made.total and not any(search.source.permissions for search in searches):  # else counts would reveal some
+            changed |= {"documents": made.total, "scope": len(made.documents) or None}
+        else:
+            changed.pop("scope_miss", None)
+        return Narrowing(turn.model_copy(update=changed), outside)
+
+    async def _measure(self, fan_out: FanOut, searches: Sequence[SourceSearch]) -> tuple[TurnScope, Contraction | None]:
+        """Return the turn's drift and topic, and its scope; None without a scope index."""
         groups = await self._groups(fan_out, searches)
         drift, expanded = None, self._follow_up.expanded
         for vectors, _ in groups[:1]:
@@ -160,13 +181,13 @@ class Conversation:
         shift = strictest([index.settings for _, indexes in groups for index in indexes.values()]).shift
         topic = Topic.CONTINUED if expanded or drift is None or drift >= shift else Topic.SHIFTED
         turn = TurnScope(
-            turn=number,
+            turn=self._state.turn + 1,
             topic=Topic.UNKNOWN if drift is None else topic,
             drift=None if drift is None else round(drift, 4),
             expanded=expanded,
         )
         if not any(indexes for _, indexes in groups):
-            return Narrowing(turn.model_copy(update={"reason": ScopeReason.NO_INDEX}))
+            return turn.model_copy(update={"reason": ScopeReason.NO_INDEX}), None
         started = time.monotonic()
         work = partial(self._contracted, groups, {one.source.name: one.source for one in searches}, turn.topic)
         deadline = earliest(call_deadline(), deadline_after(MAX_SECONDS))
@@ -175,13 +196,7 @@ class Conversation:
         except Exception as error:  # noqa: BLE001 (a search that is not narrowed loses nothing)
             logger.warning("the search was not narrowed: %s", error_message(error))
             made = Contraction(reason=ScopeReason.FAILED)
-        changed, outside = _outside(searches, made, limit)
-        if made.total and not any(search.source.permissions for search in searches):  # else counts would reveal some
-            changed |= {"documents": made.total, "scope": len(made.documents) or None}
-        else:
-            changed.pop("scope_miss", None)
-        changed["scope_ms"] = round(1000 * (time.monotonic() - started), 1)
-        return Narrowing(turn.model_copy(update=changed), outside)
+        return turn.model_copy(update={"scope_ms": round(1000 * (time.monotonic() - started), 1)}), made
 
     def after(self, turn: TurnScope, nodes: Sequence[NodeWithScore]) -> ScopeState:
         """Return the state after a turn that found these passages."""
@@ -244,6 +259,10 @@ class Conversation:
         if len(rows):
             context += DECAY * unit_rows(rows.mean(axis=0, keepdims=True))[0]
         return [own, context] if follow_up.expanded is None else [own, context, query]
+
+
+def _of_question(searches: Sequence[SourceSearch]) -> list[SourceSearch]:
+    return [search for search in searches if search.sub_query.origin is SubQueryOrigin.QUESTION]
 
 
 def _document(node: NodeWithScore) -> str:

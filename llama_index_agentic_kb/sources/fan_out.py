@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -153,6 +153,8 @@ class FanOut:
         self._search_seconds = search_seconds
         self._bundle = bundle
         self.follow_up = follow_up
+        self.on_begun: Callable[[list[SourceSearch]], None] | None = None
+        """Called with searches that have begun."""
         self._embeddings = QueryEmbeddings(log.manager, deadline=self._deadline, cache=embedding_cache)
         self._prepared: dict[tuple[str, str], PreparedSource | Exception] = {}
         self._searches: list[SourceSearch] = []  # of sources without shards, and of shards
@@ -193,6 +195,8 @@ class FanOut:
         self._searches += plain
         if len(self.selected) > 1:
             self._watch(plain)
+        if self.on_begun is not None:
+            self.on_begun(begun)
         return begun
 
     def _begin_one(self, sub_query: SubQuery, chosen: SelectedSource) -> SourceSearch:
