@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_camel, to_snake
 
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema import OutputMode, ResultsProcessing
@@ -14,8 +15,13 @@ from llama_index_agentic_kb.schema.request import MAX_DOCUMENTS, MAX_SECONDS, MA
 
 ETAG: Final = "@odata.etag"
 MAX_TAGS: Final = 10
-_WITHOUT_EFFECT: Final = ("sourceDataFields", "searchFields", "semanticConfigurationName", "queryHints")
-"""Parameters of Azure's indexes that have no counterpart here; they are stored, and reported in ``warnings``."""
+_OF_OTHERS: Final = "wrap the service as a LlamaIndex retriever, and pass create_app a KnowledgeBase over it"
+_INSTEAD: Final = {
+    "web": f"this server searches no web: {_OF_OTHERS}",
+    "mcpServer": "pass create_app a KnowledgeBase with a ToolSource over the server's tools",
+    **dict.fromkeys(("remoteSharePoint", "workIQ", "fabricDataAgent", "fabricOntology"), _OF_OTHERS),
+}
+"""Azure's kinds of sources that are not served, and what to use."""
 
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$")]
 """A name that needs no escaping in a URL. Azure's names are a part of these."""
@@ -156,33 +162,80 @@ class SearchIndexParameters(_Definition):
     query_hints: dict[str, Any] | None = None
 
 
+class IndexedParameters(_Definition):
+    """What a service of Azure would ingest; here an index of the server has it, under the container's name."""
+
+    model_config = ConfigDict(extra="allow")
+
+    container_name: str | None = None
+    lakehouse_id: str | None = None
+    table_or_view: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_and_without_secret(cls, data: object) -> object:
+        if not isinstance(data, Mapping):
+            return data
+        if not str(data.get("connectionString") or "ResourceId=").startswith("ResourceId="):
+            raise ValueError("connectionString: the server stores no secrets and reads no storage; leave it out")
+        if part := next((name for name in ("folderPath", "targetPath", "query") if data.get(name)), None):
+            raise ValueError(f"{part}: this server would search everything; ingest that part under a name of its own")
+        return {key: value for key, value in data.items() if key != "createdResources"}
+
+
 class SourceDefinition(_Definition):
     """A knowledge source over an index of the server."""
 
     name: Name
-    kind: Literal["searchIndex"]
+    kind: Literal["searchIndex", "azureBlob", "file", "indexedOneLake", "indexedSharePoint", "indexedSql"]
     description: str | None = None
     results_processing: ResultsProcessing | None = None
-    search_index_parameters: SearchIndexParameters
+    search_index_parameters: SearchIndexParameters | None = None
+    azure_blob_parameters: IndexedParameters | None = None
+    file_parameters: IndexedParameters | None = None
+    indexed_one_lake_parameters: IndexedParameters | None = None
+    indexed_share_point_parameters: IndexedParameters | None = None
+    indexed_sql_parameters: IndexedParameters | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _known_kind(cls, data: object) -> object:
-        if isinstance(data, Mapping) and data.get("kind") not in (None, "searchIndex"):
-            raise ValueError(
-                f"kind: {str(data['kind'])[:60]!r} is not served; documents are ingested on the server "
-                "(agentic-kb ingest), and searched as kind 'searchIndex'"
-            )
+        kind = data.get("kind") if isinstance(data, Mapping) else None
+        if isinstance(kind, str) and (instead := _INSTEAD.get(kind)):
+            raise ValueError(f"kind: {kind!r} is not served; {instead}")
         return data
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> SourceDefinition:
+        given = [name for name in type(self).model_fields if name.endswith("_parameters") and getattr(self, name)]
+        own = f"{to_snake(self.kind)}_parameters"
+        if given != [own] and (given or self.kind != "file"):
+            raise ValueError(f"{to_camel(own)}: kind {self.kind!r} needs these parameters, and no others")
+        return self
+
+    @property
+    def _parameters(self) -> SearchIndexParameters | IndexedParameters:
+        found = getattr(self, f"{to_snake(self.kind)}_parameters")
+        return IndexedParameters() if found is None else found
+
+    @property
+    def index_name(self) -> str:
+        """The name of the index that is searched; a ``file`` source's is its own."""
+        asked = self._parameters
+        if isinstance(asked, SearchIndexParameters):
+            return asked.search_index_name
+        return asked.container_name or asked.lakehouse_id or asked.table_or_view or self.name
+
+    @property
+    def base_filter(self) -> str | None:
+        """The filter on every search, in OData."""
+        return self.search_index_parameters and self.search_index_parameters.base_filter
 
     def warnings(self) -> list[str]:
         """Return a sentence about each part that is stored without effect."""
-        stored = self.search_index_parameters.to_dict()
-        return [
-            f"searchIndexParameters.{name}: it has no effect on this server"
-            for name in _WITHOUT_EFFECT
-            if stored.get(name)
-        ]
+        stored, own = self._parameters.to_dict(), to_camel(f"{to_snake(self.kind)}_parameters")
+        used = {"searchIndexName", "baseFilter", *map(to_camel, IndexedParameters.model_fields)}
+        return [f"{own}.{name}: it has no effect on this server" for name in stored if name not in used]
 
 
 Definition: TypeAlias = KnowledgeBaseDefinition | SourceDefinition

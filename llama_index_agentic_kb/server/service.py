@@ -154,9 +154,8 @@ class KnowledgeService:
         return ServedBase(base.warm_up(), etags, definition.retrieve_defaults or RetrieveDefaults())
 
     def _source(self, definition: SourceDefinition) -> KnowledgeSource:
-        parameters = definition.search_index_parameters
-        base_filter = parameters.base_filter
-        return self._index(parameters.search_index_name)(
+        base_filter = definition.base_filter
+        source = self._index(definition.index_name)(
             name=definition.name,
             description=definition.description or "",
             filters=None if base_filter is None else parse_odata(base_filter),
@@ -164,11 +163,13 @@ class KnowledgeService:
                 knowledge_source_name=definition.name, results_processing=definition.results_processing
             ),
         )
+        source.kind = definition.kind
+        return source
 
     def _index(self, name: str) -> Index:
         if name not in self.indexes:
             known = ", ".join(sorted(self.indexes)) or "none"
-            raise InvalidRequestError(f"searchIndexName: there is no index {name[:128]!r}; the server has: {known}")
+            raise InvalidRequestError(f"there is no index {name[:128]!r}; the server has: {known}")
         return self.indexes[name]
 
     def _model(self, models: Sequence[ModelReference]) -> LLM | None:
@@ -230,10 +231,9 @@ class KnowledgeService:
                 except NotFoundError as error:
                     raise InvalidRequestError(f"knowledgeSources: {error}") from error
         else:
-            parameters = definition.search_index_parameters
-            self._index(parameters.search_index_name)
-            if parameters.base_filter is not None:
-                parse_odata(parameters.base_filter)
+            self._index(definition.index_name)
+            if definition.base_filter is not None:
+                parse_odata(definition.base_filter)
         return await self.catalog.put(kind, definition, conditions, create=create)
 
     async def remove(self, kind: Kind, name: str, conditions: Conditions = ANY) -> None:

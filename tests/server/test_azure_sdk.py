@@ -165,6 +165,27 @@ def test_definitions_are_made_changed_listed_and_deleted(indexes: Any) -> None:
         indexes.get_knowledge_base("lunar")
 
 
+def test_a_container_is_searched_where_it_was_ingested(url: str, indexes: Any) -> None:
+    """A source of an indexed kind answers in the kind's typed classes; what would be searched elsewhere is refused."""
+    parameters = im.AzureBlobKnowledgeSourceParameters(connection_string="", container_name="moons")
+    indexes.create_knowledge_source(im.AzureBlobKnowledgeSource(name="blobs", azure_blob_parameters=parameters))
+    used = [im.KnowledgeSourceReference(name="blobs")]
+    indexes.create_knowledge_base(im.KnowledgeBase(name="contained", knowledge_sources=used))
+    asked = m.AzureBlobKnowledgeSourceParams(knowledge_source_name="blobs", include_references=True)
+    request = m.KnowledgeBaseRetrievalRequest(intents=INTENTS, include_activity=True, knowledge_source_params=[asked])
+    with retrieval_client(url, "contained") as client:
+        result = client.retrieve(request)
+    assert {type(one) for one in result.references} == {m.KnowledgeBaseAzureBlobReference}
+    assert m.KnowledgeBaseAzureBlobActivityRecord in {type(one) for one in result.activity}
+    indexes.delete_knowledge_base("contained")
+    indexes.delete_knowledge_source("blobs")
+    elsewhere = im.WebKnowledgeSource(name="web", web_parameters=im.WebKnowledgeSourceParameters())
+    parts = im.AzureBlobKnowledgeSourceParameters(connection_string="", container_name="moons", folder_path="a")
+    for refused in (elsewhere, im.AzureBlobKnowledgeSource(name="part", azure_blob_parameters=parts)):
+        with pytest.raises(HttpResponseError, match=r"LlamaIndex retriever|ingest that part"):
+            indexes.create_knowledge_source(refused)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
