@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: openapi demo test test-long coverage check docs wheel-check format bench bench-conversations bench-grounding bench-capacity bench-ray bench-scale bench-shards bench-stores train-scorer faults fuzz injection \
+.PHONY: openapi demo test test-long coverage check docs wheel-check format bench bench-conversations bench-grounding bench-capacity bench-deadlines bench-ray bench-scale bench-shards bench-stores train-scorer faults fuzz injection \
 	kills kills-ray leaks same-prompts stores wire clean
 
 # Extracts over three real sources, then a recorded answer; no API key, no network.
@@ -93,6 +93,10 @@ bench-ray: $(VENV)/.dev
 # What plan-capacity predicts beside real runs.
 bench-capacity: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks.capacity
+
+# How late 50 requests at once are answered whose deadline is 1 s, beside 4 busy processes.
+bench-deadlines: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmarks.deadlines
 
 # How well a question is found in its conversation without a model: a BEIR-form SET whose questions have histories.
 bench-conversations: $(VENV)/.dev

@@ -394,6 +394,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         await self._gather(request, retrieval, outcome, task, options, query, narrowing)
         if request.scope_state is not None and narrowing.turn is not None:
             retrieval.scope_state = conversation.after(narrowing.turn, retrieval.nodes)
+        task.fan_out.forget(outcome.searches)
         return retrieval
 
     def _task(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import signal
 import time
@@ -17,6 +18,7 @@ from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import DeniedError, InvalidRequestError
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import Condition, Outcome, SourceActivity
+from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM, ScriptedReply
 
 TEXTS = ["rain in Paris", "rain in Oslo"]
@@ -136,6 +138,23 @@ def test_an_interrupted_sync_call_leaves_nothing_behind() -> None:
         health = hanging.health
         assert (health.at_work, health.waiting, health.abandoned) == (0, 0, 1)
     assert asyncio.run(awaited(lambda: hanging.health.abandoned == 0))
+
+
+def test_a_failed_search_is_freed_at_once() -> None:
+    """It does not wait for the garbage collector, whose passes would hold up all requests."""
+
+    def down(filters: object) -> MemoryRetriever:
+        raise ConnectionError(f"down under {filters}")
+
+    kb = KnowledgeBase([source("well"), KnowledgeSource("ill", retriever_factory=down)], effort="minimal")
+    gc.collect()
+    gc.disable()
+    try:
+        assert kb.retrieve("rain").missing
+        searches = [one for one in gc.get_objects() if type(one) is SourceSearch]
+        assert "ill" not in [search.source.name for search in searches]
+    finally:
+        gc.enable()
 
 
 async def test_a_reader_that_leaves_a_stream_ends_it() -> None:

@@ -422,6 +422,7 @@ class ResilientCalls:
         finally:
             if breaker is not None:
                 breaker.ended(failure, None if permit.began is None else time.monotonic() - permit.began, probe=probe)
+            failure = None  # its frames include this one, and would be kept until a garbage collection
 
     def _returned(self, permit: Permit, error: BaseException | None) -> None:
         """Record the duration of a successful call, and notify the breaker if the call had been abandoned."""

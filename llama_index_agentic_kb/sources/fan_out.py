@@ -234,6 +234,15 @@ class FanOut:
 
     # -- stragglers ------------------------------------------------------------------------------------------------
 
+    def forget(self, searches: Sequence[SourceSearch]) -> None:
+        """Forget the errors of searches, once they were reported: their frames hold this object and all nodes.
+
+        Where a source hangs, each request would else stay until the garbage collector finds it, in pauses of 0.1 s.
+        """
+        for search in (*searches, *self._searches):
+            search.error = None
+        self._prepared.clear()
+
     async def wait_for(self, searches: Sequence[SourceSearch]) -> None:
         """Wait for searches until all are done or the retrieval deadline has passed.
 
