@@ -29,16 +29,11 @@ def test_a_record_is_opened_and_closed() -> None:
     log = log_with()
     planning = log.open(ModelQueryPlanningActivity, CBEventType.AGENT_STEP)
     search = open_search(log)
-    assert (planning.id, search.id) == (0, 1)
-    assert planning.started_at is not None
-    assert planning.completed_at is None
+    assert (planning.id, search.id, planning.completed_at) == (0, 1, None)
     log.close(search, outcome=Outcome.OK, count=2)
     log.close(planning, outcome=Outcome.OK)
     log.close(search, outcome=Outcome.ERROR, count=9)
     assert (search.outcome, search.count) == (Outcome.OK, 2)
-    assert search.completed_at is not None
-    assert search.started_at is not None
-    assert search.completed_at >= search.started_at
     assert search.elapsed_ms is not None
     assert log.records == [planning, search]
     assert log.last(SourceActivity) is search

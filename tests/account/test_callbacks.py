@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import threading
 from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -27,57 +27,37 @@ class Recorder(BaseCallbackHandler):
     def __init__(self) -> None:
         super().__init__([], [])
         self.starts: list[tuple[CBEventType, str, str]] = []
-        self.ends: list[tuple[CBEventType, str]] = []
         self.payloads: dict[str, dict[str, Any]] = {}
-        self.lock = threading.Lock()
 
     def on_event_start(
         self, event_type: CBEventType, payload: Any = None, event_id: str = "", parent_id: str = "", **_: Any
     ) -> str:
-        with self.lock:
-            self.starts.append((event_type, event_id, parent_id))
-            self.payloads[event_id] = payload
+        self.payloads[event_id] = payload
+        self.starts.append((event_type, event_id, parent_id))
         return event_id
 
-    def on_event_end(self, event_type: CBEventType, payload: Any = None, event_id: str = "", **_: Any) -> None:
-        with self.lock:
-            self.ends.append((event_type, event_id))
-
-    def start_trace(self, trace_id: str | None = None) -> None:
-        pass
-
-    def end_trace(self, trace_id: str | None = None, trace_map: Any = None) -> None:
-        pass
+    def on_event_end(self, event_type: CBEventType, payload: Any = None, event_id: str = "", **_: Any) -> None: ...
+    def start_trace(self, trace_id: str | None = None) -> None: ...
+    def end_trace(self, trace_id: str | None = None, trace_map: Any = None) -> None: ...
 
     def of(self, kind: CBEventType) -> list[tuple[str, str]]:
         return [(event, parent) for event_type, event, parent in self.starts if event_type is kind]
 
 
+def fails(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("a handler's own trouble")
+
+
 class Failing(Recorder):
     """Raises at every occasion."""
 
-    def on_event_start(self, *args: Any, **kwargs: Any) -> str:
-        raise RuntimeError("on_event_start")
-
-    def on_event_end(self, *args: Any, **kwargs: Any) -> None:
-        raise RuntimeError("on_event_end")
-
-    def start_trace(self, trace_id: str | None = None) -> None:
-        raise RuntimeError("start_trace")
-
-    def end_trace(self, trace_id: str | None = None, trace_map: Any = None) -> None:
-        raise RuntimeError("end_trace")
+    on_event_start = on_event_end = start_trace = end_trace = fails
 
 
-def retriever(
-    *handlers: BaseCallbackHandler, sources: int = 3, latency: float = 0.01, **kwargs: Any
-) -> AgenticRetriever:
+def retriever(*handlers: BaseCallbackHandler) -> AgenticRetriever:
     modes: list[Any] = ["sync", "async", "async_only"]
-    found = [
-        KnowledgeSource(f"s{n}", retriever=MemoryRetriever(TEXTS, mode=modes[n % 3], latency=latency))
-        for n in range(sources)
-    ]
-    return AgenticRetriever(found, callback_manager=CallbackManager(list(handlers)), **{"effort": "minimal", **kwargs})
+    sources = [KnowledgeSource(mode, retriever=MemoryRetriever(TEXTS, mode=mode, latency=0.01)) for mode in modes]
+    return AgenticRetriever(sources, callback_manager=CallbackManager(list(handlers)), effort="minimal")
 
 
 def ask(asked: AgenticRetriever, is_async: bool, question: str = "moon") -> int:
@@ -89,11 +69,8 @@ def test_parents_in_many_threads(is_async: bool) -> None:
     """Sixteen threads that share one manager: by parent ids each search belongs to its own question's retrieval."""
     recorder = Recorder()
     asked = retriever(recorder)
-    threads = [threading.Thread(target=ask, args=(asked, is_async, f"moon {n}")) for n in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda n: ask(asked, is_async, f"moon {n}"), range(16)))
     questions = {
         event: str(recorder.payloads[event][EventPayload.QUERY_STR]) for event, _ in recorder.of(CBEventType.RETRIEVE)
     }

@@ -141,7 +141,7 @@ def nothing_left_behind() -> Iterator[None]:
     assert [record.getMessage() for record in handler.buffer] == []
 
 
-def until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
     """Wait for a condition for some seconds, and return whether it came true."""
     ends = time.monotonic() + seconds
     while not condition() and time.monotonic() < ends:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -68,27 +67,6 @@ async def test_cancelling_the_caller_cancels_everything() -> None:
     assert sleeper.told == other.told == ["began", "cancelled"]
     assert sorted(told) == ["child closed", "root closed"]
     assert others() == set()
-
-
-async def test_a_late_native_call_is_cancelled_and_not_waited_for() -> None:
-    """The deadline cancels a native call; one that does not take it is left behind, not waited for."""
-
-    async def stubborn() -> None:
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            await asyncio.sleep(2)
-
-    async def flow() -> None:
-        await Call(native=stubborn, deadline=deadline_after(0.02))
-
-    started = time.monotonic()
-    with pytest.raises(DeadlineExceededError):
-        await arun(flow())
-    assert time.monotonic() - started < 1.9
-    for other in others():
-        other.cancel()
-    await asyncio.gather(*others(), return_exceptions=True)
 
 
 @pytest.mark.parametrize("how", ["deadline", "caller", "close"])

@@ -103,13 +103,6 @@ def test_other_prompts_are_refused(dataset: Dataset) -> None:
         planned.reply_to(f"Question: {question(dataset)}\nAnswer:")
 
 
-def test_queries_of_a_fusion_retriever_are_the_steps(dataset: Dataset) -> None:
-    """LlamaIndex's QueryFusionRetriever gets the gold queries, one a line, references left out."""
-    prompt = f"a helpful assistant that generates multiple search queries\nQuery: {question(dataset)}\nQueries:"
-    queries = PlannedLLM("gold", gold_steps, dataset.queries).complete(prompt).text.splitlines()
-    assert queries == ["Who directed Silent Harbour?", "When did die?"]
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 def test_a_folder_is_read(folder: Path, encoding: str) -> None:
     """Documents, queries with judgments above 0, and what was left out; a byte order mark is no text."""

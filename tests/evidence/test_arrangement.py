@@ -88,9 +88,6 @@ def test_every_chunk_is_used_once_at_most(names: list[str], wanted: int, joining
     assert joining or len(made.nodes) == made.used
 
 
-TEXT = "One sun. Two moons. Three stars, far away. Four comets with long tails. Five rovers drove on Mars. Six probes."
-
-
 def chunk(
     name: str,
     text: str = "text",

@@ -20,7 +20,7 @@ from llama_index.core.schema import (
 
 from llama_index_agentic_kb import KnowledgeSource, RetrievalRequest, interleave, reciprocal_rank_fusion
 from llama_index_agentic_kb._aio import run
-from llama_index_agentic_kb.evidence.candidates import Proof, collect, lists_by_search, lists_by_sub_query
+from llama_index_agentic_kb.evidence.candidates import collect, lists_by_sub_query
 from llama_index_agentic_kb.evidence.gathering import EvidenceCounts, EvidenceOptions, GatheredEvidence, gather_evidence
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance, references
 from llama_index_agentic_kb.search.rerank import Calibration, Reranker
@@ -289,22 +289,6 @@ def test_one_source_may_be_left_as_it_is() -> None:
     assert [record.id for record, _ in strict.cut_searches] == [0]
 
 
-def test_long_documents_do_not_bury_short_ones() -> None:
-    """By default a document has a third of the places, and at least three, before others."""
-    long = [chunk(f"a{number}", 0.9) for number in range(0, 20, 2)]
-    lanes = [make_lane(0, [*long, chunk("b1", 0.1)])]
-    assert ids(gathered(lanes, ranked=50, limit=6).nodes) == ["a0", "a2", "a4", "b1", "a6", "a8"]
-    assert ids(gathered(lanes, ranked=50, limit=6, max_per_document=1).nodes) == ["a0", "b1", "a2", "a4", "a6", "a8"]
-    assert ids(gathered(lanes, ranked=50, limit=6, max_per_document=None).nodes) == [
-        "a0",
-        "a2",
-        "a4",
-        "a6",
-        "a8",
-        "a10",
-    ]
-
-
 def test_sources_may_be_capped() -> None:
     """``maxOutputDocuments`` of a source keeps its best, and counts the rest; other sources and strange nodes stay."""
     docs, wiki = source("docs"), source("wiki")
@@ -339,17 +323,6 @@ def test_references_number_the_evidence() -> None:
     assert made[1].source_data is None
     assert references([node("strange", 1.0)], chosen) == []
     assert provenance(node("strange", 1.0)) is None
-
-
-def test_every_proof_comes_before_the_rest() -> None:
-    """A passage that supports a finding and a verdict takes one place, and pushes no later proof down."""
-    lane = make_lane(0, [("a", 0.9), ("filler 1", 0.8), ("filler 2", 0.7), ("b", 0.6), ("filler 3", 0.5), ("c", 0.4)])
-    proof = [Proof("a", "q1", "A"), Proof("b", "q2", "B"), *(Proof(name, "verdict") for name in "abc")]
-    options = EvidenceOptions()
-    gathering = gather_evidence(
-        [lane], {}, options, bundle=QueryBundle("q"), ranked=50, limit=6, deadline=time.monotonic() + 60, proof=proof
-    )
-    assert ids(run(gathering).nodes)[:3] == ["a", "b", "c"]
 
 
 def lists(lanes: Sequence[SourceSearch]) -> dict[str, str]:
@@ -431,16 +404,3 @@ def test_provenance_is_shown_to_no_model() -> None:
     for mode in (MetadataMode.LLM, MetadataMode.EMBED):
         assert found.node.get_content(mode) == "title: a\n\ntext of a"
     assert PROVENANCE_KEY not in candidate.node.node.metadata
-
-
-def test_searches_that_are_left_as_they_are() -> None:
-    """One list a search, of equal weight; only the ways of one search are fused."""
-    lanes = [
-        make_lane(0, [("a", 0.9)], over=source("one", weight=9.0), scale=1, lexical=[("b", 3.0)]),
-        make_lane(1, [("x", 0.99)], over=source("two"), scale=1),
-    ]
-    made = lists_by_search(lanes, ["one"])
-    assert [([name for name, _ in one.ranked.keys], one.ranked.weight, one.processed) for one in made] == [
-        (["a", "b"], 1.0, False),
-        (["x"], 1.0, True),
-    ]

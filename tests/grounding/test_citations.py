@@ -55,16 +55,6 @@ def test_markers_take_one_form_and_stay_in_range(text: str, cleaned: str, remove
     assert clean_markers(text, {0, 1}) == (cleaned, removed)
 
 
-def test_a_marker_split_across_deltas_is_never_shown_in_part() -> None:
-    """What may become a marker is held back until it is clear, and no longer than that."""
-    markers = MarkerFilter({0})
-    given_out = [markers.feed(piece) for piece in ("Paris", " [", "ref_", "id", ":7", "] is", " [ref_id:0", "]. See [")]
-    assert given_out == ["Paris", "", "", "", "", " is", "", " [ref_id:0]. See"]
-    assert (markers.feed("1]"), markers.feed(" and [r"), markers.close(), markers.removed) == (" [1]", " and", " [r", 1)
-    unclosed = "[ref_id:" + "x" * 500
-    assert markers.feed(unclosed) + markers.close() == unclosed
-
-
 @given(SIGNS)
 def test_pieces_change_nothing(pieces: list[str]) -> None:
     """However a text is cut into deltas, the same comes out and the same number of markers is removed."""

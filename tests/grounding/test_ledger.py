@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -75,30 +75,34 @@ def test_marker_on_the_wrong_reference() -> None:
     assert ClaimFlag.MISATTRIBUTED in claim.flags
 
 
-def test_a_marker_stands_for_what_is_before_it() -> None:
+class Judge:
+    """A scorer that is a function of a claim and the premises."""
+
+    name = "judge"
+
+    def __init__(self, judge: Callable[[Claim, Sequence[Premise]], ClaimScore]) -> None:
+        self._judge = judge
+
+    async def score(
+        self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
+    ) -> list[ClaimScore]:
+        return [self._judge(claim, premises) for claim in claims]
+
+
+@pytest.mark.parametrize(("second", "wrong"), [("0", []), ("2", ["2"])])
+def test_a_marker_stands_for_what_is_before_it(second: str, wrong: list[str]) -> None:
     """In a sentence of several facts a reference need bear its own alone; one that does not is still told."""
-    text = (
-        "Voyager 1 was launched on 5 September 1977 [ref_id:1], and it landed on the Moon on 20 July 1969 [ref_id:{}]."
-    )
+    text = f"Voyager 1 was launched on 5 September 1977 [ref_id:1], and it landed on 20 July 1969 [ref_id:{second}]."
 
-    class Parts:
-        name = "parts"
+    def parts(claim: Claim, premises: Sequence[Premise]) -> ClaimScore:
+        span = (Span(start=0, end=5),)
+        if len(premises) > 1:
+            return ClaimScore(0.9, Verdict.SUPPORTED, [Evidence(1, 0.9, span)])
+        borne = "20 July" in premises[0].text and "20 July" in claim.plain
+        return ClaimScore(0.5, Verdict.PARTIALLY_SUPPORTED if borne else Verdict.UNSUPPORTED, [Evidence(0, 0.5, span)])
 
-        async def score(
-            self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
-        ) -> list[ClaimScore]:
-            del deadline
-            span = (Span(start=0, end=5),)
-            if len(premises) > 1:
-                return [ClaimScore(0.9, Verdict.SUPPORTED, [Evidence(1, 0.9, span)])]
-            borne = "20 July" in premises[0].text and "20 July" in claims[0].plain
-            return [
-                ClaimScore(0.5, Verdict.PARTIALLY_SUPPORTED if borne else Verdict.UNSUPPORTED, [Evidence(0, 0.5, span)])
-            ]
-
-    for second, wrong in ((0, []), (2, ["2"])):
-        [claim] = run(ground(text.format(second), SOURCES, Parts())).claims
-        assert (claim.cited, claim.misattributed) == (["1", str(second)], wrong)
+    [claim] = run(ground(text, SOURCES, Judge(parts))).claims
+    assert (claim.cited, claim.misattributed) == (["1", second], wrong)
 
 
 def test_missing_and_empty_citations() -> None:
@@ -132,51 +136,41 @@ def test_the_part_that_lacks_support_is_named(answer: str, lacking: str) -> None
     assert not claim.lacking or claim.verdict is not Verdict.SUPPORTED
 
 
-class Dates:
-    """A scorer for which the first source supports each claim and the second says another date."""
-
-    name = "dates"
-
-    async def score(
-        self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
-    ) -> list[ClaimScore]:
-        del deadline
-        span = Span(start=0, end=len(premises[1].text))
-        place = premises[0].text.index("It landed")
-        own = Evidence(0, 0.9, (Span(start=place, end=premises[0].text.index(" It carried")),))
-        rival = Rival(ConflictKind.DATE, "20 July 1969", "21 July 1969", 1, span)
-        return [ClaimScore(0.9, Verdict.SUPPORTED, [own], [rival]) for _ in claims]
+def dates(_: Claim, premises: Sequence[Premise]) -> ClaimScore:
+    """The first source supports each claim, and the second says another date."""
+    first, second = premises[0].text, premises[1].text
+    own = Evidence(0, 0.9, (Span(start=first.index("It landed"), end=first.index(" It carried")),))
+    rival = Rival(ConflictKind.DATE, "20 July 1969", "21 July 1969", 1, Span(start=0, end=len(second)))
+    return ClaimScore(0.9, Verdict.SUPPORTED, [own], [rival])
 
 
 def test_conflicting_sources_are_data() -> None:
     """Where another source says another date, both values stand in the ledger, each with its place and date."""
-    found = run(ground("Apollo 11 landed on the Moon on 20 July 1969 [ref_id:0].", [SOURCES[0], SOURCES[2]], Dates()))
+    sources = [SOURCES[0], SOURCES[2]]
+    found = run(ground("Apollo 11 landed on the Moon on 20 July 1969 [ref_id:0].", sources, Judge(dates)))
     [conflict] = found.conflicts
-    own, other = conflict.values
     assert (conflict.claim, conflict.kind) == (0, ConflictKind.DATE)
-    assert (own.value, own.support.reference_id, own.date) == ("20 July 1969", "0", "1970-01-01")
-    assert (other.value, other.support.reference_id, other.date) == ("21 July 1969", "2", "1999-05-05")
-    assert other.support.quote == SOURCES[2].text
+    assert [(one.value, one.support.reference_id, one.date) for one in conflict.values] == [
+        ("20 July 1969", "0", "1970-01-01"),
+        ("21 July 1969", "2", "1999-05-05"),
+    ]
+    assert conflict.values[1].support.quote == SOURCES[2].text
     assert ClaimFlag.CONFLICTING_SOURCES in found.claims[0].flags
     assert ledger("Voyager 1 was launched in 1977 [ref_id:1].", SOURCES).conflicts == []  # they agree
 
 
-async def test_a_failed_check_does_not_cost_the_answer() -> None:
+@pytest.mark.parametrize(
+    "error", [LLMError("the model refused"), DeadlineExceededError("late")], ids=["refusal", "late"]
+)
+async def test_a_failed_check_does_not_cost_the_answer(error: Exception) -> None:
     """Where the scorer fails or is late, the claims are there without scores, and it is said."""
 
-    class Failing(Dates):
-        async def score(
-            self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
-        ) -> list[ClaimScore]:
-            raise errors.pop()
+    def fails(_: Claim, __: Sequence[Premise]) -> ClaimScore:
+        raise error
 
-    errors: list[Exception] = [LLMError("the model refused"), DeadlineExceededError("late")]
-    for error in errors[::-1]:
-        found = await arun(ground("Mars is red [ref_id:0]. Here you are.", SOURCES, Failing()))
-        assert (found.claims[0].flags, found.grounding_score) == ([ClaimFlag.NOT_SCORED], None)
-        assert str(error) in found.warnings[0]
-    found = await arun(ground("Mars is red.", SOURCES, deadline=time.monotonic() - 1))
-    assert (found.claims[0].flags, len(found.warnings)) == ([ClaimFlag.NOT_SCORED], 1)
+    found = await arun(ground("Mars is red [ref_id:0]. Here you are.", SOURCES, Judge(fails)))
+    assert (found.claims[0].flags, found.grounding_score) == ([ClaimFlag.NOT_SCORED], None)
+    assert str(error) in found.warnings[0]
 
 
 @given(st.text(alphabet="Apollo 11 landed in1969.!?[ref_id:0]\n-|“”", max_size=80))

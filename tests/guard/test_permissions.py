@@ -114,19 +114,6 @@ def test_each_sees_their_own(index_source: KnowledgeSource) -> None:
         assert {group.value for group in kb.group_by("docs", "title", principal=principal)} == expected
 
 
-def test_nothing_widens_it(index_source: KnowledgeSource) -> None:
-    """Callers' filters narrow what a principal sees, also those that name the tenant's key."""
-    kb = KnowledgeBase([index_source], effort="minimal")
-    for filters in (
-        "tenant eq 'beta' or tenant eq 'acme'",
-        "tenant ne 'nobody'",
-        "not (tenant eq 'acme' and tenant eq 'beta')",
-    ):
-        params = [{"knowledgeSourceName": "docs", "filterAddOn": filters}]
-        assert texts(kb.retrieve("rain", principal=ALICE, knowledge_source_params=params)) <= SEEN[ALICE]
-        assert kb.count("docs", filters=filters, principal=ALICE) <= len(SEEN[ALICE])
-
-
 HIDDEN = ["owner eq 'bob'", "owner gt 'm'", "acl_public eq true", "not (acl_group_managers eq true or title eq 'x')"]
 
 
@@ -253,39 +240,15 @@ def test_a_principal_may_be_required() -> None:
     assert len(texts(kb.retrieve("rain", principal=ALICE))) == len(DOCUMENTS)
 
 
-def test_a_source_that_takes_no_filter_is_denied() -> None:
-    """A plain retriever can't keep to permissions: it is never searched under them."""
-    plain = MemoryRetriever(list(DOCUMENTS))
-    kb = KnowledgeBase([KnowledgeSource("docs", retriever=plain, permissions=FIELDS)], effort="minimal")
-    with pytest.raises(DeniedError, match="its filter can't be applied"):
-        kb.retrieve("rain", principal=ALICE)
-    assert plain.queries == []
+class Processor(BaseNodePostprocessor):
+    """Makes of the nodes what a function makes of them."""
 
-
-class Brings(BaseNodePostprocessor):
-    """Brings nodes that no search found."""
-
-    brought: list[Any]
+    work: Callable[[list[NodeWithScore]], list[NodeWithScore]]
 
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        return [*nodes, *(NodeWithScore(node=node, score=1.0) for node in self.brought)]
-
-
-@pytest.mark.parametrize("where", ["retriever", "engine"])
-def test_what_a_postprocessor_brings_is_checked(where: str) -> None:
-    """Nodes of others, and nodes that say nothing of whose they are, are dropped; one's own may come."""
-    own = TextNode(id_="own", text="brought for acme", metadata=FIELDS.stamp({}, tenant="acme", public=True))
-    foreign = TextNode(id_="foreign", text="brought for beta", metadata=FIELDS.stamp({}, tenant="beta", public=True))
-    brings = Brings(brought=[own, foreign, TextNode(id_="plain", text="brought for whom?")])
-    public = KnowledgeSource("public", retriever=MemoryRetriever(["rain for everybody"]))
-    kb = KnowledgeBase([memory_source(permissions=FIELDS), public], effort="minimal", principal=ALICE)
-    kwargs: Any = {"node_postprocessors": [brings]}
-    retriever = kb.as_retriever(**(kwargs if where == "retriever" else {}))
-    engine = AgenticQueryEngine(retriever, **(kwargs if where == "engine" else {}))
-    shown = {node.node.get_content() for node in engine.query("rain").source_nodes}
-    assert shown == {*SEEN[ALICE], "rain for everybody", "brought for acme"}
+        return self.work(nodes)
 
 
 def test_a_document_cannot_grant_itself() -> None:
@@ -346,31 +309,6 @@ def test_declarations_that_cannot_be(fields: dict[str, Any], message: str) -> No
         Permissions(**fields)
 
 
-def test_a_conversation_is_its_principals() -> None:
-    """Whoever else speaks in it, or reads it, is denied; groups may change; after a reset it is the next one's."""
-    kb = KnowledgeBase([memory_source(permissions=FIELDS)], effort="minimal")
-    chat: Any = kb.as_chat_engine()
-    with acting_as(ALICE):
-        assert "rain for alice" in str(chat.chat("rain"))
-    with acting_as(Principal(tenant="acme", user="alice", groups=["managers"])):
-        assert "managers" in str(chat.chat("rain"))
-    assert len(chat.chat_history) == 4
-    for other in (MANAGER, BETA):
-        with acting_as(other):
-            with pytest.raises(DeniedError, match="another principal's"):
-                chat.chat("What was said?")
-            with pytest.raises(DeniedError, match="another principal's"):
-                _ = chat.chat_history
-    with pytest.raises(DeniedError, match=r"no principal was given|another principal's"):
-        chat.chat("What was said?")
-    with pytest.raises(DeniedError, match="another principal's"):
-        chat.reset()
-    with acting_as(ALICE):
-        chat.reset()
-    with acting_as(BETA):
-        assert "alice" not in str(chat.chat("rain"))
-
-
 def test_a_query_embedded_for_one_is_embedded_for_another() -> None:
     """The cache of query vectors has a part for each principal."""
     model = HashEmbedding()
@@ -379,18 +317,6 @@ def test_a_query_embedded_for_one_is_embedded_for_another() -> None:
     for principal in (ALICE, ALICE, BETA, ALICE):
         kb.retrieve("whether it rains", principal=principal)
     assert [texts for kind, texts in model.calls if kind == "query"] == [["whether it rains"]] * 2
-
-
-def test_whom_a_document_is_shared_with_is_not_told(index_source: KnowledgeSource) -> None:
-    """Neither references nor lists, facets or groups show a reader the document's other readers."""
-    kb = KnowledgeBase([index_source], effort="minimal", principal=MANAGER)
-    response = kb.retrieve("rain")
-    assert texts(response) == SEEN[MANAGER]
-    assert all(set(one.source_data.metadata) == {"title"} for one in response.references if one.source_data)
-    assert all(set(one.metadata) == {"title"} for one in kb.documents("docs"))
-    for key in ("tenant", "owner", "acl_user_bob", "acl_public"):
-        assert kb.facets("docs", key) == {key: []}
-        assert kb.group_by("docs", key) == []
 
 
 def test_what_is_hidden_is_not_counted(index_source: KnowledgeSource) -> None:
@@ -408,17 +334,6 @@ def test_what_is_hidden_is_not_counted(index_source: KnowledgeSource) -> None:
         lanes = [(lane.kind, lane.count, lane.candidates, lane.note) for lane in record.lanes or []]
         records.append((record.count, record.candidates, record.dropped_by_filter, lanes))
     assert records[0] == records[1]
-
-
-async def test_a_knowledge_base_in_a_knowledge_base_is_asked_for_the_same_principal() -> None:
-    """A request's principal is the context's of all that is called for it."""
-    inner = AgenticRetriever([memory_source(permissions=FIELDS)], effort="minimal")
-    kb = KnowledgeBase([KnowledgeSource("inner", retriever=inner)], effort="minimal")
-    assert texts(kb.retrieve("rain", principal=ALICE)) == SEEN[ALICE]
-    assert texts(await kb.aretrieve("rain", principal=BETA)) == SEEN[BETA]
-    assert current_principal() is None
-    with pytest.raises(DeniedError, match="no principal was given"):
-        kb.retrieve("rain")
 
 
 async def test_an_outer_source_may_have_the_permissions_of_the_inner_one() -> None:
@@ -446,34 +361,17 @@ def test_nothing_is_asked_where_all_is_denied() -> None:
     assert set(caught.value.causes) == {"docs"}
 
 
-class Shouts(BaseNodePostprocessor):
-    """Changes the text of what was found."""
-
-    def _postprocess_nodes(
-        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
-    ) -> list[NodeWithScore]:
-        loud = [one.node.model_copy(update={"text": one.node.get_content().upper()}) for one in nodes]
-        return [NodeWithScore(node=node, score=1.0) for node in loud]
-
-
 def test_a_postprocessor_may_change_what_was_found() -> None:
     """A node of a source without permissions may come back with another text; it is still that source's."""
     public = KnowledgeSource("public", retriever=MemoryRetriever(["rain for everybody"]))
     kb = KnowledgeBase([memory_source(permissions=FIELDS), public], effort="minimal", principal=ALICE)
-    shouted = found(kb.as_retriever(node_postprocessors=[Shouts()]))
+
+    def shout(nodes: list[NodeWithScore]) -> list[NodeWithScore]:
+        loud = [one.node.model_copy(update={"text": one.node.get_content().upper()}) for one in nodes]
+        return [NodeWithScore(node=node, score=1.0) for node in loud]
+
+    shouted = found(kb.as_retriever(node_postprocessors=[Processor(work=shout)]))
     assert shouted == {text.upper() for text in (*SEEN[ALICE], "rain for everybody")}
-
-
-def test_ids_that_a_store_ignores() -> None:
-    """Chroma's store would search everything: denied. In memory, whatever is not named is dropped."""
-    fields: dict[str, Any] = {"retriever_kwargs": {"doc_ids": ["d"]}, "hybrid": False}
-    with in_chroma() as index, pytest.raises(DeniedError, match="Chroma ignores doc_ids"):
-        KnowledgeBase([KnowledgeSource("docs", index=index, **fields)], effort="minimal").retrieve("rain")
-    source = RelatedNodeInfo(node_id="d")
-    named = TextNode(text="rain of d", relationships={NodeRelationship.SOURCE: source})
-    in_memory = VectorStoreIndex([*nodes(), named], embed_model=HashEmbedding())
-    kb = KnowledgeBase([KnowledgeSource("docs", index=in_memory, **fields)], effort="minimal")
-    assert texts(kb.retrieve("rain")) == {"rain of d"}
 
 
 def test_rows_whose_keys_say_other_than_their_nodes(index_source: KnowledgeSource) -> None:
@@ -495,3 +393,13 @@ def test_a_node_can_be_protected() -> None:
     assert made.get_content(MetadataMode.EMBED) == "title: t\n\nrain"
     assert made.get_content(MetadataMode.LLM) == "rain"
     assert node.metadata["tenant"] == "eve"
+
+
+def test_a_conversation_goes_on_when_its_principals_groups_change() -> None:
+    """What may be seen changes with them; whoever else speaks in it is denied, and so is nobody."""
+    chat: Any = KnowledgeBase([memory_source(permissions=FIELDS)], effort="minimal").as_chat_engine()
+    for groups, seen in (([], "rain for alice"), (["managers"], "managers")):
+        with acting_as(Principal(tenant="acme", user="alice", groups=groups)):
+            assert seen in str(chat.chat("rain"))
+    with pytest.raises(DeniedError, match=r"no principal was given|another principal's"):
+        chat.chat("What was said?")

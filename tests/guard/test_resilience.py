@@ -46,6 +46,7 @@ from llama_index_agentic_kb.guard.resilience import (
     retried,
 )
 from llama_index_agentic_kb.llm import refuses_form
+from tests.aio.conftest import until
 
 QUICK = RetryPolicy(first_wait=0.01, max_wait=0.02)
 Perform = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -55,13 +56,6 @@ Perform = Callable[[Coroutine[Any, Any, Any]], Any]
 def perform(request: pytest.FixtureRequest) -> Perform:
     """Each door."""
     return run if request.param == "sync" else lambda work: asyncio.run(arun(work))
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    return condition()
 
 
 def refusal(status: int, headers: dict[str, str] | None = None, body: Any = None) -> openai.APIStatusError:

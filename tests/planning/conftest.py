@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.schema import TextNode
 
 from llama_index_agentic_kb import AgenticRetriever, EffortLimits, KnowledgeSource, RetrieverOptions
-from llama_index_agentic_kb._aio import arun, run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.planning.effort import DEFAULT_LIMITS, as_effort
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import (
@@ -63,14 +62,7 @@ def refs(prompt: str) -> dict[str, int]:
 
 @dataclass
 class World:
-    """What is searched, and what the model says.
-
-    Args:
-        pages: Texts by title.
-        plan: What the planner says.
-        findings: What is read; a list is used up call by call, a function is given the prompt.
-        revision: The verdict.
-    """
+    """What is searched, and what the model says: a list is used up call by call, a function is given the prompt."""
 
     pages: dict[str, str]
     plan: Says = ""
@@ -80,7 +72,6 @@ class World:
     prompts: list[tuple[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Make the source, which notes what it was asked."""
         nodes = [TextNode(id_=title, text=text, metadata={"title": title}) for title, text in self.pages.items()]
         self.memory = MemoryRetriever(nodes, **self.source)
         self.llm = ScriptedLLM(self._say)
@@ -95,12 +86,10 @@ class World:
         return says(user) if callable(says) else says  # type: ignore[no-any-return]
 
     def calls(self, kind: str) -> int:
-        """How often the model was asked for something."""
         return sum(one == kind for one, _ in self.prompts)
 
     @property
     def asked(self) -> list[str]:
-        """What the source was asked, in order of arrival."""
         return [query.query_str for query in self.memory.queries]
 
     def search(
@@ -108,23 +97,19 @@ class World:
         question: str,
         effort: str = "medium",
         *,
-        native: bool = False,
         sources: Sequence[KnowledgeSource] | None = None,
-        llm: Any = None,
         limits: dict[str, Any] | None = None,
         **fields: Any,
     ) -> Retrieval:
-        """Search, with either driver."""
         known = {name: getattr(DEFAULT_LIMITS[as_effort(effort)], name) for name in EffortLimits.__slots__}
         retriever = AgenticRetriever(
             sources or [KnowledgeSource("docs", "All there is.", retriever=self.memory)],
-            llm=llm or self.llm,
+            llm=self.llm,
             effort=effort,
             options=RetrieverOptions(limits={as_effort(effort): EffortLimits(**{**known, **(limits or {})})}),
             **fields,
         )
-        flow = retriever.retrieval(RetrievalRequest.parse({"messages": [{"content": question}]}))
-        return asyncio.run(arun(flow)) if native else run(flow)
+        return run(retriever.retrieval(RetrievalRequest.parse({"messages": [{"content": question}]})))
 
 
 def planning_of(made: Retrieval, purpose: str) -> list[ModelQueryPlanningActivity]:

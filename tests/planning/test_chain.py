@@ -114,18 +114,6 @@ def test_a_sufficient_verdict_leaves_the_proof_and_little_else_to_the_answers_pr
     assert shown == {title: at for at, title in enumerate(titles[: 3 + 3 if found else None])}
 
 
-def test_a_verdict_sees_the_best_of_an_open_step_whole() -> None:
-    """A fact in other words than the step's is not cut away; the question's own passages are few."""
-    lennon = "John Lennon was a musician. " + "The cause was a song. " * 60 + "He was shot."
-    searched = world(
-        pages={**NOISE, "John Lennon": lennon}, plan=steps({"query": "cause of death of John Lennon"}), findings=[]
-    )
-    searched.search("What was the cause of the death of the musician John Lennon, and which river crosses it?")
-    (verdict_prompt,) = [text for kind, text in searched.prompts if kind == "revision"]
-    assert "He was shot." in verdict_prompt
-    assert len(refs(verdict_prompt)) <= 7
-
-
 def test_the_chain_stands_in_the_verdicts_and_the_answers_prompts() -> None:
     """Each step with value, confidence and reference; the passages that prove it are whole."""
     cameron = PAGES["James Cameron"] + " He made films." * 150
@@ -182,19 +170,6 @@ def test_known_values_are_put_into_what_is_not_known(found: str, last: dict[str,
     plan[1]["finds"] = found
     made = world(plan=steps(*plan[:2], plan[2] | last), findings=[first, line("q2")]).search(QUESTION)
     assert queries_of(made)["q3"] == query
-
-
-def test_an_early_answer_of_a_step_with_several_parents_is_not_put_under_the_first() -> None:
-    """The chain names every parent, since the answer may be that of any."""
-
-    def both(prompt: str) -> str:
-        cameron = refs(prompt)["James Cameron"]
-        return f"{line('q2', ('Kapuskasing', cameron))}\n{line('q1', 'Ann', ('James Cameron', cameron))}"
-
-    plan = PLAN.replace("Who directed Titanic?", "Who made the film by James Cameron?")
-    made = world(plan=plan, findings=[both]).search(QUESTION)
-    assert made.chain[1].query == "Where was Ann or James Cameron born?"
-    assert queries_of(made)["q3"] == "Which river crosses Kapuskasing?"
 
 
 @pytest.mark.parametrize("inside", [True, False])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.planning import contraction
 from llama_index_agentic_kb.planning.contraction import MIN_SCOPE
 from llama_index_agentic_kb.schema import AgenticReasoningActivity, Principal, ScopeReason, ScopeState, Topic, TurnScope
-from llama_index_agentic_kb.search.prototypes import ScopeIndex, ScopeSettings
+from llama_index_agentic_kb.search.prototypes import ScopeSettings
 from llama_index_agentic_kb.sources.vectors import scope_indexes
 from llama_index_agentic_kb.testing import HashEmbedding, ScriptedLLM
 
@@ -124,17 +125,14 @@ def test_a_search_that_can_not_be_narrowed_is_not(
     change: dict[str, Any], reason: ScopeReason, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The account has the reason, and nothing is left out."""
-    index = corpus(change.get("count", 480))
+    index = corpus(change.pop("count", 480))
     sources = [KnowledgeSource("docs", index=index)]
-    made = scope_indexes(sources)["docs"] if change.get("indexed", True) else None
-    if made is not None:
-        fields: dict[str, Any] = {name: change[name] for name in ("settings", "model") if name in change}
-        made = ScopeIndex(**{name: fields.get(name, getattr(made, name)) for name in ScopeIndex.__dataclass_fields__})
-    if "insert" in change:
+    scope = dict(scope_indexes(sources)) if change.pop("indexed", True) else {}
+    if change.pop("insert", False):
         index.insert_nodes([TextNode(text="rocket engine news")])
-    if "fail" in change:
+    if change.pop("fail", False):
         monkeypatch.setattr(contraction, "contract", lambda *_, **__: 1 / 0)
-    options = RetrieverOptions(scope={} if made is None else {"docs": made})
+    options = RetrieverOptions(scope={name: replace(one, **change) for name, one in scope.items()})
     kb = KnowledgeBase(sources, effort="minimal", output_mode="extractiveData", options=options)
     response, turn = ask(kb, "And detail3?")
     assert turn.reason is reason

@@ -62,13 +62,6 @@ def test_references_make_dependencies_that_were_not_named() -> None:
     assert third.query == "home of age of who"
 
 
-def test_ids_in_any_order_are_not_mixed_up() -> None:
-    """A model's q2 that is our q1, and its q1 that is our q2, keep what they mean."""
-    *_, last = planned(step("q2", "x"), step("q1", "y"), step("q3", "#q1 then #q2", "q1", "q2"))
-    assert last.template == "#q2 then #q1"
-    assert last.query == "y then x"
-
-
 def test_what_builds_on_the_question_has_its_words() -> None:
     """A step that repeats the question is no step; what refers to it has the question in its place."""
     (child,) = planned(step("q1", QUESTION.upper()), step("q2", "age of #q1", "q1"))

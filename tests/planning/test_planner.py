@@ -5,7 +5,6 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core.callbacks import CallbackManager
@@ -54,8 +53,6 @@ WELL = json.dumps(
         ]
     }
 )
-LATE = WELL[:-2] + " " * 400 + WELL[-2:]
-"""Its first half holds both sub-queries, and no end."""
 
 
 def planner(llm: LLM) -> PlanningModel:
@@ -147,40 +144,6 @@ def test_a_server_that_refuses_the_form_is_asked_in_plain_text_from_then_on(serv
     assert [bool(chat.response_format) for chat in server.chats] == [True, False, True, False, False]
 
 
-@pytest.mark.parametrize(
-    ("fault", "told"),
-    [
-        (Fault.status(500), "answered with status 500"),
-        (Fault.html(), "a web page, or nothing, in place of a stream"),
-        (Fault.error_body(), "sent an error in place of a reply: Scripted error"),
-        (Fault.refusal("I won't."), "the model refused: I won't."),
-        ("", "the model's reply is empty"),
-        ("I'm sorry, I can't do that.", "planningFailed"),
-    ],
-    ids=str,
-)
-def test_failures_of_a_model_end_in_the_plain_plan(serve: Serve, fault: Fault | str, told: str) -> None:
-    """The question goes to all sources, and the warning tells why."""
-    planning = plan(serve(fault).llm(max_retries=0))
-    assert planned(planning) == []
-    assert planning.error is not None
-    (warning,) = planning.plan.warnings
-    assert warning.startswith("planning failed, the question is searched as it is: ")
-    assert told in warning
-    assert len(warning) < 400
-
-
-@pytest.mark.parametrize(
-    "fault", [Fault.content_filter(WELL), Fault.stream_cut(LATE), Fault.stream_hang(content=LATE)], ids=str
-)
-def test_what_was_begun_before_a_failure_is_kept(serve: Serve, fault: Fault) -> None:
-    """A stream that fails midway leaves the sub-queries that were read by then, and tells what went wrong."""
-    planning = plan(serve(fault).llm(max_retries=0), seconds=1.5)
-    assert planned(planning)[0] == QUERIES[0]
-    assert planning.error is not None
-    assert planning.plan.warnings[0].startswith("planning failed, what was planned by then is searched: ")
-
-
 def test_sub_queries_are_begun_while_the_plan_is_written() -> None:
     """What builds on nothing is handed on once, as soon as it was read, with the rest of the plan still to come."""
     begun: list[tuple[str, float]] = []
@@ -198,13 +161,6 @@ def test_sub_queries_are_begun_while_the_plan_is_written() -> None:
     run(plan_searches(asked, Scope(QUESTION), SOURCES, limits, deadline=None, log=log, begin=begin))
     assert [query for query, _ in begun] == ["a", "d"]
     assert time.monotonic() - begun[0][1] > 0.2
-
-
-def test_a_reply_cut_off_at_the_token_limit_is_used_as_far_as_it_goes(serve: Serve) -> None:
-    """What a truncated plan holds is searched; the warning says that it may be incomplete."""
-    planning = plan(serve(Fault.length(WELL[:180])).llm())
-    assert planned(planning)[0] == QUERIES[0]
-    assert "ran out of tokens" in planning.plan.warnings[0]
 
 
 def test_duplicates_run_once() -> None:

@@ -122,17 +122,6 @@ def test_a_revision_has_words_and_sources_alone() -> None:
     assert "filters of the revision were left out" in str(record.warning)
 
 
-def test_a_proposal_without_an_id_leaves_the_plans_ids_alone() -> None:
-    """What a revision builds on q1 is filled with the answer of the plan's q1, not of its own first search."""
-    searched = World(
-        PAGES,
-        plan=steps({"query": "Where is the tower?"}, {"query": "height in #q1", "depends_on": ["q1"]}),
-        findings=[line("q1", "Paris"), line("r1.1", "Oslo")],
-        revision=verdict({"query": "snow"}, {"query": "people of #q1", "depends_on": ["q1"]}),
-    )
-    assert queries_of(searched.search(QUESTION))["r1.2"] == "people of Paris"
-
-
 @pytest.mark.parametrize(("rounds", "wave", "said"), [(2, 3, "lie deeper"), (3, 4, "could not be read")])
 def test_what_ends_a_revision_is_named(rounds: int, wave: int, said: str) -> None:
     """A step that lies too deep is searched in its parent's round, one whose reading failed in the next."""

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -10,15 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from llama_index.core.schema import TextNode
 
-from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, Resilience
-from llama_index_agentic_kb._aio import arun
+from llama_index_agentic_kb import KnowledgeSource
 from llama_index_agentic_kb.planning import DEFAULT_LIMITS, Scope
 from llama_index_agentic_kb.planning.plan_graph import PlanGraph, PlannerSource, fill, plain_plan, refers
 from llama_index_agentic_kb.planning.planner import read_proposals
 from llama_index_agentic_kb.retriever import Retrieval
-from llama_index_agentic_kb.schema import Confidence, Outcome, ReasoningEffort, RetrievalRequest, SubQuery
+from llama_index_agentic_kb.schema import Confidence, Outcome, ReasoningEffort, SubQuery
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedReply
 from tests.planning.conftest import (
     World,
@@ -286,50 +283,6 @@ def test_when_tokens_or_time_are_spent_no_call_is_made(spent: str) -> None:
     assert made.nodes
     assert {missing.what for missing in made.missing} >= ({"slow"} if spent == "seconds" else set())
     assert {missing.sub_query_id for missing in made.missing if missing.what == "docs"} <= {"q2"}
-
-
-def test_a_parents_slow_source_does_not_hold_its_children_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step goes on with what its parent's other source found; what comes later is evidence all the same."""
-    monkeypatch.setattr("llama_index_agentic_kb.sources.fan_out.STRAGGLER_GRACE", 0.05)
-    late = TextNode(id_="late", text="Titanic was directed, and James Cameron was born, says a slow source.")
-    slow = MemoryRetriever([late], latency=1.5)
-    searched = world()
-    sources = [
-        KnowledgeSource("docs", retriever=searched.memory),
-        KnowledgeSource("slow", retriever=slow, resilience=Resilience(straggler_grace=None)),
-    ]
-    made = searched.search(QUESTION, sources=sources, limits={"revisions": 0})
-    records = {(one.sub_query_id, one.knowledge_source_name): one for one in searches_of(made)}
-    child, parent = records["q2", "docs"].completed_at, records["q1", "slow"].completed_at
-    assert child is not None
-    assert parent is not None
-    assert child < parent
-    assert queries_of(made)["q2"] == "Where was James Cameron born?"
-    assert records["q1", "slow"].outcome is Outcome.OK
-    assert "late" in {node.node_id for node in made.nodes}
-    assert made.missing == []
-
-
-async def test_a_cancelled_search_leaves_nothing_open() -> None:
-    """Cancelling a request while its findings are read ends every record of it."""
-    seen: dict[int, Any] = {}
-    searched = world(findings=ScriptedReply("", latency=30))
-    retriever = AgenticRetriever(
-        [KnowledgeSource("docs", retriever=searched.memory)],
-        llm=searched.llm,
-        effort="medium",
-        observer=lambda record: seen.__setitem__(record.id, record),
-    )
-    request = RetrievalRequest.parse({"messages": [{"content": QUESTION}]})
-    task = asyncio.create_task(arun(retriever.retrieval(request)))
-    while searched.calls("findings") == 0:  # noqa: ASYNC110 (the model is asked where no event is set)
-        await asyncio.sleep(0.01)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    read = next(one for one in seen.values() if getattr(one, "purpose", "") == "findings")
-    assert read.outcome is Outcome.SKIPPED
-    assert all(one.completed_at is not None for one in seen.values())
 
 
 WORDS = st.sampled_from(["a", "b of #q1", "#q2 #q1", "c of {q3}", "[q9]", "d #7", "#x of <y>", "Rain", QUESTION, "?"])

@@ -16,7 +16,7 @@ from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.prompts import Passage
 from llama_index_agentic_kb.schema import RetrievalResponse
 from llama_index_agentic_kb.sources import KnowledgeSource
-from llama_index_agentic_kb.synthesizers import ContextOnly, ExtractiveData, NoText, Synthesis
+from llama_index_agentic_kb.synthesizers import ContextOnly, ExtractiveData, Synthesis
 from llama_index_agentic_kb.synthesizers.passages import MAX_PARTS, Packed, cost, fit, pack, share, singly
 from llama_index_agentic_kb.testing import ScriptedLLM
 from tests.synthesizers.conftest import Nodes, Way, make_nodes
@@ -108,12 +108,6 @@ def test_a_budget_cuts_and_counts(nodes: Nodes) -> None:
     assert 0 < count_tokens(made.text) <= 60
     assert made.dropped > 0
     assert "the output's budget" in made.warnings[0]
-
-
-async def test_the_nodes_are_the_response(way: Way, nodes: Nodes) -> None:
-    """No text, all nodes, no model."""
-    told = await way.ask(NoText(streaming=way.streaming), "?", nodes)
-    assert (told.text, told.source_ids) == ("", ["n0", "n1", "n2"])
 
 
 TEXTS = st.lists(

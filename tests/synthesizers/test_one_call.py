@@ -10,14 +10,13 @@ from llama_index.core.schema import QueryBundle
 from llama_index.core.types import BaseOutputParser
 from pydantic import BaseModel
 
-from llama_index_agentic_kb._aio import arun, deadline_after, iterate, run
-from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
+from llama_index_agentic_kb._aio import arun, iterate, run
+from llama_index_agentic_kb.errors import SynthesisError
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.synthesizers import AnswerSynthesis, Generation, SimpleSummarize
 from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
 from tests.conftest import Serve
-from tests.faulty_server import Fault
 from tests.synthesizers.conftest import Nodes, Way, make_nodes
 
 
@@ -76,51 +75,6 @@ def test_a_window_without_room_is_an_error(nodes: Nodes) -> None:
     with pytest.raises(SynthesisError, match="leave no room for evidence in the model's window of 1000 tokens"):
         AnswerSynthesis(llm).synthesize("why " * 2_000, nodes)
     assert llm.calls == []
-
-
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (Fault.status(500), "answered with status 500"),
-        (Fault.null_content(), "reply is empty"),
-        (Fault.refusal("No."), "refused: No"),
-    ],
-)
-def test_a_failing_model_is_an_error_never_an_empty_response(
-    fault: Fault, message: str, nodes: Nodes, serve: Serve
-) -> None:
-    """Whatever a server does wrong ends in a SynthesisError that holds the cause."""
-    synthesizer = AnswerSynthesis(serve(fault).llm(max_retries=0))
-    with pytest.raises(SynthesisError, match=message) as caught:
-        synthesizer.synthesize("?", nodes)
-    assert caught.value.__cause__ is not None
-
-
-@pytest.mark.parametrize("fault", [Fault.stream_cut(), Fault.content_filter("Par")])
-def test_a_failing_stream_raises_where_it_is_read(fault: Fault, nodes: Nodes, serve: Serve) -> None:
-    """A stream that breaks raises after what it told, which the error holds too."""
-    synthesizer = AnswerSynthesis(serve(fault).llm(max_retries=0), streaming=True)
-    told: list[str] = []
-    response: Any = synthesizer.synthesize("?", nodes)
-    with pytest.raises(SynthesisError) as caught:
-        told.extend(response.response_gen)
-    assert caught.value.partial == "".join(told)
-
-
-def test_a_reply_cut_by_length_is_kept_with_a_warning(nodes: Nodes, serve: Serve) -> None:
-    """An answer that ran out of tokens is better than none, and says so."""
-    for streaming in (False, True):
-        synthesizer = AnswerSynthesis(serve(Fault.length("Paris is")).llm(), streaming=streaming)
-        made = run(synthesizer.synthesis(QueryBundle("?"), nodes))
-        assert (made.text, made.warnings) == ("Paris is", ["the model stopped before it was done; its reply is cut"])
-
-
-def test_a_deadline_goes_through_as_it_is(nodes: Nodes) -> None:
-    """What is late is late, and no failure of the model."""
-    for streaming in (False, True):
-        synthesizer = AnswerSynthesis(ScriptedLLM(ScriptedReply("late", latency=5.0)), streaming=streaming)
-        with pytest.raises(DeadlineExceededError):
-            run(synthesizer.synthesis(QueryBundle("?"), nodes, deadline=deadline_after(0.05)))
 
 
 async def test_templates_take_further_variables(way: Way, nodes: Nodes) -> None:

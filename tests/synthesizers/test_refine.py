@@ -11,7 +11,7 @@ from llama_index.core.schema import QueryBundle
 from pydantic import BaseModel
 
 from llama_index_agentic_kb._aio import run
-from llama_index_agentic_kb.errors import LLMError, SynthesisError
+from llama_index_agentic_kb.errors import SynthesisError
 from llama_index_agentic_kb.llm import billed, count_tokens
 from llama_index_agentic_kb.synthesizers import Compact, Refine
 from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
@@ -76,17 +76,6 @@ def test_an_empty_reply_is_warned_of_and_billed(nodes: Nodes, serve: Serve) -> N
         made = run(Refine(server.llm()).synthesis(QueryBundle("?"), nodes))
     assert (made.text, made.warnings) == ("Rome.", ["call 2 had an empty reply; the answer before it is kept"])
     assert (bill.calls, bill.input_tokens) == (3, server.billed.prompt_tokens)
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_a_failure_at_a_step_keeps_what_was_answered(streaming: bool, nodes: Nodes) -> None:
-    """The error says at which call, and holds the answer before it."""
-    llm = ScriptedLLM(["One.", "Two.", OSError("gone")])
-    synthesizer = Refine(llm, streaming=streaming)
-    with pytest.raises(SynthesisError, match="call 3: OSError: gone") as caught:
-        str(synthesizer.synthesize("?", nodes))
-    assert (caught.value.step, caught.value.partial) == (2, "Two.")
-    assert isinstance(caught.value.__cause__, LLMError)
 
 
 def test_a_node_too_big_for_a_window_is_split_and_keeps_its_number() -> None:

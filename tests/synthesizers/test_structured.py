@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.schema import QueryBundle
-from pydantic import BaseModel, Field, field_validator
+from pydantic import AfterValidator, BaseModel, Field
 
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import LLMError, SynthesisError
@@ -19,8 +19,6 @@ from llama_index_agentic_kb.testing import ScriptedLLM
 from tests.conftest import Serve
 from tests.faulty_server import Fault
 from tests.synthesizers.conftest import Nodes
-
-T = TypeVar("T")
 
 
 class River(BaseModel):
@@ -36,10 +34,6 @@ class City(BaseModel):
     name: str
     rivers: list[River] = []
     title: str | None = None
-
-
-class Box(BaseModel, Generic[T]):
-    inside: T
 
 
 class Loose(BaseModel):
@@ -76,12 +70,7 @@ def test_what_is_no_object_is_an_error(text: str, why: str) -> None:
 class Strict(BaseModel):
     """A class whose validator has a fault."""
 
-    name: str
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        return {"Rome": "Roma"}[name]
+    name: Annotated[str, AfterValidator({"Rome": "Roma"}.__getitem__)]
 
 
 @pytest.mark.parametrize(

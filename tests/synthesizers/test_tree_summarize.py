@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import SynthesisError
-from llama_index_agentic_kb.synthesizers import Accumulate, CompactAccumulate, TreeSummarize
+from llama_index_agentic_kb.synthesizers import Accumulate, TreeSummarize
 from llama_index_agentic_kb.synthesizers.modes import MAX_CALLS
 from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
 from tests.synthesizers.conftest import Nodes, Way, make_nodes
@@ -111,10 +111,6 @@ def test_the_last_call_gives_the_object() -> None:
 CITIES = ["Paris", "Rome", "Madrid"]
 
 
-class Capital(BaseModel):
-    city: str
-
-
 def city(messages: list[ChatMessage]) -> str:
     shown = "\n".join(message.content or "" for message in messages)
     number = next(number for number, name in enumerate(CITIES) if name in shown)
@@ -138,13 +134,6 @@ def test_a_passage_can_only_cite_itself(nodes: Nodes) -> None:
     """An answer from one passage names no other."""
     text = str(Accumulate(ScriptedLLM("x [ref_id:1]")).synthesize("?", nodes, separator=" | "))
     assert text == "Response 1: x | Response 2: x [ref_id:1] | Response 3: x"
-
-
-async def test_compact_accumulate_packs_first(way: Way, nodes: Nodes) -> None:
-    """Passages that fit into one call make one answer."""
-    llm = ScriptedLLM("All [ref_id:0][ref_id:2].")
-    told = await way.ask(CompactAccumulate(llm, streaming=way.streaming), "?", nodes)
-    assert told.text == "Response 1: All [ref_id:0][ref_id:2]."
 
 
 def test_a_big_passage_makes_several_answers() -> None:
