@@ -64,8 +64,7 @@ StoreOption = Annotated[
 ]
 ModelOption = Annotated[str | None, typer.Option("--model", help="A chat model of the server.")]
 EmbedModelOption = Annotated[
-    str | None,
-    typer.Option("--embed-model", help="Of a new store: multilingual, a Hugging Face name, or a folder."),
+    str | None, typer.Option("--embed-model", help="Of a new store: multilingual, a Hugging Face name, or a folder.")
 ]
 EffortOption = Annotated[ReasoningEffort, typer.Option(help="How hard to think.")]
 SecondsOption = Annotated[float, typer.Option(help="Deadline.", min=0.1)]
@@ -377,8 +376,7 @@ def bench_command(
         str, typer.Option(help="Comma-separated: dense, bm25, hybrid, query_fusion, minimal, low, medium, auto.")
     ] = "dense,bm25,hybrid,minimal,low,medium",
     plans: Annotated[
-        str,
-        typer.Option(help="Where plans come from: oracle (gold fields), recorded:FILE, llm, none."),
+        str, typer.Option(help="Where plans come from: oracle (gold fields), recorded:FILE, llm, none.")
     ] = "oracle",
     k: Annotated[str, typer.Option(help="The k of each metric, comma-separated.")] = "5,10",
     limit: Annotated[int | None, typer.Option(help="So many questions, drawn at random.", min=1)] = None,

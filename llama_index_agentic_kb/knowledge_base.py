@@ -290,10 +290,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         request = self.request(question, **fields)
         mode = request.output_mode or self.output_mode
         answered = await self._engine(mode).answer(
-            request,
-            observer=on_activity,
-            announced=True,
-            streaming=streaming and mode is OutputMode.ANSWER_SYNTHESIS,
+            request, observer=on_activity, announced=True, streaming=streaming and mode is OutputMode.ANSWER_SYNTHESIS
         )
         response = answered.response(include_activity=request.include_activity)
         if streaming:

@@ -278,13 +278,7 @@ class CorpusIndex:
 # -- the systems -------------------------------------------------------------------------------------------------------
 
 
-def make_systems(
-    names: Sequence[str],
-    corpus: CorpusIndex,
-    llm: LLM | None,
-    *,
-    documents: int,
-) -> dict[str, Ask]:
+def make_systems(names: Sequence[str], corpus: CorpusIndex, llm: LLM | None, *, documents: int) -> dict[str, Ask]:
     """Return systems by name.
 
     Args:

@@ -22,6 +22,7 @@ MAX_DEPTH: Final = 32
 MAX_VALUES: Final = 5_000
 _INT64: Final = 2**63
 _DIGITS: Final = 40
+_SIGNS: Final = {"LPAR": "'('", "RPAR": "')'", "COMMA": "','", "COLON": "':'", "$END": "the end"}
 
 
 class RefusedError(Exception):
@@ -38,7 +39,7 @@ class Syntax:
 
     Args:
         parser: A function that returns the parser, built once; it imports lark (0.1 s).
-        words: The name of each terminal in error messages. Unnamed terminals are not mentioned.
+        words: The name of each terminal in error messages, besides ``_SIGNS``. Unnamed terminals are not mentioned.
         terms: The terminals counted against ``max_terms``.
         max_terms: The maximum number of terms, and the remedy for the error message.
         hints: Pairs of a pattern for the text at an error, and the correction to suggest.
@@ -118,7 +119,7 @@ def _unexpected(syntax: Syntax, text: str, position: int, accepted: set[str]) ->
     """Return an error with the text found at a position, the expected tokens and a suggested correction."""
     if "OPERATOR" not in accepted and {"PATH", "NULL"} <= accepted:
         accepted = accepted - {"PATH"}  # OData's grammar accepts a field there only for a better error message
-    expected = ", ".join(dict.fromkeys(words for name, words in syntax.words.items() if name in accepted))
+    expected = ", ".join(dict.fromkeys(words for name, words in {**syntax.words, **_SIGNS}.items() if name in accepted))
     found = re.match(r"\w{1,30}|/?\w{0,30}\s?\(|\S", text[position : position + 40])
     if found is None:
         return RefusedError(f"the filter ends, expected: {expected}", position)

@@ -31,12 +31,7 @@ from llama_index_agentic_kb.store.files import (
     given_documents,
     printable,
 )
-from llama_index_agentic_kb.store.reading import (
-    MAX_BYTES,
-    READ_SECONDS,
-    FileReader,
-    UnreadableError,
-)
+from llama_index_agentic_kb.store.reading import MAX_BYTES, READ_SECONDS, FileReader, UnreadableError
 
 if TYPE_CHECKING:
     from llama_index.core.readers.base import BaseReader

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, IngestionError
@@ -78,17 +78,8 @@ class RemoteFile(FoundFile):
         return super().digest(max_bytes)
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What each actor has to know.
-
-    Args:
-        store: The address of the shared store.
-        embed_model: The embedding model; None for the store's own.
-        sizes: The size and the overlap of chunks.
-        access: The grants of all files.
-        max_bytes: The maximum size of a file.
-    """
+class _Job(NamedTuple):
+    """What each actor has to know: the address of the shared store, the settings of the ingestion."""
 
     store: str
     embed_model: BaseEmbedding | str | None
@@ -98,11 +89,7 @@ class _Job:
 
 
 class _Worker:
-    """An actor: ingests batches of files into the shared store.
-
-    Args:
-        job: What it has to know.
-    """
+    """An actor: ingests batches of files into the shared store."""
 
     def __init__(self, job: _Job) -> None:
         self._job = job
@@ -267,14 +254,7 @@ def _listed(urls: Sequence[str], source: str | None, skipped: list[tuple[str, st
 
 
 class _Cluster:
-    """The actors of an ingestion on a Ray cluster.
-
-    Args:
-        address: The cluster's address; None starts one on this machine.
-        job: What each actor has to know.
-        cpus: The cores of an actor.
-        gpus: The GPUs of an actor.
-    """
+    """The actors of an ingestion on a Ray cluster; without an address, on one that is started on this machine."""
 
     def __init__(self, address: str | None, job: _Job, cpus: float, gpus: float) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -78,12 +78,7 @@ turns: Final = Table(
 )
 
 
-states: Final = Table(
-    "agentic_kb_session_states",
-    METADATA,
-    *_of_a_session(),
-    Column("data", Text, nullable=False),
-)
+states: Final = Table("agentic_kb_session_states", METADATA, *_of_a_session(), Column("data", Text, nullable=False))
 
 # The server's: definitions of knowledge bases and sources, and hashes of API keys.
 definitions: Final = Table(

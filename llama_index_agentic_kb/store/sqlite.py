@@ -22,15 +22,7 @@ from llama_index_agentic_kb.errors import (
     RetrievalError,
     StoreDamagedError,
 )
-from llama_index_agentic_kb.store.database import (
-    ADVICE,
-    DocumentDatabase,
-    Floats,
-    Ids,
-    Piece,
-    SourceState,
-    Statements,
-)
+from llama_index_agentic_kb.store.database import ADVICE, DocumentDatabase, Floats, Ids, Piece, SourceState, Statements
 from llama_index_agentic_kb.store.sql_filter import SqliteDialect
 
 _SCHEMA_VERSION: Final = 3

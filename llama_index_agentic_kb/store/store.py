@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.guard.permissions import Permissions
     from llama_index_agentic_kb.schema import FilterNode
     from llama_index_agentic_kb.search.prototypes import ScopeIndex
-    from llama_index_agentic_kb.store.lexical import StoredLexicalSearch
+    from llama_index_agentic_kb.store.directory import StoredLexicalSearch
     from llama_index_agentic_kb.store.postgres_search import PostgresVectors, PostgresWords
     from llama_index_agentic_kb.store.vectors import SourceVectors
 

@@ -173,9 +173,7 @@ class ScriptedLLM(ReplyingLLM):
     _state: _State = PrivateAttr()
 
     def __init__(
-        self,
-        replies: Scripted | Sequence[Scripted] | Callable[[list[ChatMessage]], Scripted] = "OK.",
-        **kwargs: Any,
+        self, replies: Scripted | Sequence[Scripted] | Callable[[list[ChatMessage]], Scripted] = "OK.", **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self._state = _State(replies)

@@ -205,7 +205,7 @@ _INGEST_AND_DIE = """
 import os, signal, sys
 from llama_index_agentic_kb.store import ingest
 from llama_index_agentic_kb.store.directory import DirectoryStore
-from llama_index_agentic_kb.store.lexical import StoredLexicalSearch
+from llama_index_agentic_kb.store.directory import StoredLexicalSearch
 from llama_index_agentic_kb.testing import HashEmbedding
 
 made = StoredLexicalSearch._documents
