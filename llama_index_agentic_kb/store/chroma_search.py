@@ -3,9 +3,9 @@
 Chroma filters while it traverses its HNSW graph: with filters unrelated to the query, recall falls to 0.45-0.93
 (measured). Also, ``$ne`` and ``$nin`` match rows without the key, which would take top places and then fail the check.
 Here, a small set of matching rows is compared exactly with numpy; for a large set, Chroma is asked for many more
-candidates than needed. A filter that is too large for one request is split into several; if it needs too many
-requests, the metadata of all rows are read. A large result of a split filter is intersected with the nearest rows of
-the whole collection. Nothing is cached, since the collection may change.
+candidates than needed. For a filter that is too large for one request, the metadata of all rows are read (splitting it
+into several requests took as long), and a large result is intersected with the nearest rows of the whole collection.
+Nothing is cached, since the collection may change.
 
 Limits of the embedded Chroma (measured with 1.5.9): 32,766 values in one request ("too many SQL variables"), about a
 thousand conditions ("Expression tree is too large"), and some 5 ms for each condition of a request over 50,000 rows.
@@ -43,8 +43,6 @@ MAX_CANDIDATES: Final = 10_000
 MAX_VALUES: Final = 10_000
 MAX_CONDITIONS: Final = 100
 """The maximum number of values, and of conditions, in one request."""
-MAX_REQUESTS: Final = 50
-"""The maximum number of requests that one filter is split into."""
 _OPERATORS: Final = {
     Operator.EQ: "$eq",
     Operator.NE: "$ne",
@@ -85,32 +83,26 @@ class ChromaFilteredSearch:
         vector = np.asarray(query.query_embedding, dtype=np.float32)
         where, top_k = chroma_where(query.filters), query.similarity_top_k
         check_deadline(deadline)
-        parts = requests(where)
-        whole = len(parts) != 1
-        ids = self._ids(parts, deadline) if parts else self._all_ids(passes, deadline)
+        fitting = fits(where)
+        if fitting:
+            ids = list(self._collection.get(where=where, limit=EXACT_ROWS + 1, include=[])["ids"])
+        else:
+            ids = self._all_ids(passes, deadline)
         taken = partial(take, fetch=self._rows, top_k=top_k, passes=passes, deadline=deadline)
         note = f"filter matches {len(ids):,}: "
         if not ids:
             return taken([]), note + "nothing to search"
         if len(ids) <= EXACT_ROWS:
             return taken(self._exact(ids, vector, deadline)), note + "searched exactly"
-        nearest = partial(self._nearest, vector, None if whole else where, deadline)
+        nearest = partial(self._nearest, vector, where if fitting else None, deadline)
         ranked = growing(nearest, max(CANDIDATES, 4 * top_k), MAX_CANDIDATES)
-        if not whole:
+        if fitting:
             return taken(ranked), f"filter matches more than {EXACT_ROWS:,} rows: taken from its nearest"
         matching = set(ids)
         found = taken(item for item in ranked if item[0] in matching)
         if len(found.ids or []) >= top_k:
             return found, note + "taken from the nearest of all"
         return taken(self._exact(ids, vector, deadline)), note + "searched exactly"
-
-    def _ids(self, parts: list[Where], deadline: float | None) -> list[str]:
-        ids: list[str] = []
-        for where in parts:
-            check_deadline(deadline)
-            limit = EXACT_ROWS + 1 if len(parts) == 1 else None  # of several requests, all ids are needed
-            ids += self._collection.get(where=where, limit=limit, include=[])["ids"]
-        return list(dict.fromkeys(ids))
 
     def _all_ids(self, passes: Passes, deadline: float | None) -> list[str]:
         """Return the ids of all rows whose metadata match the filter."""
@@ -215,37 +207,6 @@ def fits(where: Where) -> bool:
     """Return whether a filter is small enough for one request."""
     conditions, values = _size(where)
     return conditions <= MAX_CONDITIONS and values <= MAX_VALUES
-
-
-def requests(where: Where) -> list[Where]:
-    """Split a filter into request-sized filters that together match the same rows; empty if too many are needed."""
-    fitting: list[Where] = []
-    waiting = [where]
-    while waiting:
-        part = waiting.pop()
-        if fits(part):
-            fitting.append(part)
-            continue
-        halves = _halves(part)
-        if not halves or len(fitting) + len(waiting) + len(halves) > MAX_REQUESTS:
-            return []
-        waiting += halves
-    return fitting
-
-
-def _halves(where: Where) -> list[Where]:
-    """Split a filter at a list or "or" group into two that together match the same rows; empty if indivisible."""
-    ((key, inner),) = where.items()
-    if key == "$and":
-        for at in sorted(range(len(inner)), key=lambda at: _size(inner[at]), reverse=True):
-            if halves := _halves(inner[at]):
-                return [{key: [*inner[:at], half, *inner[at + 1 :]]} for half in halves]
-        return []
-    values = inner if key == "$or" else inner.get("$in", [])
-    parts = [values[: len(values) // 2], values[len(values) // 2 :]]
-    if not parts[0]:
-        return []
-    return [_group(key, part) if key == "$or" else {key: {"$in": part}} for part in parts]
 
 
 def _size(where: Where) -> tuple[int, int]:

@@ -131,7 +131,7 @@ def searching(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     if request.param != "exactly":
         monkeypatch.setattr(chroma_search, "EXACT_ROWS", 1)
     if request.param == "sieved":
-        monkeypatch.setattr(chroma_search, "requests", lambda _: [])
+        monkeypatch.setattr(chroma_search, "fits", lambda _: False)
 
 
 Search = Callable[[VectorStoreQuery], VectorStoreQueryResult]
@@ -227,28 +227,13 @@ def test_equalities_on_one_key_become_one_list() -> None:
     assert whole == {"$or": [{"a": {"$in": [1, 2]}}, {"a": {"$eq": True}}, {"a": {"$eq": "x"}}]}
 
 
-def test_many_alternatives_are_asked_in_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A principal's groups are a key each: only rows that match are read."""
-    store = _small_store(30)
-    groups = [_is("even", value=True).filters[0], *(_is(f"group {at}", value=True).filters[0] for at in range(300))]
-    either = MetadataFilters(filters=groups, condition=FilterCondition.OR)
-    both = MetadataFilters(filters=[*_is("name", "name 3", FilterOperator.NE).filters, either])
-    monkeypatch.setattr(ChromaFilteredSearch, "_all_ids", None)  # reads the metadata of all rows
-    assert _ids(_search(store, _query([1.0, 0.0], both, top_k=3))) == ["n0", "n2", "n4"]
-    monkeypatch.setattr(chroma_search, "EXACT_ROWS", 2)
-    assert _ids(_search(store, _query([1.0, 0.0], both, top_k=3))) == ["n0", "n2", "n4"]
-
-
-@pytest.mark.parametrize("whole", [True, False], ids=["all rows", "a large filter"])
-def test_reading_ids_stops_at_the_deadline(whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two requests, of all rows' metadata and of a filter's parts."""
+def test_reading_ids_stops_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two requests of all rows' metadata, for a filter of more conditions than one request takes."""
     store, deadline, read = _small_store(30), time.monotonic() + 0.3, []
     either = MetadataFilters(
         filters=[_is(f"group {at}", value=True).filters[0] for at in range(300)], condition=FilterCondition.OR
     )
     monkeypatch.setattr(chroma_search, "MAX_VALUES", 10)
-    if whole:
-        monkeypatch.setattr(chroma_search, "requests", lambda _: [])
     search = ChromaFilteredSearch(store)
 
     def get(**_: Any) -> dict[str, Any]:
@@ -267,7 +252,7 @@ def test_rows_far_from_the_query_are_found(rows: Rows, monkeypatch: pytest.Monke
     """Where too few of the nearest rows of all match a large filter, the matching rows are compared one by one."""
     monkeypatch.setattr(chroma_search, "EXACT_ROWS", 100)
     monkeypatch.setattr(chroma_search, "MAX_CANDIDATES", 100)
-    monkeypatch.setattr(chroma_search, "requests", lambda _: [])
+    monkeypatch.setattr(chroma_search, "fits", lambda _: False)
     query = _query(-rows.queries[0], _is("near", value=True))  # its opposite: all others are nearer
     found = _search(rows.stores["cosine"], query)
     assert found[1] == "filter matches 300: searched exactly"
