@@ -197,15 +197,7 @@ class Call(Generic[T]):
         context, loop = contextvars.copy_context(), asyncio.get_running_loop()
         bound, answer = _Bound(deadline, _bound.get()), loop.create_future()
         context.run(_bound.set, bound)
-
-        def deliver(value: T, error: Exception | None) -> None:
-            bound.end()
-            settle(answer, value, error)
-
-        def from_thread(value: T, error: Exception | None) -> None:
-            bound.end()
-            call_soon(loop, settle, answer, value, error)
-
+        deliver, from_thread = partial(_deliver, bound, answer, None), partial(_deliver, bound, answer, loop)
         scope, abandon = current_scope(), _nothing
         if self.native is not None and not scope.threads:
             abandon = partial(cancel_once, scope.create_task(_deliver_awaited(self.native, deliver), context))
@@ -220,6 +212,23 @@ class Call(Generic[T]):
         except (asyncio.CancelledError, DeadlineExceededError):
             abandon()
             raise
+        finally:
+            del answer, deliver, from_thread, abandon  # see ``until``
+
+
+def _deliver(
+    bound: _Bound,
+    answer: asyncio.Future[Any],
+    loop: asyncio.AbstractEventLoop | None,
+    value: Any,
+    error: Exception | None,
+) -> None:
+    """Settle the future of a call, on its loop if it is another thread's."""
+    bound.end()
+    if loop is None:
+        settle(answer, value, error)
+    else:
+        call_soon(loop, settle, answer, value, error)
 
 
 def as_exception(error: BaseException) -> Exception:
@@ -242,6 +251,8 @@ def _run_on_thread(
         deliver(None, as_exception(error))
     else:
         deliver(result, None)
+    finally:
+        del deliver, answer  # see ``until``
 
 
 async def _deliver_awaited(native: Callable[[], Awaitable[Any]], deliver: Deliver) -> None:
@@ -252,6 +263,8 @@ async def _deliver_awaited(native: Callable[[], Awaitable[Any]], deliver: Delive
         raise_interrupt(error)
     else:
         deliver(result, None)
+    finally:
+        del deliver  # see ``until``
 
 
 def raise_interrupt(error: BaseException) -> None:
@@ -272,16 +285,23 @@ def in_background(
 
 
 async def until(future: asyncio.Future[T], deadline: float | None, what: str) -> T:
-    """Await a future; at the deadline it fails with ``DeadlineExceededError`` if it is not done."""
-    if deadline is None:
-        return await future
-    left = max(0.0, deadline - time.monotonic())
-    late = DeadlineExceededError(f"{what} was still running at its deadline")
-    timer = asyncio.get_running_loop().call_later(left, settle, future, None, late)
+    """Await a future; at the deadline it fails with ``DeadlineExceededError`` if it is not done.
+
+    An error's frames must not hold the future, which holds the error: only a pass of the garbage collector would free
+    all of them.
+    """
+    timer = None
+    if deadline is not None:
+        late = DeadlineExceededError(f"{what} was still running at its deadline")
+        left = max(0.0, deadline - time.monotonic())
+        timer = asyncio.get_running_loop().call_later(left, settle, future, None, late)
+        del late
     try:
         return await future
     finally:
-        timer.cancel()
+        if timer is not None:
+            timer.cancel()
+        del future, timer
 
 
 def settle(future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
