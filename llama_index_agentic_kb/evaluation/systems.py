@@ -279,16 +279,10 @@ class CorpusIndex:
 
 
 def make_systems(names: Sequence[str], corpus: CorpusIndex, llm: LLM | None, *, documents: int) -> dict[str, Ask]:
-    """Return systems by name.
+    """Return the systems of these names (of ``SYSTEMS``), each ranking at most so many documents of the corpus.
 
-    Args:
-        names: Names from ``SYSTEMS``.
-        corpus: The corpus to search.
-        llm: The planning model. None if no system plans.
-        documents: Maximum number of documents in each ranking.
-
-    Raises:
-        ConfigurationError: A name is unknown, or a system needs a language model.
+    ``llm`` is the planning model; None if no system plans. Raises ``ConfigurationError`` if a name is unknown, or a
+    system needs a language model.
     """
     check_systems(names, llm)
 

@@ -170,11 +170,9 @@ class Graphs:
         return total if held is None else total - there + held - there
 
     def fault(self, state: SourceState, *, whole: bool = False) -> str:
-        """Return a description of the damage to an HNSW graph; empty if it is intact.
+        """Return a description of the damage to an HNSW graph; empty if it is intact, or if the source has none.
 
-        Args:
-            state: The source's state; a source without a graph counts as intact.
-            whole: Whether to also open the graph and run a query. Otherwise only its file sizes are compared.
+        With ``whole`` the graph is also opened and searched; otherwise only its file sizes are compared.
         """
         try:
             sizes = dict(json.loads(state.files)["files"]) if state.files else {}
@@ -213,15 +211,10 @@ class Graphs:
             raise GraphError(error_message(error)) from error
 
     def build(self, source: str, progress: Callable[[int], None] | None = None, *, anew: bool) -> None:
-        """Build the HNSW graph of a source's current chunks; the caller must have the store's write lock.
+        """Build the HNSW graph of a source's current chunks, anew or from a copy of the current graph.
 
-        Args:
-            source: The source's name.
-            progress: A function called with the number of chunks added so far.
-            anew: Whether to start from an empty graph; otherwise a copy of the current graph is updated.
-
-        Raises:
-            IngestionError: The new graph can't be written; the current one remains in use.
+        The caller must have the store's write lock. ``progress`` is called with the number of chunks added so far.
+        Raises ``IngestionError`` if the new graph can't be written; the current one remains in use.
         """
         state = self._documents.source_state(source) or SourceState(0)
         made = self._path / uuid.uuid4().hex

@@ -286,14 +286,10 @@ class DocumentDatabase(ABC):
             yield path, parsed
 
     def put_document(self, document: StoredDocument, pieces: Iterable[Piece]) -> None:
-        """Store a document, replacing its earlier version, in one transaction.
+        """Store a document of an existing source, replacing its earlier version, in one transaction.
 
         Chunks with unchanged node ids, and their vectors, are left in place; so storing a document twice changes
-        nothing. ``pieces`` may be a generator; an exception in it rolls the transaction back.
-
-        Args:
-            document: The document; its source must exist.
-            pieces: All chunks of the document, with their vectors.
+        nothing. ``pieces`` are all chunks; they may be a generator, whose exception rolls the transaction back.
         """
         with self.transaction() as connection:
             self._put_document(connection, document, pieces)

@@ -125,15 +125,9 @@ class SqlDatabase:
     ) -> T:
         """Run a function in one transaction and commit it; an exception rolls it back.
 
-        Args:
-            work: A function of the connection. After a connection error it may run again, even if it was committed.
-            write: Whether the transaction writes. A read-only transaction sees one snapshot.
-            deadline: The ``time.monotonic()`` value after which the transaction is aborted.
-            what: The name of the operation in error messages.
-            error_class: The class of the error if the database reports one that can't be retried.
-
-        Raises:
-            DeadlineExceededError: The deadline passed while waiting for other writers or an unreachable server.
+        ``work`` may run again after a connection error, even if it was committed. A read-only transaction sees one
+        snapshot. At the deadline (of ``time.monotonic()``) it is aborted with ``DeadlineExceededError``; other errors
+        of the database become ``error_class``. ``what`` names the operation in error messages.
         """
 
         def run() -> T:

@@ -139,15 +139,9 @@ def known_version(api_version: str) -> str:
 
 
 def decode_retrieve(body: object, *, api_version: str = "") -> RetrievalRequest:
-    """Parse the body of a ``retrieve`` request.
+    """Parse the body of a ``retrieve`` request, JSON text or parsed JSON, of an API version (the newest if empty).
 
-    Args:
-        body: JSON text, or parsed JSON.
-        api_version: The query parameter ``api-version``; empty means the newest version.
-
-    Raises:
-        InvalidRequestError: The version is unknown, or the body is invalid or has fields of another API version; the
-            error names the field.
+    Raises ``InvalidRequestError`` for an unknown version, and with the field's name for an invalid body or field.
     """
     version, fields = known_version(api_version), _fields_of(body)
     names = _NAMES.get(version)
@@ -283,15 +277,7 @@ _OLD_TYPES: Final = {"modelQueryPlanning": "ModelQueryPlanning", "agenticReasoni
 
 
 def encode_response(response: RetrievalResponse, *, api_version: str = "") -> _Fields:
-    """Return a response as JSON data.
-
-    Args:
-        response: The response.
-        api_version: The query parameter ``api-version`` of the request; empty means the newest version.
-
-    Raises:
-        InvalidRequestError: The version is unknown.
-    """
+    """Return a response as JSON data of an API version, or the newest; raise ``InvalidRequestError`` if unknown."""
     version, data = known_version(api_version), json.loads(response.to_json())
     if version == _NEWEST:
         return dict(data)

@@ -219,16 +219,9 @@ def encode_answer(answer: Answer, *, name: str | None = None, enum_as_int: bool 
 def encode_answer_response(
     answer: Answer, *, parent: Parent | None = None, session: Session | None = None, enum_as_int: bool = False
 ) -> Fields:
-    """Return the response of ``:answer`` as JSON data.
+    """Return the response of ``:answer`` as JSON data; an invalid answer is an ``InvalidAnswerError``.
 
-    Args:
-        answer: The answer; its name is built from the session's name and its ``id``.
-        parent: The data store or engine; required with a session.
-        session: The session after this turn. None if the answer belongs to no session and has no name.
-        enum_as_int: Whether to write enums as numbers.
-
-    Raises:
-        InvalidAnswerError: The answer fails the validation of its model.
+    A session (after this turn) needs its parent, a data store or engine; without one the answer has no name.
     """
     kept = name = None
     if session is not None and parent is not None:
@@ -373,9 +366,8 @@ class AnswerStream:
     def piece(self, piece: AnswerPiece) -> bytes:
         """Return the bytes to send for a piece, none for an empty piece; the whole answer closes the array.
 
-        Raises:
-            InvalidAnswerError: The piece cites text that was not sent, or is a whole answer that is unfinished or fails
-                the validation of its model.
+        Raises ``InvalidAnswerError`` for a citation of text that was not sent, and for a whole answer that is
+        unfinished or invalid.
         """
         if isinstance(piece, WholePiece):
             return self._whole(piece)

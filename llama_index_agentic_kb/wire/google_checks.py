@@ -44,15 +44,9 @@ def decode_check_grounding(body: object, *, grounding_config: str | None = None)
 
 
 def encode_check_grounding(query: GroundingQuery, ledger: GroundingLedger) -> Fields:
-    """Return the response of ``:check`` as JSON data.
+    """Return the response of ``:check`` as JSON data; a support's ``reference_id`` is the index of the fact.
 
-    Args:
-        query: The parsed request.
-        ledger: The checked claims of the answer, from ``grounding.check.grounding_ledger``; the ``reference_id`` of a
-            support is the index of the fact.
-
-    Raises:
-        InvalidAnswerError: The answer does not contain a claim's text at the claim's position.
+    Raises ``InvalidAnswerError`` if the answer does not contain a claim's text at the claim's position.
     """
     facts = [str(index) for index in range(len(query.facts))]
     supports = ledger_supports(ledger, facts, threshold=query.citation_threshold)

@@ -103,13 +103,8 @@ _SESSIONS: Final = replace(_DOCUMENTS, parser=partial(_parser, bare=True))
 def parse_filter(text: str, field: str = "filter", *, list_fields: Collection[str] = ()) -> FilterNode | None:
     """Return the tree of a document filter. None if the text is empty, as in Google's service.
 
-    Args:
-        text: The filter text.
-        field: Path of the filter in the request, for errors.
-        list_fields: Metadata keys whose values are lists; ``ANY`` matches their items.
-
-    Raises:
-        InvalidRequestError: The text has a syntax error or an unsupported expression; the error names its position.
+    ``field`` is its path in errors; ``list_fields`` are keys with lists, whose items ``ANY`` matches. Raises
+    ``InvalidRequestError`` with the position of a syntax error or an unsupported expression.
     """
     return _resolved(parse(_DOCUMENTS, text, field), None, list_fields) if text.strip() else None
 
@@ -117,13 +112,8 @@ def parse_filter(text: str, field: str = "filter", *, list_fields: Collection[st
 def parse_session_filter(text: str, fields: Mapping[str, str], lists: Collection[str]) -> FilterNode | None:
     """Return the tree of a session filter. None if the text is empty.
 
-    Args:
-        text: The filter text.
-        fields: The key of each field that can be filtered, by its name in the text.
-        lists: Names of the fields whose values are lists.
-
-    Raises:
-        InvalidRequestError: The text has a syntax error, or names a field that is not in ``fields``.
+    ``fields`` has the key of each field by its name in the text, ``lists`` names those with lists. Other fields and
+    syntax errors are an ``InvalidRequestError``.
     """
     if not text.strip():
         return None

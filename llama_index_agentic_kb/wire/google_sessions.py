@@ -51,15 +51,10 @@ def decode_create_session(body: object) -> SessionChanges:
 
 
 def decode_update_session(body: object, update_mask: str = "") -> SessionChanges:
-    """Parse the body of UpdateSession.
+    """Parse the body of UpdateSession, a session, and the names of the fields to change, in either spelling.
 
-    Args:
-        body: The session.
-        update_mask: Names of the fields to change, separated by commas, in either spelling. If empty, all changeable
-            fields are changed, and those absent from the body are reset to their defaults, as in Google's service.
-
-    Raises:
-        InvalidRequestError: The body is no valid session, or the mask names a field that can't be changed.
+    Without names all changeable fields are changed, and those absent from the body reset to their defaults, as in
+    Google's service. Raises ``InvalidRequestError`` for an invalid body and for fields that can't be changed.
     """
     sent = read("Session", body)
     spellings = {field.json_name: field.name for field in sent.DESCRIPTOR.fields}
