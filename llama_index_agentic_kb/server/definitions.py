@@ -229,7 +229,8 @@ class SourceDefinition(_Definition):
     @property
     def base_filter(self) -> str | None:
         """The filter on every search, in OData."""
-        return self.search_index_parameters and self.search_index_parameters.base_filter
+        parameters = self.search_index_parameters
+        return None if parameters is None else parameters.base_filter
 
     def warnings(self) -> list[str]:
         """Return a sentence about each part that is stored without effect."""

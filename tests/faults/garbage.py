@@ -205,7 +205,7 @@ def spaces() -> None:
         assert FINE in writable(response) or "It rains in Oslo." in writable(response)
 
 
-@fault(AREA, "a source's list ends midway with an error", "what it gave by then is answered, and the error is told")
+@fault(AREA, "a source's list ends midway with an error", "what it gave by then is answered, and the error is reported")
 def ends_midway() -> None:
 
     class Ending(list[Any]):
