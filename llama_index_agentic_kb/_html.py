@@ -62,6 +62,7 @@ _PAGE: Final = (
     '<meta name="color-scheme" content="light dark">'
     "<title>{title}</title></head><body><main>{body}</main></body></html>\n"
 )
+_ONE: Final = {plural: plural[:-1] for plural in ("calls", "candidates", "claims", "supported claims")}
 _WORDS: Final = {"count": "found", "inputTokens": "tokens in", "outputTokens": "tokens out"}
 
 
@@ -375,7 +376,11 @@ def _facts(record: Record) -> list[str]:
     for key, value in record.items():
         counts = isinstance(value, int | float) and not isinstance(value, bool) and key not in ("id", "elapsedMs")
         if counts and (value or key == "count"):
-            facts.append(f"{value:,.0f} {_WORDS.get(key) or _CAPITAL.sub(' ', _plain(key)).lower()}")
+            words = _WORDS.get(key) or _CAPITAL.sub(" ", _plain(key)).lower()
+            if key == "groundingScore":
+                facts.append(f"{words} {value:.2f}")
+            else:
+                facts.append(f"{value:,.0f} {_ONE.get(words, words) if value == 1 else words}")
     if queries := record.get("subQueries"):
         facts.append(f"{len(queries):,} {'query' if len(queries) == 1 else 'queries'}")
     if narrowed := arguments.get("filter"):

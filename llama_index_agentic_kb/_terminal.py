@@ -17,7 +17,7 @@ from llama_index_agentic_kb._text import one_line, printable
 from llama_index_agentic_kb.schema import ActivityRecord, QueryPlan, RetrievalResponse
 
 _MARKER: Final = re.compile(r"\[ref_id:(\d+)\]")
-_SIGNS: Final = re.compile(r"\A[ \t]*(?:(?:[-*+|]|\d{1,9}[.)]|#{1,6}|>)[ \t]+)*|[ \t]{0,8}\[ref_id:\d+\]")
+_SIGNS: Final = re.compile(r"\A[ \t]*(?:(?:[-*+|]|\d{1,9}[.)]|#{1,6}|>)[ \t]+)*|[ \t]{0,8}\[ref_id:\d+\]|\*\*")
 _HEADING: Final = re.compile(r"\A#+ [^\n]*\n")
 _COLOURS: Final = {"ok": "green", "warn": "yellow", "bad": "red", "none": ""}
 _PLACES: Final = {"page_label": "p.", "sheet": "sheet"}
