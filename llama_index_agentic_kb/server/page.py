@@ -42,13 +42,17 @@ def page_routes(context: ServerContext) -> APIRouter:
         """Return the names, descriptions and sources of the knowledge bases."""
         await context.access.caller(request)
         found = await context.service.list_all("knowledgeBase")
-        described = {one["name"]: one.get("description") for one in await context.service.list_all("knowledgeSource")}
+        defined = {one["name"]: one for one in await context.service.list_all("knowledgeSource")}
         shown = [
             {
                 "name": base["name"],
                 "description": base.get("description"),
                 "sources": [
-                    {"name": one["name"], "description": described.get(one["name"])} for one in base["knowledgeSources"]
+                    {
+                        "name": one["name"],
+                        **{key: defined.get(one["name"], {}).get(key) for key in ("kind", "description")},
+                    }
+                    for one in base["knowledgeSources"]
                 ],
             }
             for base in found

@@ -159,7 +159,8 @@ def test_filters_effort_and_mode_go_with_the_request(page: Page) -> None:
     page.locator(".turn").last.locator(".request summary").click()
     sent = json.loads(page.locator(".turn").last.locator(".request code").inner_text())
     assert sent["retrievalReasoningEffort"] == {"kind": "minimal"}
-    assert {one["filterAddOn"] for one in sent["knowledgeSourceParams"]} == {"kind eq 'none'"}
+    sources = {(one["kind"], one["filterAddOn"]) for one in sent["knowledgeSourceParams"]}
+    assert sources == {("searchIndex", "kind eq 'none'")}
     page.fill("#filter", "kind eq")
     ask(page)
     expect(page.locator(".problem.failed")).to_contain_text("filterAddOn")

@@ -30,9 +30,9 @@ function requestOf(question) {
   const filter = $("filter").value.trim();
   if (filter) {
     const sources = bases.get($("base").value)?.sources || [];
-    body.knowledgeSourceParams = sources.map(({ name }) => ({
+    body.knowledgeSourceParams = sources.map(({ name, kind }) => ({
       knowledgeSourceName: name,
-      kind: "searchIndex",
+      kind,
       filterAddOn: filter,
     }));
   }
