@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.schema import SkippedReason
 from llama_index_agentic_kb.schema.answer import Answer, ledger_citations, ledger_supports
-from llama_index_agentic_kb.schema.answer_query import AnswerQuery, DataStoreQuery
 from llama_index_agentic_kb.schema.grounding import (
     Conflict,
     ConflictingValue,
@@ -48,14 +46,6 @@ def test_what_an_answer_can_not_hold_is_refused(fields: Any, message: str) -> No
     assert message in str(refused.value)
 
 
-def test_a_withheld_answer_says_so_in_data() -> None:
-    """Reasons make an answer a skipped one, and survive a round trip; not classified differs from harmless."""
-    answer = Answer(text="Sorry.", skipped_reasons=[SkippedReason.NO_RELEVANT_CONTENT])
-    assert (answer.skipped, Answer().skipped) == (True, False)
-    again = Answer.parse(answer.to_json())
-    assert (again, again.query_classifications) == (answer, None)
-
-
 def support(reference: str, score: float) -> Support:
     return Support(reference_id=reference, node_id="n", span=Span(start=0, end=1), quote="q", score=score)
 
@@ -79,15 +69,6 @@ def test_the_ledger_becomes_citations() -> None:
     assert ledger_citations(ledger, ["3", "7"], threshold=0.5)[1].sources == [0]
     supports = [(one.score, one.check_required, one.sources) for one in ledger_supports(ledger, ["3", "7"])]
     assert supports == [(0.9, True, [1, 0]), (0.3, True, []), (0.1, True, []), (None, False, [])]
-
-
-def test_results_that_are_given_are_not_narrowed() -> None:
-    """A query has results or a search, and knows its question and whether it makes a session."""
-    request: Any = {"messages": [{"role": "user", "content": "Q?"}]}
-    query = AnswerQuery(request=request, session="-", search_results=[])
-    assert (query.question, query.makes_session) == ("Q?", True)
-    with pytest.raises(ValueError, match="they are not searched"):
-        AnswerQuery(request=request, search_results=[], data_stores=[DataStoreQuery(data_store="d")])
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from datetime import UTC
 from typing import Any
 
 import pytest
@@ -14,23 +12,18 @@ from hypothesis import strategies as st
 
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema import (
-    ActivityError,
     Condition,
     ImageContent,
     Intent,
     Message,
-    Outcome,
     QueryPlan,
     Reference,
     RetrievalRequest,
     RetrievalResponse,
-    SearchArguments,
-    SourceActivity,
     SourceData,
     SourceParams,
     SubQuery,
 )
-from llama_index_agentic_kb.schema._model import Model
 
 WORDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8).filter(str.strip)
 USER = {"messages": [{"role": "user", "content": "Who?"}]}
@@ -75,51 +68,16 @@ def test_a_request_survives_the_wire(fields: dict[str, Any]) -> None:
     assert RetrievalRequest.parse(json.dumps(request.to_dict()).encode()) == request
 
 
-def made(kind: Callable[..., Model], **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """``st.builds`` would add the fields' names on the wire."""
-    return st.fixed_dictionaries(fields).map(lambda given: kind(**given))
-
-
-SUB_QUERIES = made(SubQuery, id=st.just("q1"), query=WORDS, sources=st.lists(WORDS, max_size=3))
+SUB_QUERIES = st.lists(st.fixed_dictionaries({"query": WORDS, "sources": st.lists(WORDS, max_size=3)}), max_size=3)
 
 
 @settings(max_examples=40, deadline=None)
-@given(made(QueryPlan, sub_queries=st.lists(SUB_QUERIES, max_size=3)))
-def test_a_plan_survives_the_wire(plan: QueryPlan) -> None:
+@given(SUB_QUERIES)
+def test_a_plan_survives_the_wire(sub_queries: list[dict[str, Any]]) -> None:
     """Parsing what was written gives the same plan; its sources are named once, in order."""
+    plan = QueryPlan(sub_queries=[SubQuery(id="q1", **fields) for fields in sub_queries])
     assert QueryPlan.parse(plan.to_dict()) == plan
-    assert len(plan.sources) == len(set(plan.sources))
-    assert set(plan.sources) == {name for sub_query in plan.sub_queries for name in sub_query.sources}
-
-
-ARGUMENTS = made(
-    SearchArguments,
-    search=WORDS,
-    filter=st.one_of(st.none(), st.just("a eq 1"), st.builds(Condition, key=WORDS, value=st.integers())),
-)
-RECORDS = made(
-    SourceActivity,
-    id=st.integers(0, 99),
-    type=st.sampled_from(["searchIndex", "web", "myKind"]),
-    knowledge_source_name=WORDS,
-    sub_query_id=st.just("q0"),
-    started_at=st.one_of(st.none(), st.datetimes(timezones=st.just(UTC))),
-    query_time=st.none(),
-    completed_at=st.none(),
-    outcome=st.one_of(st.none(), st.sampled_from(Outcome)),
-    count=st.one_of(st.none(), st.integers(0, 99)),
-    arguments=st.one_of(st.none(), ARGUMENTS),
-    error=st.one_of(st.none(), st.builds(ActivityError, code=WORDS, message=WORDS)),
-)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(RECORDS, max_size=3))
-def test_a_response_survives_the_wire(records: list[SourceActivity]) -> None:
-    """Parsing what was written gives the same response, its records of any kind included."""
-    response = RetrievalResponse(activity=records, response=[Message(role="assistant", content="Yes.")])
-    assert RetrievalResponse.parse(response.to_dict()) == response
-    assert RetrievalResponse.parse(response.to_json()) == response
+    assert plan.sources == list(dict.fromkeys(name for one in sub_queries for name in one["sources"]))
 
 
 def source(**fields: Any) -> dict[str, Any]:
@@ -134,19 +92,12 @@ def source(**fields: Any) -> dict[str, Any]:
         ({"messages": [{"role": "user", "content": "  "}]}, "messages: a request needs a user message"),
         ({**USER, "intents": [{"search": "a"}]}, "messages and intents exclude each other"),
         ({"intents": [{"search": ""}]}, r"intents\.0\.search: "),
-        ({"intents": [{"type": "other", "search": "a"}]}, r"intents\.0\.type: "),
-        ({**USER, "maxRuntimeInSeconds": 0}, "maxRuntimeInSeconds: "),
-        ({**USER, "maxRuntimeInSeconds": math.inf}, "maxRuntimeInSeconds: "),
         ({**USER, "maxRuntimeInSeconds": 1e300}, "maxRuntimeInSeconds: .* 86400"),
         ({**USER, "maxOutputSize": 0}, "maxOutputSize"),
-        ({**USER, "maxOutputSize": 10**30}, "maxOutputSize"),
-        ({**USER, "maxOutputDocuments": -1}, "maxOutputDocuments: "),
         ({**USER, "maxOutputDocuments": 2**31}, "maxOutputDocuments: .* 10000"),
         (source(maxOutputDocuments=2**31), "maxOutputDocuments: .* 10000"),
         (source(filters={"key": "b", "value": 2**63}), "a whole one within 64 bits"),
         ({**USER, "retrievalReasoningEffort": {"kind": "high"}}, "retrievalReasoningEffort: "),
-        ({**USER, "outputMode": "extractedData"}, "outputMode: "),
-        ({**USER, "resultsProcessing": "some"}, "resultsProcessing: .*'rerank' or 'none'"),
         ({**USER, "maxOutputTokens": 3}, "maxOutputTokens: "),
         ({**USER, "knowledgeSourceParams": [{}]}, r"knowledgeSourceParams\.0\.knowledgeSourceName: "),
         (
@@ -155,9 +106,7 @@ def source(**fields: Any) -> dict[str, Any]:
         ),
         (source(alwaysQuerySource=True, neverQuerySource=True), r"neverQuerySource exclude each other \(a\)"),
         (source(includeReferences=False, includeReferenceSourceData=True), "needs includeReferences to be true"),
-        (source(rerankerThreshold=-1), "rerankerThreshold"),
         (source(rerankerThreshold=4.1), "rerankerThreshold"),
-        (source(rerankerThreshold=math.nan), "rerankerThreshold"),
         (source(rerankerThreshold=2, resultsProcessing="none"), r"needs resultsProcessing to be 'rerank' \(a\)"),
         ({**source(rerankerThreshold=2), "resultsProcessing": "none"}, r"needs resultsProcessing to be 'rerank' \(a\)"),
         ([], "request: "),
@@ -173,16 +122,11 @@ def test_errors_name_the_field(data: Any, message: str) -> None:
 
 def test_questions_and_history() -> None:
     """The last user message with text is the question, what stands before it the history."""
-    request = RetrievalRequest.parse(
-        {
-            "messages": [
-                {"role": "user", "content": "First"},
-                {"role": "assistant", "content": "Yes"},
-                {"role": "user", "content": [{"type": "text", "text": " a "}, {"type": "text", "text": "b"}]},
-                {"role": "user", "content": [{"type": "image", "image": {"url": "u"}}]},
-            ]
-        }
-    )
+    texts = [{"type": "text", "text": " a "}, {"type": "text", "text": "b"}]
+    contents = ["First", "Yes", texts, [{"type": "image", "image": {"url": "u"}}]]
+    roles = ["user", "assistant", "user", "user"]
+    said = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+    request = RetrievalRequest.parse({"messages": said})
     assert request.question == "a \nb"
     assert [message.text for message in request.history] == ["First", "Yes"]
     assert isinstance((request.messages or [])[3].content[0], ImageContent)

@@ -66,15 +66,6 @@ def busy(batcher: MicroBatcher, model: Model, text: str = "first") -> Future[lis
     return first
 
 
-def test_what_comes_while_the_model_computes_goes_together(batcher: MicroBatcher, model: Model) -> None:
-    """Texts of several callers form batches of at most ``max_batch``, in order of arrival."""
-    first = busy(batcher, model)
-    futures = [batcher.submit([text * 2])[0] for text in "abcdef"]
-    model.gate.set()
-    assert [future.result(SECONDS) for future in (first, *futures)] == [[5.0], *[[2.0]] * 6]
-    assert model.calls == [["first"], ["aa", "bb", "cc", "dd"], ["ee", "ff"]]
-
-
 def test_a_text_that_waits_is_computed_once(batcher: MicroBatcher, model: Model) -> None:
     """Those who want it share its vector, each as a list of its own."""
     first = busy(batcher, model)
@@ -85,28 +76,6 @@ def test_a_text_that_waits_is_computed_once(batcher: MicroBatcher, model: Model)
     assert one is not other
     assert first.result(SECONDS) == [5.0]
     assert model.calls == [["first"], ["a"]]
-
-
-def test_a_poisonous_text_fails_alone(batcher: MicroBatcher, model: Model) -> None:
-    """A batch that fails is tried again text by text, once."""
-    first = busy(batcher, model)
-    one, poison, other = batcher.submit(["a", "poison", "bb"])
-    model.gate.set()
-    assert [future.result(SECONDS) for future in (first, one, other)] == [[5.0], [1.0], [2.0]]
-    with pytest.raises(ValueError, match="poison"):
-        poison.result(SECONDS)
-    assert model.calls == [["first"], ["a", "poison", "bb"], ["a"], ["poison"], ["bb"]]
-
-
-def test_cancelled_callers_are_dropped(batcher: MicroBatcher, model: Model) -> None:
-    """A text whose callers have all gone is not computed; one that another still wants is."""
-    first = busy(batcher, model)
-    gone, [shared], [kept] = batcher.submit(["a", "bb"]), batcher.submit(["bb"]), batcher.submit(["ccc"])
-    for future in gone:
-        assert future.cancel()
-    model.gate.set()
-    assert [future.result(SECONDS) for future in (first, shared, kept)] == [[5.0], [2.0], [3.0]]
-    assert model.calls == [["first"], ["bb", "ccc"]]
 
 
 @pytest.mark.parametrize("given", [[], [[1.0], [2.0]]], ids=["too few", "too many"])
@@ -130,9 +99,6 @@ def test_a_call_that_hangs_holds_up_no_later_text(
     model.gate.set()
     assert [future.result(SECONDS) for future in (hung, *later)] == [[1.0], [1.0], [2.0]]
     assert batcher.submit(["a"])[0].result(SECONDS) == [1.0]
-
-
-# -- through the queries of requests ----------------------------------------------------------------------------------
 
 
 class Local(HashEmbedding):
@@ -215,21 +181,14 @@ async def test_each_request_hears_of_its_own_texts_only() -> None:
     model = Local(latency=0.05)
     handlers = [LlamaDebugHandler(print_trace_on_end=False) for _ in range(6)]
     asked = [[f"a{number}", f"b{number}"] for number in range(6)]
-    await asyncio.gather(
-        *(arun(request(model, texts, handler)) for texts, handler in zip(asked[:3], handlers[:3], strict=True)),
-        *(
-            asyncio.to_thread(run, request(model, texts, handler))
-            for texts, handler in zip(asked[3:], handlers[3:], strict=True)
-        ),
-    )
+    flows = [request(model, texts, handler) for texts, handler in zip(asked, handlers, strict=True)]
+    await asyncio.gather(*map(arun, flows[:3]), *(asyncio.to_thread(run, flow) for flow in flows[3:]))
     assert len(model.calls) < 6
     for texts, handler in zip(asked, handlers, strict=True):
         [(start, end)] = handler.get_event_pairs(CBEventType.EMBEDDING)
         assert start.payload == {EventPayload.SERIALIZED: model.to_payload()}
-        assert end.payload == {
-            EventPayload.CHUNKS: texts,
-            EventPayload.EMBEDDINGS: [vector(model, text) for text in texts],
-        }
+        vectors = [vector(model, text) for text in texts]
+        assert end.payload == {EventPayload.CHUNKS: texts, EventPayload.EMBEDDINGS: vectors}
 
 
 async def test_a_cancelled_request_leaves_nothing_to_compute() -> None:

@@ -24,22 +24,6 @@ from llama_index_agentic_kb.testing import HashEmbedding
 QUERIES = ["How tall is Saturn V?", "rockets", "Ariane 5, its height and its weight, in short words: how big?", "é"]
 
 
-class Prefixed(HashEmbedding):
-    """A model that embeds queries otherwise than texts, and says nothing of it."""
-
-    def _get_query_embedding(self, query: str) -> list[float]:
-        return super()._get_query_embedding("query: " + query)
-
-    async def _aget_query_embedding(self, query: str) -> list[float]:
-        return await super()._aget_query_embedding("query: " + query)
-
-
-class Symmetric(HashEmbedding):
-    """A model that declares that it embeds both alike."""
-
-    treats_queries_as_texts: bool = True
-
-
 class Broken(HashEmbedding):
     """A model whose server is down."""
 
@@ -79,17 +63,6 @@ async def test_each_distinct_query_is_embedded_once(begin: bool) -> None:
     for vectors in await both_ways(pairs, begin=begin):
         assert vectors == [model._vectors([query])[0] for _, query in pairs]
     assert sorted(texts[0] for _, texts in model.calls) == ["a", "a", "b", "b"]  # once sync, once async
-
-
-async def test_a_batch_of_the_real_model_equals_single_queries(embed_model: BaseEmbedding) -> None:
-    """MiniLM gives the same vectors in one batch as one by one, sync and async, whatever their lengths."""
-    single = [embed_model.get_query_embedding(query) for query in QUERIES]
-    for batch in (
-        await asyncio.to_thread(run, embed_queries(embed_model, QUERIES, deadline=None)),
-        await arun(embed_queries(embed_model, QUERIES, deadline=None)),
-    ):
-        for vector, expected in zip(batch, single, strict=True):
-            assert vector == pytest.approx(expected, abs=1e-5)
 
 
 async def test_what_the_cache_has_costs_no_call_and_no_event() -> None:
@@ -204,13 +177,6 @@ async def test_callers_wait_no_longer_than_they_may() -> None:
     for hurried, patient in (await asyncio.to_thread(run, both()), await arun(both())):
         assert isinstance(hurried, DeadlineExceededError)
         assert patient == model._vectors(["a"])[0]
-
-
-def test_all_embedding_ends_at_the_requests_deadline() -> None:
-    """A model that is too slow for the request ends in an error that names it."""
-    shared = QueryEmbeddings(CallbackManager(), deadline=time.monotonic() + 0.05)
-    with pytest.raises(DeadlineExceededError, match=r"embedding model hash was (still running|not begun)"):
-        run(shared.get(HashEmbedding(latency=0.5), "a"))
 
 
 async def test_local_models_compute_on_threads() -> None:

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb.errors import ConfigurationError
-from llama_index_agentic_kb.schema import Principal
 from llama_index_agentic_kb.search.embedding import ENTRY_BYTES, EmbeddingCache
 
 BYTES_OF_TWO = ENTRY_BYTES + 2 * 8
@@ -59,23 +58,3 @@ def test_a_bad_size_is_refused(max_bytes: Any) -> None:
     """The message names the argument and what it may be."""
     with pytest.raises(ConfigurationError, match=r"max_bytes .* 0 or more"):
         EmbeddingCache(max_bytes)
-
-
-def test_a_principal_finds_its_own_vectors_only() -> None:
-    """Nobody can tell by the time whether somebody else asked the same; memory and counts are the whole cache's."""
-    cache = EmbeddingCache()
-    people = [
-        None,
-        Principal(tenant="a", user="b"),
-        Principal(tenant="a", user="c"),
-        Principal(tenant="a", user="b", groups=["g"]),
-        Principal(tenant="ab"),
-        Principal(user='["a", "b", []]'),
-    ]
-    for number, who in enumerate(people):
-        assert cache.get("model", "text", who) is None
-        cache.put("model", "text", [float(number)], who)
-    assert [cache.get("model", "text", who) for who in people] == [[float(n)] for n in range(len(people))]
-    assert cache.statistics.entries == len(people)
-    cache.clear()
-    assert cache.statistics.entries == 0

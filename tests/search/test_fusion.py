@@ -66,25 +66,42 @@ def test_every_key_comes_once_with_its_places(fuse: Fuse, lists: list[Ranked[str
         assert set(item.found) == first_seen
 
 
-def test_interleaving_with_equal_weights_is_round_robin() -> None:
-    """The lists take turns, the first one first; a key that was taken is passed over."""
-    assert keys(interleave(ranked("abc", "xyz"))) == list("axbycz")
-    assert keys(interleave(ranked("abc", "bad", "c"))) == list("abcd")
-    assert keys(interleave(ranked("abc", "xy", "b"))) == list("axbyc")
+@pytest.mark.parametrize(
+    ("fuse", "lists", "order"),
+    [
+        (interleave, ranked("abc", "xyz"), "axbycz"),
+        (interleave, ranked("abc", "bad", "c"), "abcd"),
+        (interleave, ranked("abc", "xy", "b"), "axbyc"),
+        (interleave, ranked("xyz", "abcd", weights=[1, 2]), "abxcdyz"),
+        (interleave, ranked("xyz", "abcd", weights=[1, 100]), "abcdxyz"),
+        (reciprocal_rank_fusion, ranked("abc", "xb"), "baxc"),
+        (reciprocal_rank_fusion, ranked("abc", "xb", weights=[1, 3]), "bxac"),
+        (relative_score_fusion, [Ranked("a", scores=[3.0]), Ranked("b", scores=[9.0])], "ab"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_orders(fuse: Fuse, lists: list[Ranked[str]], order: str) -> None:
+    """Lists take turns by their weight, or the sum of reciprocal ranks decides; what says nothing stays as it was."""
+    assert keys(fuse(lists)) == list(order)
+    if order == "baxc":
+        assert fuse(lists)[0].score == pytest.approx(1 / 62 + 1 / 62)
 
 
-def test_a_list_of_weight_two_has_two_turns() -> None:
-    """Weight is turns; the heavier list goes first among equals."""
-    assert keys(interleave(ranked("xyz", "abcd", weights=[1, 2]))) == list("abxcdyz")
-    assert keys(interleave(ranked("xyz", "abcd", weights=[1, 100]))) == list("abcdxyz")
-
-
-def test_reciprocal_rank_fusion_sums_over_lists() -> None:
-    """The score is the paper's sum; two good places beat one best place."""
-    fused = reciprocal_rank_fusion(ranked("abc", "xb"))
-    assert keys(fused) == ["b", "a", "x", "c"]
-    assert fused[0].score == pytest.approx(1 / 62 + 1 / 62)
-    assert keys(reciprocal_rank_fusion(ranked("abc", "xb", weights=[1, 3])))[:2] == ["b", "x"]
+@pytest.mark.parametrize(
+    ("one", "expected"),
+    [
+        ({"a": 7.0}, [1.0]),
+        ({"a": 7.0, "b": 7.0}, [1.0, 1.0]),
+        ({"a": math.nan, "b": math.inf}, [1.0, 1.0]),
+        ({"a": 1e308, "b": 1e308}, [1.0, 1.0]),
+        ({"a": 3.0, "b": math.nan, "c": 1.0}, [1.0, 0.0, 0.0]),
+    ],
+)
+def test_scores_that_say_little(one: dict[str, float], expected: list[float]) -> None:
+    """Equal scores, and lists of none that is a number, count the same; beside others such a score is the lowest."""
+    assert {item.key: item.score for item in relative_score_fusion([Ranked(list(one), scores=list(one.values()))])} == (
+        dict(zip(one, expected, strict=True))
+    )
 
 
 def test_lists_without_weight_and_repeated_keys() -> None:
@@ -97,9 +114,6 @@ def test_lists_without_weight_and_repeated_keys() -> None:
     assert repeated == relative_score_fusion([Ranked("ab", scores=[3.0, 2.0])])
 
 
-# -- by score -------------------------------------------------------------------------------------------------------
-
-
 def scored(**lists: dict[str, float]) -> list[Ranked[str]]:
     return [Ranked(list(one), scores=list(one.values())) for one in lists.values()]
 
@@ -109,25 +123,9 @@ def test_relative_scores_go_from_lowest_to_highest() -> None:
     fused = relative_score_fusion(scored(dense={"a": 0.9, "b": 0.8, "c": 0.5}, lexical={"b": 30.0, "d": 10.0}))
     assert keys(fused) == ["b", "a", "c", "d"]
     assert {item.key: round(item.score, 9) for item in fused} == {"b": 1.75, "a": 1.0, "c": 0.0, "d": 0.0}
-
-
-def test_lists_that_say_nothing_by_their_scores() -> None:
-    """One result, equal scores and scores that are no numbers all count the same; ranks decide, then lists."""
-    for one in ({"a": 7.0}, {"a": 7.0, "b": 7.0}, {"a": math.nan, "b": math.inf}, {"a": 1e308, "b": 1e308}):
-        assert [(item.key, item.score) for item in relative_score_fusion(scored(one=one))] == [(k, 1.0) for k in one]
-    assert keys(relative_score_fusion(scored(one={"a": 3.0}, two={"b": 9.0}))) == ["a", "b"]
-
-
-def test_a_score_that_is_no_number_is_the_lowest() -> None:
-    """It stands with its list's lowest; a list without scores counts by rank; there are as many scores as keys."""
-    found = {item.key: item.score for item in relative_score_fusion(scored(one={"a": 3.0, "b": math.nan, "c": 1.0}))}
-    assert found == {"a": 1.0, "b": 0.0, "c": 0.0}
     assert [item.score for item in relative_score_fusion(ranked("abcd"))] == [1.0, 0.75, 0.5, 0.25]
     with pytest.raises(ValueError, match="shorter"):
         relative_score_fusion([Ranked("ab", scores=[1.0])])
-
-
-# -- coverage -------------------------------------------------------------------------------------------------------
 
 
 LONG = st.lists(ranked_lists(st.sampled_from("abcdefghijklmnopqrstuvwxyz"), most=14), max_size=5)

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
-import re
-import signal
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +49,6 @@ def ids(hits: Sequence[LexicalHit]) -> list[str]:
     return [hit.node_id for hit in hits]
 
 
-# -- scores ---------------------------------------------------------------------------------------------------------
-
-
 def test_scores_are_bm25() -> None:
     """Robertson and Zaragoza's formula with k1 1.2 and b 0.75, written out; the commit's note is one more document."""
     texts = {"a": "rain rain wind", "b": "rain", "c": "snow falls"}
@@ -76,9 +70,6 @@ def test_equal_scores_are_in_the_order_of_ids() -> None:
     assert ids(made.search("rain", 100)) == ["best", *sorted(names)]
     assert ids(made.search("rain", 4)) == ["best", "n00", "n01", "n02"]
     assert ids(made.search("rain", 1)) == ["best"]
-
-
-# -- languages ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -111,34 +102,15 @@ def test_a_few_documents_of_another_language_take_no_place() -> None:
     assert ids(other.search("fort", 5)) == ["f"]
 
 
-# -- queries --------------------------------------------------------------------------------------------------------
+QUERIES = [
+    "", "   ", "?!", "\0", "\ud800", '"', "OR NOT", "+rain -snow", "title:rain", "rain~2^3", "(((", "[a TO b]", "/./",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "",
-        "   ",
-        "?!",
-        "\0",
-        "\ud800",
-        '"',
-        "OR NOT",
-        "+rain -snow",
-        "title:rain",
-        "rain~2^3",
-        "(((",
-        "[a TO b]",
-        "*",
-        "/./",
-    ],
-)
+@pytest.mark.parametrize("query", QUERIES)
 def test_no_text_is_an_operator(index: LexicalIndex, query: str) -> None:
     """Whatever the text, it is words or nothing."""
     assert set(ids(index.search(query, 10))) == {word for word in ("rain", "snow") if word in query}
-
-
-# -- updates --------------------------------------------------------------------------------------------------------
 
 
 def test_documents_are_added_replaced_and_deleted() -> None:
@@ -158,28 +130,21 @@ def test_documents_are_added_replaced_and_deleted() -> None:
 def test_many_threads_search_while_one_writes() -> None:
     """A search sees the documents of one commit: all of a pair, or none."""
     made = index_of(document("left 0", "rain"), document("right 0", "rain"))
-    wrong: list[list[str]] = []
     done = threading.Event()
 
-    def search() -> None:
+    def search(_: int) -> None:
         while not done.is_set():
-            found = ids(made.search("rain", 10))
-            if len(found) != 2 or found[0].split()[1] != found[1].split()[1]:
-                wrong.append(found)
+            (left, right) = ids(made.search("rain", 10))
+            assert left.split()[1] == right.split()[1]
 
-    threads = [threading.Thread(target=search) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for n in range(1, 15):
-        pair = [document(f"left {n}", "rain"), document(f"right {n}", "rain")]
-        made.update(pair, delete=[f"left {n - 1}", f"right {n - 1}"])
-    done.set()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(6) as threads:
+        begun = threads.map(search, range(6))
+        for n in range(1, 15):
+            pair = [document(f"left {n}", "rain"), document(f"right {n}", "rain")]
+            made.update(pair, delete=[f"left {n - 1}", f"right {n - 1}"])
+        done.set()
+        list(begun)
 
-
-# -- filters --------------------------------------------------------------------------------------------------------
 
 VALUES = st.one_of(
     st.sampled_from(["a", "b", "", "1", "true", "é"]),
@@ -219,9 +184,6 @@ def test_what_passes_is_found_however_far_down(most: int, monkeypatch: pytest.Mo
     assert made.search("rain", 3, Condition(key="year", operator=FilterOperator.GT, value=400)) == []
 
 
-# -- directories ----------------------------------------------------------------------------------------------------
-
-
 def test_a_directory_keeps_it(tmp_path: Path) -> None:
     """Another index over the directory finds the same, and sees later commits when it is refreshed."""
     first = index_of(document("a", "rain in Paris", year=2001), directory=tmp_path / "new" / "index", mark="7")
@@ -236,54 +198,6 @@ def test_a_directory_keeps_it(tmp_path: Path) -> None:
     assert first.node_ids() == {"b"}
 
 
-def _add_and_die(directory: str) -> None:
-    index = LexicalIndex(Path(directory))
-
-    def documents() -> Any:
-        yield document("half", "rain")
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    index.update(documents(), mark="half")
-
-
-@pytest.mark.slow
-def test_a_killed_writer_leaves_the_last_commit(tmp_path: Path) -> None:
-    """What was not committed is not there, and the directory can be written again."""
-    made = index_of(document("a", "rain"), directory=tmp_path, mark="1")
-    writer = multiprocessing.get_context("spawn").Process(target=_add_and_die, args=(str(tmp_path),))
-    writer.start()
-    writer.join(60)
-    assert writer.exitcode == -9
-    made.refresh()
-    assert (made.node_ids(), made.mark) == ({"a"}, "1")
-    made.update([document("b", "rain")], mark="2")
-    assert LexicalIndex(tmp_path).node_ids() == {"a", "b"}
-
-
-def test_two_writers_are_refused(tmp_path: Path) -> None:
-    """While one is writing, another is refused; it can write afterwards."""
-    first, second = index_of(document("a", "rain"), directory=tmp_path), LexicalIndex(tmp_path)
-
-    def documents() -> Any:
-        with pytest.raises(RetrievalError, match=r"can't be written: .*Lock"):
-            second.update([document("c", "rain")])
-        yield document("b", "rain")
-
-    first.update(documents())
-    second.update([document("c", "rain")])
-    assert second.node_ids() == {"a", "b", "c"}
-
-
-@pytest.mark.parametrize("damage", ["meta.json", ".idx", ".term"])
-def test_a_damaged_directory_is_told(tmp_path: Path, damage: str) -> None:
-    """A file that is cut, or says something else, is an error that names the directory."""
-    index_of(document("a", "rain"), directory=tmp_path)
-    (path,) = [path for path in tmp_path.iterdir() if path.name.endswith(damage)]
-    path.write_bytes(path.read_bytes()[:9])
-    with pytest.raises(RetrievalError, match=re.escape(f"the lexical index in {str(tmp_path)!r} can't be")):
-        LexicalIndex(tmp_path).search("rain", 5)
-
-
 def test_a_panic_is_an_error_like_others(index: LexicalIndex, capfd: pytest.CaptureFixture[str]) -> None:
     """Tantivy's panics are no ``Exception``: they would end more than the search. Others of the kind pass."""
     with pytest.raises(RetrievalError, match=r"can't be read: .*Limit must be greater than 0"), index._errors("read"):
@@ -291,9 +205,6 @@ def test_a_panic_is_an_error_like_others(index: LexicalIndex, capfd: pytest.Capt
     with pytest.raises(KeyboardInterrupt), index._errors("read"):
         raise KeyboardInterrupt
     capfd.readouterr()
-
-
-# -- what is indexed of a node --------------------------------------------------------------------------------------
 
 
 def test_a_node_is_indexed_as_its_embedding_model_sees_it() -> None:

@@ -52,15 +52,6 @@ def test_a_failing_server_is_asked_as_often_as_the_budget_lets(perform: Perform)
         assert len(server.requests) == 2
 
 
-def test_what_is_no_use_is_tried_once(perform: Perform) -> None:
-    """A refusal, and a Retry-After beyond the deadline."""
-    for fault in (Fault.status(401), Fault.status(503, retry_after=40)):
-        with LoopbackOpenAI(embedding_fault=fault) as server:
-            outcomes = perform(embed(OpenAIEmbedding.of(server)))
-            assert all(isinstance(outcome, Exception) for outcome in outcomes)
-            assert len(server.requests) == 1
-
-
 def test_a_hanging_server_keeps_nothing(perform: Perform) -> None:
     """The caller hears of it at the deadline, and the call's place is free soon after."""
     with LoopbackOpenAI(embedding_fault=Fault.hang()) as server:

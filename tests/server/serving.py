@@ -27,10 +27,7 @@ from llama_index_agentic_kb.testing import ChatRequest, HashEmbedding
 
 ADMIN, QUERY = "admin-key-of-the-tests-0123456789", "query-key-of-the-tests-0123456789"
 _MADE = datetime(2026, 1, 1, tzinfo=UTC)
-KEYS = {
-    hash_of(ADMIN): ApiKey("1", "admin", "admin", _MADE),
-    hash_of(QUERY): ApiKey("2", "query", "query", _MADE),
-}
+KEYS = {hash_of(ADMIN): ApiKey("1", "admin", "admin", _MADE), hash_of(QUERY): ApiKey("2", "query", "query", _MADE)}
 ROCKETS = {
     "saturn": "The Saturn V rocket was 110.6 m tall and launched Apollo 11.",
     "titan": "The Titan IVB rocket launched Cassini-Huygens and was 56 m tall.",

@@ -47,7 +47,14 @@ def test_an_answer_belongs_to_a_session(answers: Any, url: str) -> None:
     assert answers.get_answer(name=reply.answer.name, metadata=METADATA).answer_text == reply.answer.answer_text
     found = answers.get_session(g.GetSessionRequest(name=name, include_answer_details=True), metadata=METADATA)
     assert found.turns[0].detailed_answer.answer_text == reply.answer.answer_text
-    assert name in {one.name for one in answers.list_sessions(parent=ENGINE, metadata=METADATA)}
+    own = g.Session(display_name="Wer?", labels=["hidden"], is_pinned=True)
+    other = answers.create_session(parent=ENGINE, session=own, metadata=METADATA)
+    assert (other.display_name, [*other.labels], other.is_pinned) == ("Wer?", ["hidden"], True)
+    asked = g.ListSessionsRequest(parent=ENGINE, page_size=1, order_by="is_pinned desc,update_time desc")
+    listed = [one.name for one in answers.list_sessions(asked, metadata=METADATA)]
+    assert (listed[0], name in listed) == (other.name, True)
+    asked.filter = "is_pinned=false AND (NOT labels:hidden)"
+    assert other.name not in {one.name for one in answers.list_sessions(asked, metadata=METADATA)}
     session = g.Session(name=name, display_name="Rockets")
     mask = {"paths": ["display_name"]}
     changed = answers.update_session(session=session, update_mask=mask, metadata=METADATA)
@@ -55,7 +62,7 @@ def test_an_answer_belongs_to_a_session(answers: Any, url: str) -> None:
     answers.delete_session(name=name, metadata=METADATA)
     with pytest.raises(exceptions.NotFound):
         answers.get_session(name=name, metadata=METADATA)
-    assert answers.create_session(parent=ENGINE, session=g.Session(), metadata=METADATA).name.startswith(ENGINE)
+    assert other.name.startswith(ENGINE)
 
 
 def test_a_stream_is_an_array(answers: Any) -> None:
@@ -75,13 +82,14 @@ def test_a_stream_is_an_array(answers: Any) -> None:
     ],
 )
 def test_errors_are_googles(answers: Any, change: dict[str, Any], error: type[Exception]) -> None:
-    """Each error reaches the client as its own exception, streamed or not."""
+    """Each error reaches the client as its own exception, streamed or not, with what to do."""
     asked = request()
     for name, value in change.items():
         setattr(asked, name, value)
     for method in (answers.answer_query, answers.stream_answer_query):
-        with pytest.raises(error):
+        with pytest.raises(error) as raised:
             list(method(asked, metadata=METADATA))
+    assert raised.value.metadata["remedy"]  # type: ignore[attr-defined]
 
 
 def test_answers_are_checked_and_records_ranked(url: str) -> None:

@@ -108,18 +108,25 @@ def ask(page: Page, question: str = QUESTION) -> None:
     expect(page.locator(".turn").last.locator(".request")).to_be_visible(timeout=60_000)
 
 
-def test_the_plan_and_its_searches_are_seen_before_the_answer(page: Page, gate: Gate) -> None:
-    """While the model writes, rows and bars of the plan are there; then the answer, its support and its source."""
+@contextlib.contextmanager
+def running(page: Page, gate: Gate) -> Iterator[None]:
+    """Ask, and hold the answer back until the block ends."""
     gate.open.clear()
     try:
         page.fill("#question", QUESTION)
         page.keyboard.press("Enter")
         expect(page.locator(".bar.running")).to_have_count(1, timeout=60_000)
+        yield
+    finally:
+        gate.open.set()
+
+
+def test_the_plan_and_its_searches_are_seen_before_the_answer(page: Page, gate: Gate) -> None:
+    """While the model writes, rows and bars of the plan are there; then the answer, its support and its source."""
+    with running(page, gate):
         expect(page.locator(".rows")).to_contain_text("height of the Saturn V")
         expect(page.locator(".bar.done").first).to_be_visible()
         expect(page.locator("#send")).to_have_text("Stop")
-    finally:
-        gate.open.set()
     claim = page.locator(".claim.supported").first
     expect(claim).to_have_text("The Saturn V was 110.6 m tall", timeout=60_000)
     expect(page.locator(".bar.running")).to_have_count(0)
@@ -135,15 +142,9 @@ def test_the_plan_and_its_searches_are_seen_before_the_answer(page: Page, gate: 
 
 def test_a_stopped_question_says_so(page: Page, gate: Gate) -> None:
     """The button of a running question cancels it."""
-    gate.open.clear()
-    try:
-        page.fill("#question", QUESTION)
-        page.keyboard.press("Enter")
-        expect(page.locator(".bar.running")).to_have_count(1, timeout=60_000)
+    with running(page, gate):
         page.click("#send")
         expect(page.locator(".problem")).to_have_text("Stopped.")
-    finally:
-        gate.open.set()
 
 
 def test_filters_effort_and_mode_go_with_the_request(page: Page) -> None:
@@ -217,8 +218,7 @@ def test_the_copied_request_works_in_the_azure_sdk(page: Page, monkeypatch: pyte
     assert out.getvalue() == "The Saturn V was 110.6 m tall [ref_id:0].\n"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("dark", 1280)])
 def test_the_page_is_accessible_and_fits(page: Page, scheme: Any, width: int) -> None:
     """Axe finds nothing serious, with and without an open passage; nothing is wider than the window."""
     page.set_viewport_size({"width": width, "height": 844})

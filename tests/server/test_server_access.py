@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
-import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +13,8 @@ import httpx
 import jwt
 import pytest
 
-from llama_index_agentic_kb._text import know_secrets
 from llama_index_agentic_kb.server.access import JwksVerifier
 from llama_index_agentic_kb.server.catalog import Catalog
-from llama_index_agentic_kb.server.http import JsonFormatter, logger
 from tests.server.issuer import AUDIENCE, ISSUER, Issuer
 from tests.server.serving import ADMIN, QUERY, define, served, space_service
 
@@ -158,19 +154,3 @@ def test_a_passage_is_shown_to_whom_it_is_shared_with(client: httpx.Client, issu
         statuses.append(response.status_code)
         assert "acl_user_" not in response.text
     assert statuses == [200, 404]
-
-
-def test_the_log_has_no_secrets() -> None:
-    """A failure is one line of JSON, with its traceback and without the secrets in it."""
-    written = io.StringIO()
-    handler = logging.StreamHandler(written)
-    handler.setFormatter(JsonFormatter())
-    logger.addHandler(handler)
-    know_secrets(["a-secret-of-the-tests-0123456789"])
-    try:
-        logger.error("failed", exc_info=OSError("refused: a-secret-of-the-tests-0123456789"))
-    finally:
-        logger.removeHandler(handler)
-    (line,) = written.getvalue().splitlines()
-    entry = json.loads(line)
-    assert (entry["level"], "refused" in entry["error"], "of-the-tests" in line) == ("error", True, False)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,16 +26,17 @@ PATH = "/knowledgebases/kb/retrieve"
 
 
 @contextmanager
-def serving(database: Path, llm: Any = None, **retriever: Any) -> Iterator[httpx.Client]:
+def serving(
+    database: Path, llm: Any = None, max_running: int | None = None, **retriever: Any
+) -> Iterator[httpx.Client]:
     """A server over one registered knowledge base."""
-    source = KnowledgeSource(
-        "docs",
-        "everything",
-        retriever=MemoryRetriever(["The pump is red, the Saturn V was tall."], mode="async", **retriever),
+    memory = MemoryRetriever(["The pump is red, the Saturn V was tall."], mode="async", **retriever)
+    base = KnowledgeBase(
+        [KnowledgeSource("docs", "everything", retriever=memory)], llm=llm, name="kb", effort="minimal"
     )
-    base = KnowledgeBase([source], llm=llm, name="kb", effort="minimal")
+    options = {} if max_running is None else {"max_running": max_running}
     with (
-        served(KnowledgeService(database, bases=[base])) as url,
+        served(KnowledgeService(database, bases=[base]), **options) as url,
         httpx.Client(base_url=url, headers={"api-key": QUERY}, trust_env=False, timeout=60) as client,
     ):
         yield client
@@ -100,26 +101,10 @@ def test_a_failure_before_the_first_step_is_no_stream(tmp_path: Path) -> None:
 
 def test_running_requests_have_a_limit(tmp_path: Path) -> None:
     """A request beyond the limit gets 503 and the time to wait; health is served all the same."""
-    source = KnowledgeSource(
-        "docs",
-        "everything",
-        retriever=MemoryRetriever(["The pump is red, the Saturn V was tall."], mode="async", latency=1.0),
-    )
-    base = KnowledgeBase([source], name="kb", effort="minimal")
-    with served(KnowledgeService(tmp_path / "s.db", bases=[base]), max_running=1) as url:
-        statuses: list[int] = []
-
-        def ask() -> None:
-            response = httpx.post(url + PATH, json=ASK, headers={"api-key": QUERY}, trust_env=False, timeout=60)
-            statuses.append(response.status_code)
-
-        threads = [threading.Thread(target=ask) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        assert httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
-        for thread in threads:
-            thread.join()
-    assert set(statuses) == {200, 503}
+    with serving(tmp_path / "s.db", max_running=1, latency=1.0) as client, ThreadPoolExecutor(4) as threads:
+        begun = [threads.submit(client.post, PATH, json=ASK) for _ in range(4)]
+        assert client.get("/healthz").status_code == 200
+        assert {one.result().status_code for one in begun} == {200, 503}
 
 
 def test_a_citation_leads_to_its_passage(client: httpx.Client) -> None:

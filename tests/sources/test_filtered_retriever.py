@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,13 +16,8 @@ from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource
 from llama_index_agentic_kb._aio import set_deadline
-from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.schema import Condition, FilterOperator, Outcome, SourceActivity
-from llama_index_agentic_kb.sources.index import (
-    FilteredIndexRetriever,
-    NotedNodes,
-    traits_of,
-)
+from llama_index_agentic_kb.sources.index import FilteredIndexRetriever, NotedNodes, traits_of
 from llama_index_agentic_kb.sources.index import index_retriever as made_by
 from llama_index_agentic_kb.sources.search import own_recursion
 from llama_index_agentic_kb.testing import HashEmbedding
@@ -157,12 +151,3 @@ def test_a_store_may_offer_a_search_of_its_own() -> None:
     assert not traits_of(index_retriever(index, EVEN, 3), None).native_async  # whatever the store's own query is
     store.offers = False
     assert type(index_retriever(index, EVEN, 3)) is VectorIndexRetriever
-
-
-def test_the_deadline_reaches_the_search(chroma_index: MakeIndex) -> None:
-    """A search begins nothing after its call's deadline; outside of a call there is none."""
-    index = chroma_index(_nodes(), HashEmbedding())
-    retriever = index_retriever(index, EVEN, 3)
-    with pytest.raises(DeadlineExceededError, match="filtered search"):
-        _until(retriever, time.monotonic() - 1)
-    assert len(retriever.retrieve("valve")) == 3

@@ -14,17 +14,15 @@ from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode, VectorStoreQueryResult
 
 from llama_index_agentic_kb import KnowledgeSource, Resilience
-from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
 from llama_index_agentic_kb.schema import Condition, FilterNode
 from llama_index_agentic_kb.sources import lexical as lexical_sources
 from llama_index_agentic_kb.sources.search import NodeList
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
-from tests.sources.conftest import Found, MakeIndex, search, searching
+from tests.sources.conftest import Found, MakeIndex, search
 
 ACME = Condition(key="tenant", value="acme")
 TEXTS = ["The Saturn V rocket was 110.6 m tall.", "Snow falls in Oslo.", "Bread is made of flour."]
-WAYS = ["sync", "async"]
 
 
 class Words:
@@ -79,9 +77,6 @@ def ids(ranked: NodeList) -> list[str]:
     return [node.node_id for node in ranked.nodes]
 
 
-# -- side by side ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("store", ["memory", "chroma"])
 def test_an_index_is_searched_by_vectors_and_by_words(
     store: str, chroma_index: MakeIndex, embed_model: BaseEmbedding
@@ -118,29 +113,11 @@ def test_a_retriever_may_be_given_a_lexical_side() -> None:
     assert held == nodes()
 
 
-# -- one way fails --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_lexical_side_that_fails_costs_nothing(way: str) -> None:
+def test_a_lexical_side_that_fails_costs_nothing() -> None:
     """Its list holds the error."""
     error = OSError("index gone")
-    flow = searching(KnowledgeSource("docs", index=index_of(), hybrid=Words(error=error)), "snow")
-    result = run(flow) if way == "sync" else await arun(flow)
-    dense, lexical = result.lists
+    dense, lexical = search(KnowledgeSource("docs", index=index_of(), hybrid=Words(error=error)), "snow").lists
     assert (ids(dense)[0], ids(lexical), lexical.error) == ("n1", [], error)
-
-
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_lexical_side_that_hangs_is_given_up_at_the_deadline(way: str) -> None:
-    """It gets no more time than the search."""
-    started = time.monotonic()
-    source = KnowledgeSource("docs", index=index_of(), hybrid=Words(seconds=3))
-    flow = searching(source, "snow", seconds=0.3)
-    result = run(flow) if way == "sync" else await arun(flow)
-    assert time.monotonic() - started < 2
-    assert ids(result.lists[0])[0] == "n1"
-    assert isinstance(words_of(result).error, DeadlineExceededError)
 
 
 class Down(BaseRetriever):
@@ -159,23 +136,14 @@ def test_a_dense_search_that_fails_leaves_the_words() -> None:
 
 
 def test_a_lexical_side_that_hangs_takes_no_thread_from_the_dense_one() -> None:
-    """Each way has its own bulkhead."""
+    """It is given up at the deadline; each way has its own bulkhead."""
     source = KnowledgeSource(
         "docs", index=index_of(), hybrid=Words(seconds=1.0), resilience=Resilience(max_concurrency=1)
     )
     for _ in range(3):
         result = search(source, "snow", seconds=0.2)
         assert (ids(result.lists[0])[0], result.lists[0].error) == ("n1", None)
-
-
-# -- whether it is hybrid -------------------------------------------------------------------------------------------
-
-
-def test_it_can_be_forgone() -> None:
-    """``hybrid=False`` is the retriever alone, also where a lexical side was given."""
-    lexical = Words(nodes())
-    assert kinds(search(KnowledgeSource("docs", index=index_of(), hybrid=False), "snow")) == ["dense"]
-    assert lexical.asked == []
+        assert isinstance(words_of(result).error, DeadlineExceededError)
 
 
 @pytest.mark.parametrize(
@@ -221,9 +189,6 @@ def test_many_nodes_are_indexed_on_demand_only(
     assert dense.note == "no lexical search: 3 nodes are more than 2; hybrid=True makes it"
     assert dense.nodes
     assert ids(words_of(search(KnowledgeSource("docs", index=index, hybrid=True), "snow"))) == ["n1"]
-
-
-# -- in step with the index -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("store", ["memory", "chroma"])

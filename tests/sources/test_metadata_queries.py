@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from llama_index.core import StorageContext, SummaryIndex, VectorStoreIndex
+from llama_index.core import SummaryIndex, VectorStoreIndex
 from llama_index.core.schema import BaseNode, NodeRelationship, RelatedNodeInfo, TextNode
-from llama_index.core.vector_stores.types import (
-    BasePydanticVectorStore,
-    VectorStoreQuery,
-    VectorStoreQueryResult,
-)
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Permissions, Principal
-from llama_index_agentic_kb.errors import (
-    ConfigurationError,
-    DeadlineExceededError,
-    InvalidRequestError,
-)
+from llama_index_agentic_kb.errors import DeadlineExceededError, InvalidRequestError
 from llama_index_agentic_kb.guard.permissions import RESERVED
 from llama_index_agentic_kb.schema import parse_odata
 from llama_index_agentic_kb.sources import Facet, FacetBucket, metadata
@@ -44,15 +35,10 @@ ACME = "tenant eq 'acme'"
 
 
 def nodes() -> list[BaseNode]:
-    made: list[BaseNode] = [
-        TextNode(
-            id_=f"{name}-{number}",
-            text=name,
-            metadata=metadata,
-            relationships={NodeRelationship.SOURCE: RelatedNodeInfo(node_id=name)},
-        )
-        for number, (name, metadata) in enumerate(FILMS)
-    ]
+    made: list[BaseNode] = []
+    for number, (name, held) in enumerate(FILMS):
+        of = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id=name)}
+        made.append(TextNode(id_=f"{name}-{number}", text=name, metadata=held, relationships=of))
     return made[::-1]
 
 
@@ -106,11 +92,8 @@ def test_what_the_mandatory_filter_hides_is_not_counted(make: Callable[..., Know
             assert kb.count("films", filters=attempt) == 4
             assert counts(kb.facets("films", "tenant", filters=attempt)["tenant"]) == {"acme": 4}
             assert "dune" not in [one.document_id for one in kb.documents("films", filters=attempt)]
-            assert {one.value: one.count for one in kb.group_by("films", "genre", filters=attempt)} == {
-                "horror": 2,
-                "comedy": 1,
-                "drama": 1,
-            }
+            groups = {one.value: one.count for one in kb.group_by("films", "genre", filters=attempt)}
+            assert groups == {"horror": 2, "comedy": 1, "drama": 1}
         assert kb.count("films", filters="tenant eq 'rival'") == 0
         assert kb.facets("films", ["genre"], filters="tenant eq 'rival'") == {"genre": []}
 
@@ -124,7 +107,7 @@ def test_filters_that_a_store_can_not_apply_are_checked_here(chroma_index: MakeI
     assert kb.count("films", filters=f"year in ({many}) or year in ({many})") == 3
 
 
-@pytest.mark.parametrize("groups", [1, 99, 101, 250])
+@pytest.mark.parametrize("groups", [1, 101, 250])
 def test_what_was_revoked_in_the_stores_row_alone_is_not_counted(chroma_index: MakeIndex, groups: int) -> None:
     """However many groups a principal has, and whatever the node that is kept beside the row still says."""
     index = chroma_index(nodes(), MODEL)
@@ -140,36 +123,11 @@ def test_what_was_revoked_in_the_stores_row_alone_is_not_counted(chroma_index: M
     assert [one.document_id for one in kb.documents("films", principal=principal)] == ["a"]
 
 
-class Mute(BasePydanticVectorStore):
-    """A store that keeps what it is given, and offers no way to list it."""
-
-    stores_text: bool = True
-
-    @property
-    def client(self) -> None:
-        return None
-
-    def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
-        return [node.node_id for node in nodes]
-
-    def delete(self, ref_doc_id: str, **_: Any) -> None:
-        raise NotImplementedError
-
-    def query(self, query: VectorStoreQuery, **_: Any) -> VectorStoreQueryResult:
-        raise NotImplementedError
-
-
-def over(store: BasePydanticVectorStore) -> KnowledgeBase:
-    context = StorageContext.from_defaults(vector_store=store)
-    return KnowledgeBase([source(index=VectorStoreIndex(nodes(), storage_context=context, embed_model=MODEL))])
-
-
 @pytest.mark.parametrize(
     "bad",
     [
         lambda: KnowledgeSource("films", retriever=MemoryRetriever([])),
         lambda: KnowledgeSource("films", index=SummaryIndex(nodes()), hybrid=False),
-        lambda: source(index=VectorStoreIndex.from_vector_store(Mute(), embed_model=MODEL)),
         lambda: KnowledgeSource("films", retriever_factory=lambda _: MemoryRetriever([])),
     ],
 )
@@ -209,13 +167,10 @@ def test_reading_ends_at_the_deadline() -> None:
         (lambda kb: kb.count("films", filters="year ="), "OData filter, character 6"),
         (lambda kb: kb.count("films", per="page"), "per must be one of document, chunk, got 'page'"),
         (lambda kb: kb.facets("films", []), "fields: expected metadata keys or Facet"),
-        (lambda kb: kb.facets("films", [1]), "fields: expected metadata keys or Facet"),
-        (lambda kb: kb.facets("films", [""]), "fields: expected metadata keys or Facet"),
         (lambda kb: kb.facets("films", ["year", Facet("year", interval=1)]), "a field is given twice"),
         (lambda kb: kb.facets("films", "year", limit=0), "limit must be a whole number of at least 1, got 0"),
         (lambda kb: kb.group_by("films", "year", hits=-1), "hits must be a whole number of at least 0"),
         (lambda kb: kb.documents("films", offset=1.5), "offset must be a whole number of at least 0, got 1.5"),
-        (lambda kb: kb.documents("films", limit=True), "limit must be a whole number"),
         (lambda kb: kb.documents("films", order_by=[("year", "down")]), "order_by: "),
     ],
 )
@@ -245,16 +200,6 @@ def test_a_store_answers_from_its_record(tmp_path: Path) -> None:
     assert listed[0].document_id == f"{name}/carrie.md"
     searched = {node.node.ref_doc_id for node in kb.as_retriever(llm=None).retrieve("film")}
     assert searched <= {one.document_id for one in kb.documents(name)}
-
-    with KnowledgeStore.open(path, embed_model=MODEL) as store:
-        rows = store.metadata(name)
-        first = next(rows)
-        store.documents.delete_document(name, "brazil.md")
-        documents = {first[0], *(document for document, _ in rows)}
-        assert documents == {f"{name}/{film}.md" for film in ("alien", "brazil", "carrie")}
-        assert {document for document, _ in store.metadata(name)} == documents - {f"{name}/brazil.md"}
-        with pytest.raises(ConfigurationError, match="has no source 'books'"):
-            store.metadata("books")
 
 
 class Counting(StoreKind):

@@ -14,7 +14,7 @@ from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.schema import Condition
 from llama_index_agentic_kb.sources.search import MAX_DEPTH, MAX_FOLLOWED
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
-from tests.sources.conftest import Found, MakeIndex
+from tests.sources.conftest import Found
 from tests.sources.conftest import search as search_source
 
 
@@ -69,13 +69,17 @@ def test_one_level_works_as_in_llamaindex() -> None:
     )
 
 
-def test_a_cycle_ends() -> None:
-    """A retriever that stands behind its own node is followed once."""
+@pytest.mark.parametrize("given", ["index", "retriever", "factory"])
+def test_a_cycle_ends(given: str) -> None:
+    """A retriever that stands behind its own node is followed once, a user's own too, which is left as it is."""
     loop = Tree([])
     loop.children = [loop, MemoryRetriever(["rain in Oslo"])]
-    result = search(index_of(IndexNode(text="rain", index_id="loop", obj=loop)))
+    node = IndexNode(text="rain", index_id="loop", obj=loop)
+    over: dict[str, Any] = {"index": {"index": index_of(node)}, "retriever": {"retriever": loop}}
+    found = search_source(KnowledgeSource("x", **over.get(given, {"retriever_factory": lambda _: loop})), "rain")
     assert loop.calls == 1
-    assert "rain in Oslo" in texts(result)
+    assert "rain in Oslo" in texts(found)
+    assert "_handle_recursive_retrieval" not in vars(loop)
 
 
 def test_depth_and_fan_out_are_capped() -> None:
@@ -95,16 +99,6 @@ def test_depth_and_fan_out_are_capped() -> None:
     assert all(isinstance(node.node, IndexNode) for node in result.nodes)
 
 
-def test_forged_objects_are_not_followed(chroma_index: MakeIndex) -> None:
-    """A node that the store's metadata alone knows of never becomes a result."""
-    forged = TextNode(text="FORGED", metadata={"tenant": "acme"})
-    bait = IndexNode(text="rain", index_id="nowhere", obj=forged, metadata={"tenant": "acme"})
-    index = chroma_index([bait, TextNode(text="rain in Paris", metadata={"tenant": "acme"})], HashEmbedding())
-    assert "FORGED" in [node.text for node in index.as_retriever(similarity_top_k=9).retrieve("rain")]
-    for filters in (None, Condition(key="tenant", value="acme")):
-        assert sorted(texts(search(index, filters=filters))) == ["rain", "rain in Paris"]
-
-
 def test_what_is_behind_a_node_must_pass_the_filter() -> None:
     """The effective filter is checked on what comes out, not on the node that led there."""
     inner = MemoryRetriever([TextNode(text="rain", metadata={"tenant": "umbrella"})])
@@ -120,23 +114,3 @@ def test_what_hangs_behind_a_node_is_given_up() -> None:
         index = index_of(IndexNode(text="rain", index_id="h", obj=hanging))
         with pytest.raises(DeadlineExceededError, match="retriever behind an index node"):
             search(index, seconds=0.1)
-
-
-@pytest.mark.parametrize("given", ["retriever", "factory"])
-def test_a_users_own_retriever_is_bounded_too(given: str) -> None:
-    """Its nodes are followed, and a cycle ends; the retriever itself is left as it is."""
-
-    def source_of(tree: Tree) -> KnowledgeSource:
-        if given == "retriever":
-            return KnowledgeSource("plain", retriever=tree)
-        return KnowledgeSource("made", retriever_factory=lambda _: tree)
-
-    leafy = Tree([TextNode(text="leaf")])
-    source = source_of(leafy)
-    loop = Tree([])
-    loop.children = [loop]
-    endless = source_of(loop)
-
-    assert texts(search_source(source, "rain", top_k=5)) == ["leaf"]
-    assert len(search_source(endless, "rain", top_k=5).nodes) == 1
-    assert "_handle_recursive_retrieval" not in vars(leafy)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,16 +76,6 @@ def test_a_request_ends_with_its_call(silent: str) -> None:
         assert type(twin) is type(store)
         assert store.client._client._session is session
         assert session.timeout.read is None
-
-
-def test_a_request_of_a_call_without_a_deadline_ends_too(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits for ever."""
-    monkeypatch.setattr("llama_index_agentic_kb.sources.index.WITHOUT_DEADLINE", 0.1)
-    with httpx.Client(base_url=silent, timeout=None) as session:
-        started = time.monotonic()
-        with pytest.raises(httpx.TimeoutException):
-            with_request_timeouts(store_over(session)).client.count()
-        assert time.monotonic() - started < 10
 
 
 def test_reading_metadata_ends_too(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,15 +32,6 @@ def test_all_sources_are_searched_unless_ruled_out() -> None:
     assert list(selected({"knowledgeSourceName": "wiki", "neverQuerySource": True})) == ["docs"]
 
 
-def test_the_effective_filter_is_the_conjunction() -> None:
-    """Mandatory AND the caller's AND the request's, and nothing where nothing is set."""
-    params = {"knowledgeSourceName": "docs", "filters": C.to_dict()}
-    chosen = selected(params, filters=B)
-    assert chosen["docs"].filters == all_of(A, all_of(B, C))
-    assert chosen["wiki"].filters == B
-    assert selected()["wiki"].filters is None
-
-
 def test_odata_narrows_with_the_rest() -> None:
     """``filterAddOn`` joins the caller's filter and the request's; what is wrong with it is told by its field."""
     params = {"knowledgeSourceName": "docs", "filters": C.to_dict(), "filterAddOn": "d eq 1"}
@@ -49,20 +40,15 @@ def test_odata_narrows_with_the_rest() -> None:
     assert chosen["docs"].caller == all_of(B, C, d)
     assert chosen["docs"].filters == all_of(A, all_of(B, C, d))
     assert chosen["wiki"].filters == B
+    assert chosen["docs"].filters_for(A) == all_of(A, all_of(B, C, d), A)
+    assert chosen["docs"].filters_for(None) is chosen["docs"].filters
+    assert selected()["wiki"].filters is None
     where = (
         r"^knowledgeSourceParams\[docs\]\.filterAddOn: OData filter, character 5: the filter ends, expected: a value"
     )
     for never in (False, True):
         with pytest.raises(InvalidRequestError, match=where):
             selected({"knowledgeSourceName": "docs", "filterAddOn": "d eq", "neverQuerySource": never})
-
-
-def test_a_planners_filter_comes_last() -> None:
-    """A sub-query's filter is mandatory AND caller AND planner; without a planner's it is the source's own."""
-    chosen = selected(filters=B)
-    assert chosen["docs"].filters_for(C) == all_of(A, B, C)
-    assert chosen["docs"].filters_for(None) is chosen["docs"].filters
-    assert chosen["wiki"].filters_for(C) == all_of(B, C)
 
 
 def test_parameters_that_are_not_acted_on_are_told() -> None:

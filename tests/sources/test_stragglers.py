@@ -64,46 +64,29 @@ def test_a_slow_source_costs_its_grace_and_not_its_timeout(native: bool, mode: s
     assert "straggler_grace; None waits for its whole timeout" in made.missing[0].reason
 
 
-def test_the_usual_time_of_a_source_is_waited_for(native: bool) -> None:
-    """What usually takes 0.3 s is not given up after 0.2."""
-    slow = source("slow", 0.3, resilience=Resilience(straggler_grace=0.2))
-    for _ in range(2):
-        made = retrieved(native, slow, source("well"))
-        assert outcomes(made) == {"slow": "ok", "well": "ok"}
-    assert slow.usual_seconds is not None
-    assert slow.usual_seconds >= 0.3
-
-
-def test_twice_the_time_of_the_others_is_waited_for(native: bool) -> None:
-    """Where all are slow, none is given up for being a little slower."""
-    made = retrieved(native, source("slow", 0.6, resilience=Resilience(straggler_grace=0.01)), source("other", 0.4))
-    assert outcomes(made) == {"slow": "ok", "other": "ok"}
+WELL, NOTHING = {"name": "well"}, {"name": "nothing", "texts": []}
+MUST = [{"knowledgeSourceName": "slow", "failOnError": True}]
 
 
 @pytest.mark.parametrize(
-    "resilience", [{"straggler_grace": None}, {"timeout": 0.7}, {"timeout": 0.7, "straggler_grace": None}], ids=repr
+    ("seconds", "resilience", "others", "params"),
+    [
+        pytest.param(0.5, {"straggler_grace": None}, [WELL], [], id="without a grace"),
+        pytest.param(0.5, {"timeout": 0.7}, [WELL], [], id="with a timeout of its own"),
+        pytest.param(0.5, {"straggler_grace": 0.05}, [WELL], MUST, id="a request fails without it"),
+        pytest.param(0.5, {"straggler_grace": 0.05}, [NOTHING], [], id="the others found nothing"),
+        pytest.param(0.5, {"straggler_grace": 0.05}, [], [], id="there are no others"),
+        pytest.param(0.6, {"straggler_grace": 0.01}, [{**WELL, "latency": 0.4}], [], id="all are slow"),
+        pytest.param(0.3, {"straggler_grace": 0.2}, [WELL], [], id="it usually takes so long"),
+    ],
 )
-def test_a_source_may_have_all_its_time(native: bool, resilience: dict[str, Any]) -> None:
-    """Without a grace, or with a timeout of its own, it is waited for."""
-    made = retrieved(native, source("slow", 0.5, resilience=Resilience(**resilience)), source("well"))
-    assert outcomes(made) == {"slow": "ok", "well": "ok"}
-
-
-def test_a_source_with_fail_on_error_has_all_its_time(native: bool) -> None:
-    """A request that fails without it waits for it."""
-    must = [{"knowledgeSourceName": "slow", "failOnError": True}]
-    made = retrieved(
-        native, source("slow", 0.5, resilience=Resilience(straggler_grace=0.05)), source("well"), params=must
-    )
-    assert outcomes(made) == {"slow": "ok", "well": "ok"}
-
-
-def test_without_evidence_there_is_time(native: bool) -> None:
-    """Where the others found nothing, or failed, the slow source may have the answer."""
-    nothing = source("nothing", texts=[])
-    failed = KnowledgeSource("failed", retriever=MemoryRetriever(ANSWER, fault=ValueError("no")))
-    made = retrieved(native, source("slow", 0.5, resilience=Resilience(straggler_grace=0.05)), nothing, failed)
-    assert outcomes(made) == {"slow": "ok", "nothing": "empty", "failed": "error"}
+def test_a_slow_source_is_waited_for(
+    native: bool, seconds: float, resilience: Any, others: list[Any], params: Any
+) -> None:
+    """Where it may have its time, where nothing is gained by not waiting, and twice as long as for the others."""
+    slow = source("slow", seconds, resilience=Resilience(**resilience))
+    made = retrieved(native, slow, *(source(**other) for other in others), params=params)
+    assert outcomes(made)["slow"] == "ok"
 
 
 def test_a_grace_of_nothing_keeps_no_loop_busy(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,13 +117,6 @@ def test_a_later_look_does_not_put_off_an_earlier_one() -> None:
 
     first, second, third = asyncio.run(due())
     assert first == second > third
-
-
-def test_a_single_source_has_all_its_time(native: bool) -> None:
-    """Nothing is gained by not waiting for it."""
-    assert outcomes(retrieved(native, source("slow", 0.5, resilience=Resilience(straggler_grace=0.05)))) == {
-        "slow": "ok"
-    }
 
 
 def test_waiting_for_a_place_is_no_fault_of_the_source() -> None:

@@ -1,40 +1,47 @@
-"""What the store's tests share: an empty store, and files of each kind."""
+"""What the store's tests share: an empty store, a PostgreSQL, and files of each kind."""
 
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from llama_index_agentic_kb.store.directory import DirectoryStore
+from llama_index_agentic_kb.testing import HashEmbedding
+from tests.kills_sessions.postgres import PostgresServer, why_not
 
 if TYPE_CHECKING:
     from llama_index.core.base.embeddings.base import BaseEmbedding
 
 
 @pytest.fixture
-def store(tmp_path: Path, embed_model: BaseEmbedding) -> Iterator[DirectoryStore]:
-    """An empty store."""
-    with DirectoryStore.open(tmp_path / "store", embed_model=embed_model, create=True) as opened:
+def store(tmp_path: Path) -> Iterator[DirectoryStore]:
+    """An empty store of a model that hashes."""
+    with DirectoryStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True) as opened:
         yield opened
 
 
 @pytest.fixture
-def write_pdf() -> Callable[[Path, list[str]], Path]:
-    """A function that writes a PDF with one line of text per page."""
-    return _write_pdf
+def minilm_store(tmp_path: Path, embed_model: BaseEmbedding) -> Iterator[DirectoryStore]:
+    """An empty store of the default model."""
+    with DirectoryStore.open(tmp_path / "minilm", embed_model=embed_model, create=True) as opened:
+        yield opened
 
 
-@pytest.fixture
-def write_docx() -> Callable[[Path, str], Path]:
-    """A function that writes a .docx with a paragraph per line of text."""
-    return _write_docx
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A real server."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with PostgresServer() as server:
+        yield server
 
 
-def _write_pdf(path: Path, pages: list[str]) -> Path:
+def write_pdf(path: Path, pages: list[str]) -> Path:
+    """Write a PDF with one line of text per page."""
     first_page = 4
     kids = " ".join(f"{first_page + 2 * i} 0 R" for i in range(len(pages)))
     objects = [
@@ -61,7 +68,8 @@ def _write_pdf(path: Path, pages: list[str]) -> Path:
     return path
 
 
-def _write_docx(path: Path, text: str) -> Path:
+def write_docx(path: Path, text: str) -> Path:
+    """Write a .docx with a paragraph per line of text."""
     namespace = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
     paragraphs = "".join(f"<w:p><w:r><w:t>{line}</w:t></w:r></w:p>" for line in text.split("\n"))
     document = f'<w:document xmlns:w="{namespace}"><w:body>{paragraphs}</w:body></w:document>'

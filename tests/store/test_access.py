@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,6 @@ def docs(tmp_path: Path) -> Path:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "forged.md").write_text(FORGED)
     return tmp_path / "docs"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[DirectoryStore]:
-    with DirectoryStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True) as opened:
-        yield opened
 
 
 Seen = Callable[..., list[Reference]]

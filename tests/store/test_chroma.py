@@ -28,6 +28,7 @@ FUNCTION = {
     "name": "sentence_transformer",
     "config": {"model_name": "attacker/evil", "device": "cpu", "normalize_embeddings": False, "kwargs": {}},
 }
+CONFIGURATION = {"hnsw": {"space": "cosine"}, "embedding_function": FUNCTION}
 
 
 def _node(name: str, embedding: list[float]) -> TextNode:
@@ -78,13 +79,10 @@ def test_a_directory_can_not_make_the_client_load_a_model(
     server: ChromaServer, tmp_path: Path, loaded: list[object], where: str
 ) -> None:
     """A graph in somebody's store whose configuration names a model is searched, and never added to."""
-    body: dict[str, Any] = {"name": "graph"}
-    if where == "configuration":
-        body["configuration"] = {"hnsw": {"space": "cosine"}, "embedding_function": FUNCTION}
-    else:
-        vectors = {"enabled": True, "config": {"space": "cosine", "embedding_function": FUNCTION, "hnsw": {}}}
-        body["schema"] = {"defaults": {}, "keys": {"#embedding": {"float_list": {"vector_index": vectors}}}}
-    made = _post(server.port, "", body)
+    vectors = {"enabled": True, "config": {"space": "cosine", "embedding_function": FUNCTION, "hnsw": {}}}
+    schema = {"defaults": {}, "keys": {"#embedding": {"float_list": {"vector_index": vectors}}}}
+    body = CONFIGURATION if where == "configuration" else schema
+    made = _post(server.port, "", {"name": "graph", where: body})
     _post(server.port, f"/{made['id']}/add", {"ids": ["1"], "embeddings": [[1.0, 0.0]]})
     server.kill()
     with closing(ChromaDirectory(tmp_path / "served")) as directory:
@@ -105,13 +103,12 @@ def test_questions_to_a_users_own_poisoned_collection_load_nothing(server: Chrom
     """A knowledge base over a ``ChromaVectorStore`` that the user made, with and without a filter."""
     import chromadb  # noqa: PLC0415
 
-    body = {"name": "poisoned-own", "configuration": {"hnsw": {"space": "cosine"}, "embedding_function": FUNCTION}}
-    made = _post(server.port, "", body)
+    made = _post(server.port, "", {"name": "poisoned-own", "configuration": CONFIGURATION})
     node = TextNode(id_="n", text="Snow falls in winter.", metadata={"title": "Oslo", "year": 2001})
     metadata = node_to_metadata_dict(node, remove_text=True, flat_metadata=True)
-    vector = HashEmbedding().get_text_embedding(node.text)
-    row = {"ids": ["n"], "embeddings": [vector], "documents": [node.text], "metadatas": [metadata]}
-    _post(server.port, f"/{made['id']}/add", {**row, "metadatas": [_without_none(metadata)]})
+    known = {key: value for key, value in metadata.items() if value is not None}
+    row = {"embeddings": [HashEmbedding().get_text_embedding(node.text)], "documents": [node.text]}
+    _post(server.port, f"/{made['id']}/add", {"ids": ["n"], **row, "metadatas": [known]})
     opened: Any = chromadb.HttpClient("127.0.0.1", server.port)
     with opened as client:
         collection = client.get_collection("poisoned-own", embedding_function=None)
@@ -124,7 +121,3 @@ def test_questions_to_a_users_own_poisoned_collection_load_nothing(server: Chrom
             parameters = [{"kind": "searchIndex", "knowledgeSourceName": "own", "filterAddOn": filters}]
             kb.retrieve("snow", output_mode="extractiveData", knowledge_source_params=parameters)
     assert loaded == []
-
-
-def _without_none(metadata: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in metadata.items() if value is not None}

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import logging
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,14 +38,6 @@ def network_calls() -> Iterator[list[str]]:
     _watching.clear()
 
 
-def test_importing_the_store_loads_nothing_heavy() -> None:
-    """Importing the room loads neither models, Chroma, file readers nor LlamaIndex."""
-    heavy = ("torch", "transformers", "sentence_transformers", "chromadb", "llama_index", "pandas", "pypdf", "bs4")
-    code = f"import sys, llama_index_agentic_kb.store; print([m for m in {heavy!r} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_packaged_model_loads_quietly_without_network(
     network_calls: list[str], capfd: pytest.CaptureFixture[str], embed_model: BaseEmbedding
 ) -> None:
@@ -60,19 +49,6 @@ def test_packaged_model_loads_quietly_without_network(
     assert sum(x * x for x in vector) == pytest.approx(1.0, abs=1e-3)
     assert network_calls == []
     assert capfd.readouterr() == ("", "")
-
-
-def test_loading_leaves_logging_and_progress_bars_as_they_were(embed_model: BaseEmbedding) -> None:
-    """What is quieted while loading is back afterwards."""
-    from transformers.utils import logging as transformers_logging  # noqa: PLC0415
-
-    level = logging.getLogger("sentence_transformers").level
-    environment = dict(os.environ)
-    before = transformers_logging.is_progress_bar_enabled()
-    default_embed_model()
-    assert transformers_logging.is_progress_bar_enabled() == before
-    assert logging.getLogger("sentence_transformers").level == level
-    assert dict(os.environ) == environment
 
 
 def test_without_package_and_hub_both_remedies_are_named(

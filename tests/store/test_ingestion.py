@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from llama_index.core.embeddings.mock_embed_model import MockEmbedding
@@ -16,6 +16,7 @@ from llama_index_agentic_kb.store import ingest, ingestion, reading, repair_stor
 from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.store.embedding_model import model_tokenizer
 from llama_index_agentic_kb.testing import HashEmbedding
+from tests.store.conftest import write_pdf
 
 FACTS = [
     f"Probe number {i} measured the magnetic field of planet {i}, and sent back {i * 37} images of its moons."
@@ -58,46 +59,43 @@ def test_folder_becomes_a_source(folder: Path, store: DirectoryStore) -> None:
     """A folder's files become documents of a source named after it, with uniform metadata."""
     report = ingest(folder, store, description="Space probes")
     assert report.added == ("probes/deep/er/short.txt", "probes/long.md")
-    nodes = _in_step(store, "probes")
-    assert report.chunks_embedded == len(nodes) > 4
+    short, *others = _in_step(store, "probes")
+    assert report.chunks_embedded == len(others) + 1 > 4
     assert report.seconds > 0
-    assert nodes[0].metadata == {
-        "title": "short",
-        "source": "probes",
-        "document_id": "probes/deep/er/short.txt",
-        "file_path": "deep/er/short.txt",
-        "file_name": "short.txt",
-        "chunk_index": 0,
-    }
-    assert [node.metadata["chunk_index"] for node in nodes[1:]] == list(range(len(nodes) - 1))
-    assert {node.metadata["year"] for node in nodes[1:]} == {2020}
+    own = {"title": "short", "source": "probes", "document_id": "probes/deep/er/short.txt", "chunk_index": 0}
+    assert short.metadata == {**own, "file_path": "deep/er/short.txt", "file_name": "short.txt"}
+    assert [node.metadata["chunk_index"] for node in others] == list(range(len(others)))
+    assert {node.metadata["year"] for node in others} == {2020}
     assert store.sources()[0].description == "Space probes"
 
 
 def test_models_see_title_and_text_alone(folder: Path, store: DirectoryStore) -> None:
-    """Of the metadata, only the title stands in what is embedded and in what a language model reads."""
+    """Of the metadata, the title is embedded; what a language model reads has the page's number too."""
+    write_pdf(folder / "a.pdf", ["Saturn has rings.", "Titan has lakes."])
     ingest(folder, store)
-    node = store.nodes("probes")[0]
-    expected = "title: short\n\nVoyager 2 visited Neptune in 1989."
-    assert node.get_content(metadata_mode=MetadataMode.EMBED) == expected
-    assert node.get_content(metadata_mode=MetadataMode.LLM) == expected
+    shown = {
+        tuple(node.get_content(mode).strip() for mode in (MetadataMode.EMBED, MetadataMode.LLM))
+        for node in store.nodes("probes")
+    }
+    short = "title: short\n\nVoyager 2 visited Neptune in 1989."
+    assert (short, short) in shown
+    assert ("title: a\n\nTitan has lakes.", "page_label: 2\ntitle: a\n\nTitan has lakes.") in shown
 
 
-def test_chunks_fit_the_models_window(tmp_path: Path, store: DirectoryStore) -> None:
+def test_chunks_fit_the_models_window(tmp_path: Path, minilm_store: DirectoryStore) -> None:
     """Title and text with the model's two marks are at most 256 tokens, with long titles and words without spaces."""
     root = tmp_path / "long"
     root.mkdir()
     (root / "a.md").write_text("# " + "A very long title " * 40 + "\n\n" + " ".join(FACTS))
     (root / "b.txt").write_text("abcdefghij" * 400)
     (root / "c.txt").write_text("月は地球の衛星である。" * 200)
-    ingest(root, store)
-    tokenizer = model_tokenizer(store.embed_model)
+    ingest(root, minilm_store)
+    tokenizer = model_tokenizer(minilm_store.embed_model)
     assert tokenizer is not None
-    nodes = _in_step(store, "long")
+    nodes = _in_step(minilm_store, "long")
     sizes = [len(tokenizer(node.get_content(metadata_mode=MetadataMode.EMBED))) + 2 for node in nodes]
-    assert max(sizes) <= 256
-    assert max(sizes) > 200
-    assert str(store.nodes("long")[0].metadata["title"]).endswith("…")
+    assert 200 < max(sizes) <= 256
+    assert str(nodes[0].metadata["title"]).endswith("…")
 
 
 def test_texts_without_words_are_cut_as_fast_as_others(tmp_path: Path) -> None:
@@ -109,34 +107,27 @@ def test_texts_without_words_are_cut_as_fast_as_others(tmp_path: Path) -> None:
 
 
 def test_neighbours_overlap_and_know_their_place(folder: Path, store: DirectoryStore) -> None:
-    """Chunks share text with the next one, and their offsets cut the same text out of the document."""
-    ingest(folder, store, chunk_size=100, chunk_overlap=40)
-    nodes = store.nodes("probes")[1:]
-    text = "\n\n".join(FACTS)
+    """Chunks share text with the next one, their offsets cut it out of the document; another size cuts again."""
+    ingest(folder, store, chunk_size=200, chunk_overlap=0)
+    coarse = len(store.nodes("probes"))
+    report = ingest(folder, store, chunk_size=100, chunk_overlap=40)
+    assert report.updated == ("probes/deep/er/short.txt", "probes/long.md")
+    nodes, text = _in_step(store, "probes")[1:], "\n\n".join(FACTS)
+    assert len(nodes) > coarse
     for node, following in pairwise(nodes):
-        assert node.start_char_idx is not None
-        assert following.start_char_idx is not None
-        assert node.end_char_idx is not None
-        assert text[node.start_char_idx : node.end_char_idx] == node.text
-        assert node.start_char_idx < following.start_char_idx < node.end_char_idx
-
-
-def test_unchanged_files_are_not_embedded_again(folder: Path, store: DirectoryStore) -> None:
-    """A second run, with touched files and a new description, embeds nothing and keeps all ids."""
-    ingest(folder, store)
-    before = store.nodes("probes")
-    os.utime(folder / "long.md", (0, 0))
-    report = ingest([folder], store, description="New words")
-    assert report.unchanged == ("probes/deep/er/short.txt", "probes/long.md")
-    assert (report.added, report.updated, report.deleted, report.failed, report.chunks_embedded) == ((), (), (), (), 0)
-    assert store.nodes("probes") == before
-    assert store.sources()[0].description == "New words"
+        start, end, then = node.start_char_idx, node.end_char_idx, following.start_char_idx
+        assert start is not None is not then
+        assert text[start:end] == node.text
+        assert start < then < (end or 0)
 
 
 def test_only_changed_chunks_are_embedded_again(folder: Path, store: DirectoryStore) -> None:
     """A changed end costs one embedding; old chunks of the end are gone; a changed field costs none."""
     ingest(folder, store)
     total = len(store.nodes("probes"))
+    os.utime(folder / "long.md", (0, 0))
+    assert ingest([folder], store, description="New words").chunks_embedded == 0
+    assert store.sources()[0].description == "New words"
     file = folder / "long.md"
     file.write_text(file.read_text() + " One more sentence.")
     report = ingest(folder, store)
@@ -150,25 +141,6 @@ def test_only_changed_chunks_are_embedded_again(folder: Path, store: DirectorySt
     assert {node.metadata["year"] for node in _in_step(store, "probes")[1:]} == {2021}
     found = store.index("probes").as_retriever(similarity_top_k=1).retrieve("One more sentence.")
     assert found[0].node.metadata["year"] == 2021
-
-
-def test_renamed_files_keep_their_vectors(folder: Path, store: DirectoryStore) -> None:
-    """A renamed file with the same title is a new document with old vectors."""
-    ingest(folder, store)
-    (folder / "long.md").rename(folder / "deep" / "list.md")
-    report = ingest(folder, store)
-    assert (report.added, report.deleted) == (("probes/deep/list.md",), ("probes/long.md",))
-    assert report.chunks_embedded == 0
-    _in_step(store, "probes")
-
-
-def test_other_settings_cut_again(folder: Path, store: DirectoryStore) -> None:
-    """Another chunk size updates the documents it cuts otherwise."""
-    ingest(folder, store)
-    coarse = len(store.nodes("probes"))
-    report = ingest(folder, store, chunk_size=100, chunk_overlap=0)
-    assert report.updated == ("probes/deep/er/short.txt", "probes/long.md")
-    assert len(_in_step(store, "probes")) > coarse
 
 
 def test_gone_files_are_removed(folder: Path, store: DirectoryStore, tmp_path: Path) -> None:
@@ -223,30 +195,6 @@ def test_two_folders_in_one_source(tmp_path: Path, store: DirectoryStore) -> Non
     assert store.documents.documents("x")["a.txt"].root == str(tmp_path / "moved")
 
 
-def test_all_kinds_of_files(
-    tmp_path: Path,
-    store: DirectoryStore,
-    write_pdf: Callable[[Path, Sequence[str]], Path],
-    write_docx: Callable[[Path, str], Path],
-) -> None:
-    """PDF, .docx, HTML, Markdown and text end up in one source; other kinds are named and counted."""
-    root = tmp_path / "mixed"
-    root.mkdir()
-    write_pdf(root / "a.pdf", ["Saturn has rings.", "Titan has lakes."])
-    write_docx(root / "b.docx", "Mars has dust.")
-    (root / "c.HTML").write_text("<title>Venus</title><p>Venus has clouds.")
-    (root / "d.png").write_bytes(b"\x89PNG")
-    report = ingest(root, store)
-    assert (len(report.added), report.skipped, report.failed) == (3, 1, ())
-    assert report.skipped_files == (
-        (str(root / "d.png"), "is of a kind that is not read (.png); text in images is read by ocr=True, --ocr"),
-    )
-    found = store.index("mixed").as_retriever(similarity_top_k=1).retrieve("lakes on Titan")[0].node
-    assert (found.metadata["page_label"], found.metadata["file_name"]) == ("2", "a.pdf")
-    assert found.get_content(MetadataMode.LLM).startswith("page_label: 2\ntitle: a")
-    assert "page_label" not in found.get_content(MetadataMode.EMBED)
-
-
 def test_documents_of_llama_index_are_stored(
     folder: Path, store: DirectoryStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -255,9 +203,8 @@ def test_documents_of_llama_index_are_stored(
         Document(text=f"Page {at} is on snow.", metadata={"file_path": "/in/a.pdf", "page_label": at, "tenant": "acme"})
         for at in (1, 2)
     ]
-    note = Document(
-        id_="note-1", text="# Ice\n\nIce is cold.", metadata={"year": 2024, "bad": float("nan"), "ids": [1]}
-    )
+    odd = {"year": 2024, "bad": float("nan"), "ids": [1]}
+    note = Document(id_="note-1", text="# Ice\n\nIce is cold.", metadata=odd)
     report = ingest(store=store, documents=[*pages, note], source="probes", show_progress=True)
     assert report.added == ("probes/in/a.pdf", "probes/note-1")
     assert "Ingesting probes" in capsys.readouterr().err
@@ -266,16 +213,9 @@ def test_documents_of_llama_index_are_stored(
     assert ingest(folder, store, documents=[note], source="probes").updated == ("probes/note-1",)
     nodes = {node.text: node.metadata for node in store.nodes("probes")}
     assert [nodes[f"Page {at} is on snow."]["page_label"] for at in (1, 2)] == [1, 2]
-    kept = {
-        key: value for key, value in nodes["# Ice\n\nIce is very cold."].items() if key not in ("source", "file_path")
-    }
-    assert kept == {
-        "title": "Ice",
-        "year": 2024,
-        "document_id": "probes/note-1",
-        "file_name": "note-1",
-        "chunk_index": 0,
-    }
+    kept = nodes["# Ice\n\nIce is very cold."]
+    expected = {"title": "Ice", "year": 2024, "document_id": "probes/note-1", "file_name": "note-1", "chunk_index": 0}
+    assert {key: kept[key] for key in kept if key not in ("source", "file_path")} == expected
     assert "tenant" not in nodes["Page 1 is on snow."]
     assert ingest(folder, store).deleted == ()
 
@@ -299,6 +239,7 @@ def test_bad_files_never_stop_the_others(folder: Path, store: DirectoryStore, tm
     (folder / "empty.md").write_text("---\ntitle: Nothing else\n---\n")
     (folder / "broken.pdf").write_bytes(b"%PDF")
     (folder / "gone.md").symlink_to(folder / "nowhere.md")
+    (folder / "d.png").write_bytes(b"\x89PNG")
     Path(os.fsdecode(os.fsencode(str(folder)) + b"/b\xff.txt")).write_text("badly named")
     report = ingest([folder, __file__], store)
     reasons = {Path(path).name: reason for path, reason in report.failed}
@@ -308,6 +249,8 @@ def test_bad_files_never_stop_the_others(folder: Path, store: DirectoryStore, tm
     assert "leads nowhere" in reasons["gone.md"]
     assert reasons["b\\udcff.txt"] == "has a name that is not valid text"
     assert "is not of a kind that is read" in reasons[Path(__file__).name]
+    unread = "is of a kind that is not read (.png); text in images is read by ocr=True, --ocr"
+    assert report.skipped_files == ((str(folder / "d.png"), unread),)
     assert report.added == ("probes/deep/er/short.txt", "probes/long.md")
 
 
@@ -359,24 +302,21 @@ def test_a_folder_that_can_not_be_listed_keeps_its_documents(
 
 def test_hidden_files_and_leaving_symlinks_stay_out(folder: Path, store: DirectoryStore, tmp_path: Path) -> None:
     """Hidden files, hidden folders and links that leave the folder are not read; a link inside it is."""
-    (tmp_path / "secret.txt").write_text("secret")
-    (tmp_path / "outside").mkdir()
-    (tmp_path / "outside" / "secret.txt").write_text("secret")
-    (folder / ".git").mkdir()
-    (folder / ".git" / "secret.txt").write_text("secret")
+    outside = tmp_path / "outside"
+    for parent in (outside, folder / ".git"):
+        parent.mkdir()
+        (parent / "secret.txt").write_text("secret")
     (folder / ".secret.txt").write_text("secret")
-    (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
-    (folder / "linked").symlink_to(tmp_path / "outside")
-    (folder / "loop").symlink_to(folder)
-    (folder / "inside.txt").symlink_to(folder / "deep/er/short.txt")
+    links = {"link.txt": outside / "secret.txt", "linked": outside, "loop": folder}
+    for name, target in (links | {"inside.txt": folder / "deep/er/short.txt"}).items():
+        (folder / name).symlink_to(target)
     report = ingest(folder, store)
     assert report.added == ("probes/deep/er/short.txt", "probes/inside.txt", "probes/long.md")
     assert {Path(path).name for path, _ in report.failed} == {"linked", "link.txt"}
     assert all(reason.startswith("is a symlink that leaves the folder") for _, reason in report.failed)
     assert not any("secret" in node.text for node in _in_step(store, "probes"))
     report = ingest(folder, store, follow_symlinks=True)
-    assert report.added == ("probes/link.txt", "probes/linked/secret.txt")
-    assert report.failed == ()
+    assert (report.added, report.failed) == (("probes/link.txt", "probes/linked/secret.txt"), ())
 
 
 def test_documents_can_not_claim_anothers_identity(tmp_path: Path, store: DirectoryStore) -> None:
@@ -386,36 +326,29 @@ def test_documents_can_not_claim_anothers_identity(tmp_path: Path, store: Direct
     (tmp_path / "plain.md").write_text(f"{forged}ok: 1\n---\nText.")
     ingest([tmp_path / "forged.md", tmp_path / "plain.md"], store)
     forged_node, plain = _in_step(store, "documents")
-    assert plain.metadata.keys() == {
-        *("title", "source", "document_id", "file_path", "file_name", "chunk_index", "ok"),
-    }
+    ours = ("title", "source", "document_id", "file_path", "file_name", "chunk_index")
+    assert plain.metadata.keys() == {*ours, "ok"}
     assert (plain.metadata["source"], plain.metadata["document_id"]) == ("documents", "documents/plain.md")
     assert "_node_type" not in forged_node.metadata
     indexed = store.index("documents").as_retriever().retrieve("Text")
     assert {type(found.node) for found in indexed} == {TextNode}
 
 
-def test_what_was_stored_before_a_failure_stays(tmp_path: Path) -> None:
+def test_what_was_stored_before_a_failure_stays(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the model fails midway, earlier batches stay, later ones come with the next run."""
-    root = tmp_path / "many"
-    root.mkdir()
-    for i in range(300):
-        (root / f"{i:03}.txt").write_text(f"Document {i}")
-    model = BrokenEmbedding(embed_dim=2, embed_batch_size=256)
+    monkeypatch.setattr(ingestion, "_BATCH_CHUNKS", 1)
+    model = BrokenEmbedding(embed_dim=2)
 
     def fail_later(done: int, total: int, path: str) -> None:
-        model.error = "quota used up" if done == 256 else ""
+        model.error = "quota used up"
 
     with DirectoryStore.open(tmp_path / "store", embed_model=model, create=True) as store:
-        with pytest.raises(
-            IngestionError, match=r"embedding model failed: RuntimeError: quota.*run the ingestion again"
-        ):
-            ingest(root, store, progress=fail_later)
-        assert len(_in_step(store, "many")) == 256
+        with pytest.raises(IngestionError, match=r"model failed: RuntimeError: quota.*run the ingestion again"):
+            ingest(folder, store, progress=fail_later)
+        assert len(_in_step(store, "probes")) == 1
         model.error = ""
-        report = ingest(root, store)
-        assert (len(report.added), len(report.unchanged)) == (44, 256)
-        _in_step(store, "many")
+        report = ingest(folder, store)
+        assert (report.added, report.unchanged) == (("probes/long.md",), ("probes/deep/er/short.txt",))
 
 
 @pytest.mark.parametrize("vector", [(1.0, 0.0, 0.0), (float("nan"), 0.0)])
@@ -430,20 +363,23 @@ def test_unusable_vectors_are_refused(tmp_path: Path, vector: tuple[float, ...])
         assert _in_step(store, "documents") == []
 
 
-def test_settings_that_can_not_work_are_refused(folder: Path, store: DirectoryStore) -> None:
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"chunk_size": 300}, r"reads only 254 tokens.*chunk_size=254"),
+        ({"chunk_size": 20}, "at least 80"),
+        ({"chunk_overlap": 200}, "between 0 and half of chunk_size, 127"),
+        ({"paths": []}, "paths is empty"),
+        ({"store": "kb"}, r"open it first, KnowledgeStore\.open\('kb'"),
+        ({"paths": "/"}, "has no name; pass source="),
+        ({"source": ""}, "needs a name"),
+    ],
+    ids=str,
+)
+def test_settings_that_can_not_work_are_refused(
+    folder: Path, minilm_store: DirectoryStore, settings: dict[str, Any], message: str
+) -> None:
     """No paths, and sizes that don't fit each other or the model's window, are refused with the remedy."""
-    with pytest.raises(ConfigurationError, match=r"reads only 254 tokens.*chunk_size=254"):
-        ingest(folder, store, chunk_size=300)
-    with pytest.raises(ConfigurationError, match="at least 80"):
-        ingest(folder, store, chunk_size=20)
-    with pytest.raises(ConfigurationError, match="between 0 and half of chunk_size, 127"):
-        ingest(folder, store, chunk_overlap=200)
-    with pytest.raises(ConfigurationError, match="paths is empty"):
-        ingest([], store)
-    with pytest.raises(ConfigurationError, match=r"open it first, KnowledgeStore\.open\('kb'"):
-        ingest(folder, "kb")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="has no name; pass source="):
-        ingest("/", store)
-    with pytest.raises(ConfigurationError, match="needs a name"):
-        ingest(folder, store, source="")
-    assert store.sources() == []
+    with pytest.raises(ConfigurationError, match=message):
+        ingest(**{"paths": folder, "store": minilm_store, **settings})
+    assert minilm_store.sources() == []

@@ -6,48 +6,34 @@ import itertools
 import random
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from llama_index.core.vector_stores.types import VectorStoreQuery
 from typer.testing import CliRunner
 
 from llama_index_agentic_kb.cli import app
-from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, RetrievalError, StoreMismatchError
+from llama_index_agentic_kb.errors import ConfigurationError, StoreMismatchError
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.knowledge_base import KnowledgeBase
-from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterNode, Principal, matches
-from llama_index_agentic_kb.sources.filters import lower
+from llama_index_agentic_kb.schema import Condition, Principal
 from llama_index_agentic_kb.store import KnowledgeStore, ingest, postgres_search, repair_store
 from llama_index_agentic_kb.store import postgres as postgres_store
-from llama_index_agentic_kb.store.database import Chunk, MetadataValue, StoredDocument
 from llama_index_agentic_kb.store.embedding_model import DEFAULT_EMBED_MODEL
 from llama_index_agentic_kb.testing import HashEmbedding
-from tests.filter_trees import conditions, trees
-from tests.kills_sessions.postgres import PostgresServer, why_not
+from tests.kills_sessions.postgres import PostgresServer
+from tests.store.rows import MODEL, QUERIES, ROWS, asked, put, recall
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
-
-MODEL = HashEmbedding(dimensions=16)
-ROWS = 400
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    """A real server, for these tests alone."""
-    with PostgresServer() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def database(server: PostgresServer) -> str:
-    run(server.url, "CREATE DATABASE kb")
-    return f"postgresql://postgres:hush-hush-9@127.0.0.1:{server.port}/kb"
+def database(postgres: PostgresServer) -> str:
+    run(postgres.url, "CREATE DATABASE kb")
+    return f"postgresql://postgres:hush-hush-9@127.0.0.1:{postgres.port}/kb"
 
 
 @pytest.fixture
@@ -63,42 +49,12 @@ def run(url: str, *statements: str) -> None:
             connection.execute(statement)
 
 
-def metadata_of(at: int) -> dict[str, MetadataValue]:
-    made: dict[str, MetadataValue] = {"tenth": at % 10, "share": at / 4, "name": f"n{at}", "even": at % 2 == 0}
-    return made | ({"team": ["red", "blue"][at % 8 // 4], "É": ""} if at % 4 == 0 else {})
-
-
-VECTORS = np.random.default_rng(3).standard_normal((ROWS, 16)).astype(np.float32)
-
-
-def filled(store: KnowledgeStore) -> KnowledgeStore:
-    """Return a store with rows of known vectors and metadata."""
-    store.documents.put_source("rows")
-    for first in range(0, ROWS, 100):
-        document = StoredDocument("rows", f"{first}", "/o", "/r", "hash", "settings")
-        more: dict[str, MetadataValue] = {"title": "T", "document_id": f"rows/{first}"}
-        chunks = [
-            Chunk(f"n{at}", at, f"text {at} {'pump' * (at == 7)}", metadata_of(at) | more, f"e{at}", 0, 1)
-            for at in range(first, first + 100)
-        ]
-        store.documents.put_document(document, list(zip(chunks, VECTORS[first : first + 100], strict=True)))
-    return store
-
-
 @pytest.fixture(scope="module")
-def rows(server: PostgresServer) -> Iterator[KnowledgeStore]:
-    with KnowledgeStore.open(server.url, embed_model=MODEL, create=True) as store:
-        yield filled(store)
-
-
-def found(store: KnowledgeStore, vector: Any, tree: FilterNode | None = None, top_k: int = 10) -> list[str]:
-    listed = [] if vector is None else [float(part) for part in vector]
-    filters = None if tree is None else lower(tree)
-    query = VectorStoreQuery(query_embedding=listed, similarity_top_k=top_k, filters=filters)
-    return list(store.vectors("rows").search(query)[0].ids or [])
-
-
-# -- the same commands -----------------------------------------------------------------------------------------------
+def rows(postgres: PostgresServer) -> Iterator[KnowledgeStore]:
+    with KnowledgeStore.open(postgres.url, embed_model=MODEL, create=True) as store:
+        put(store)
+        yield store
+        store.remove_source("rows")
 
 
 def test_it_does_what_a_directory_does(url: str, tmp_path: Path) -> None:
@@ -154,32 +110,6 @@ def test_commands(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "hush" not in output
 
 
-# -- searches --------------------------------------------------------------------------------------------------------
-
-VALUES = st.sampled_from([0, 3, 4.0, 2.5, -1, True, False, "red", "blue", "n4", "", "x'; DROP TABLE chunks; --"])
-KEYS = st.sampled_from(["tenth", "share", "name", "even", "team", "absent", "Tenth", "a.b", 'q"', "É", "%s ?"])
-TREES = trees(conditions(KEYS, VALUES).filter(lambda one: "insensitive" not in one.operator))
-
-
-@settings(max_examples=80, suppress_health_check=list(HealthCheck), deadline=None)
-@given(tree=TREES)
-def test_filters_hold_in_sql_as_they_do_in_python(rows: KnowledgeStore, tree: FilterNode) -> None:
-    """Each row is let through by SQL if and only if it matches the tree."""
-    condition, parameters = rows.documents.dialect.filter(tree)
-    matching = rows.documents.rows(f"SELECT node_id FROM chunks WHERE {condition}", parameters)
-    assert {row[0] for row in matching} == {f"n{at}" for at in range(ROWS) if matches(tree, metadata_of(at))}
-
-
-def test_large_filters(rows: KnowledgeStore) -> None:
-    """Values by the ten thousand, and principals with a thousand groups."""
-    many = Condition(key="name", operator="in", value=["n1", *(f"x{at}" for at in range(40_000))])
-    assert found(rows, None, many) == ["n1"]
-    either = [Condition(key=f"group{at}", value=True) for at in range(1_000)]
-    tree = FilterGroup(logic="or", filters=[*either, Condition(key="name", value="n2")])
-    assert found(rows, VECTORS[0], tree) == ["n2"]
-    assert [one.node.node_id for one in rows.lexical("rows").search("text", 5, tree)] == ["n2"]
-
-
 FILTERS = [
     None,
     Condition(key="even", value=True),
@@ -189,25 +119,17 @@ FILTERS = [
 
 
 @pytest.mark.parametrize("indexed", [False, True], ids=["exact", "hnsw"])
-def test_the_nearest_are_found(url: str, monkeypatch: pytest.MonkeyPatch, *, indexed: bool) -> None:
+def test_the_nearest_rows_are_found(url: str, monkeypatch: pytest.MonkeyPatch, *, indexed: bool) -> None:
     """Exactly without an HNSW index, and with one at least 0.99 of them, under each filter; a rebuild keeps them."""
     monkeypatch.setattr(postgres_store, "INDEXED_ROWS", 100 if indexed else 1_000)
     monkeypatch.setattr(postgres_search, "EXACT_ROWS", 150)
-    queries = np.random.default_rng(4).standard_normal((20, 16)).astype(np.float32)
     with KnowledgeStore.open(url, embed_model=MODEL, create=True) as store:
-        filled(store).update_indexes("rows")
+        put(store)
+        store.update_indexes("rows")
         assert repair_store(url, rebuild_all=True).chunks == ROWS
         for tree in FILTERS:
-            hits = 0
-            for query in queries:
-                ids = [at for at in range(ROWS) if tree is None or matches(tree, metadata_of(at))]
-                far = -(VECTORS[ids] @ query) / np.linalg.norm(VECTORS[ids], axis=1)
-                best = [f"n{ids[at]}" for at in np.argsort(far)[:10]]
-                hits += len(set(best) & set(found(store, query, tree)))
-            assert hits >= (198 if indexed else 200)
-        note = store.vectors("rows").search(VectorStoreQuery(query_embedding=queries[0].tolist(), similarity_top_k=3))[
-            1
-        ]
+            assert recall(store, tree) >= (0.99 if indexed else 1)
+        _, note = store.vectors("rows").search(asked(QUERIES[0], top_k=3))
         assert note == ("searched" if indexed else "searched exactly")
 
 
@@ -217,17 +139,6 @@ def test_words_are_weighed_by_how_rare_they_are(rows: KnowledgeStore) -> None:
     assert hits[0].node.node_id == "n7"
     assert (hits[0].score or 0) > 3 * (hits[1].score or 0)
     assert rows.lexical("rows").search("zebra 'quoted\\ | & <->", 3) == []
-
-
-def test_what_can_not_be_searched_is_refused(rows: KnowledgeStore) -> None:
-    """Vectors of another model, and a deadline that has passed."""
-    search = rows.vectors("rows").search
-    with pytest.raises(RetrievalError, match="3 dimensions, those of the store have 16"):
-        search(VectorStoreQuery(query_embedding=[1.0, 2.0, 3.0]))
-    with pytest.raises(AgenticKBError, match="deadline"):
-        search(VectorStoreQuery(query_embedding=[1.0] * 16), deadline=0.0)
-    zeros = VectorStoreQuery(query_embedding=[0.0] * 16, similarity_top_k=1)
-    assert search(zeros)[0].similarities == pytest.approx([np.exp(-1)])
 
 
 def test_nobody_sees_what_he_may_not(url: str, tmp_path: Path) -> None:
@@ -260,9 +171,6 @@ def test_nobody_sees_what_he_may_not(url: str, tmp_path: Path) -> None:
         assert bool(shown) == bool(allowed)
 
 
-# -- writers ---------------------------------------------------------------------------------------------------------
-
-
 def test_many_writers_lose_and_double_nothing(url: str, tmp_path: Path) -> None:
     """Four writers ingest one folder and folders of their own at once."""
     folders = [tmp_path / name for name in ("shared", "a", "b")]
@@ -270,24 +178,15 @@ def test_many_writers_lose_and_double_nothing(url: str, tmp_path: Path) -> None:
         folder.mkdir()
         for at in range(6):
             (folder / f"{at}.md").write_text(f"# {folder.name} {at}\n\n" + f"Words of {folder.name} {at}. " * 100)
-    errors: list[BaseException] = []
     barrier = threading.Barrier(4)
 
     def write(folder: Path) -> None:
-        try:
-            with KnowledgeStore.open(url, embed_model=HashEmbedding(dimensions=16), create=True) as store:
-                barrier.wait(60)
-                ingest(folder, store, source="all" if folder.name != "shared" else "shared")
-        except BaseException as error:
-            errors.append(error)
-            raise
+        with KnowledgeStore.open(url, embed_model=HashEmbedding(dimensions=16), create=True) as store:
+            barrier.wait(60)
+            ingest(folder, store, source="all" if folder.name != "shared" else "shared")
 
-    threads = [threading.Thread(target=write, args=(folder,)) for folder in (*folders, folders[0])]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(write, (*folders, folders[0])))
     with KnowledgeStore.open(url, embed_model=MODEL) as store:
         counts = {info.name: (info.documents, info.chunks) for info in store.sources()}
         one = len(list(store.documents.rows("SELECT 1 FROM chunks WHERE source = 'shared' AND path = '3.md'")))
@@ -298,9 +197,6 @@ def test_many_writers_lose_and_double_nothing(url: str, tmp_path: Path) -> None:
         assert len(set(store.documents.rows(places))) == 6 * one
 
 
-# -- errors ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("wrong", ["postgresql://kb:pass@h:54x/kb", "://", "sqlite:///x.db"])
 def test_an_address_that_is_none_is_refused(wrong: str) -> None:
     """The message says what is expected, and repeats no password."""
@@ -309,19 +205,19 @@ def test_an_address_that_is_none_is_refused(wrong: str) -> None:
     assert "pass@" not in str(failed.value)
 
 
-def test_what_is_missing_is_named(server: PostgresServer, url: str) -> None:
+def test_what_is_missing_is_named(postgres: PostgresServer, url: str) -> None:
     """Another model, a right, a database, the server: each error names the remedy, and none the password."""
     with pytest.raises(ConfigurationError, match=r"no documents in this database.*agentic-kb ingest"):
         KnowledgeStore.open(url, embed_model=MODEL)
     KnowledgeStore.open(url, embed_model=MODEL, create=True).close()
     with pytest.raises(StoreMismatchError, match=r"'postgresql://\*\*\*@127.*made with the embedding model"):
         KnowledgeStore.open(url, embed_model=HashEmbedding(dimensions=8))
-    run(server.url, "CREATE ROLE reader LOGIN PASSWORD 'hush-hush-8'", "CREATE DATABASE bare")
-    bare = f"postgresql://reader:hush-hush-8@127.0.0.1:{server.port}/bare"
+    run(postgres.url, "CREATE ROLE reader LOGIN PASSWORD 'hush-hush-8'", "CREATE DATABASE bare")
+    bare = f"postgresql://reader:hush-hush-8@127.0.0.1:{postgres.port}/bare"
     for wrong, message in {
         bare: "permission denied.*GRANT CREATE ON DATABASE",
         url.replace("/kb", "/no-kb"): "does not exist.*Check the address, the database's name",
-        url.replace(str(server.port), "1"): "[Cc]onnection refused",
+        url.replace(str(postgres.port), "1"): "[Cc]onnection refused",
     }.items():
         with pytest.raises(ConfigurationError, match=f"(?s){message}") as failed:
             postgres_store.PostgresDatabase(wrong, timeout=0.5 if ":1/" in wrong else 10)

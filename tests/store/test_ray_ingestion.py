@@ -79,36 +79,23 @@ class DiedError(Exception):
         self.cause = cause
 
 
-def cluster(fails: Any) -> _Cluster:
-    """Return a cluster whose calls are made at once, and raise what ``fails`` returns for a batch."""
-
-    def get(call: Any) -> Any:
-        if error := fails(call.batch):
-            raise error
-        return SimpleNamespace(added=tuple(path for _, path, _ in call.batch), failed=())
-
-    def remote(source: str, batch: list[File], known: Any) -> Any:
-        return _Call(batch)
-
-    made = _Cluster.__new__(_Cluster)
-    made._ray = SimpleNamespace(
-        wait=lambda calls, num_returns: (calls[:1], calls[1:]), get=get, exceptions=SimpleNamespace(RayError=DiedError)
-    )
-    made._workers = [SimpleNamespace(ingest=SimpleNamespace(remote=remote))]
-    return made
-
-
-class _Call:
-    def __init__(self, batch: list[File]) -> None:
-        self.batch = batch
-
-
 def files(*names: str) -> list[File]:
     return [(f"s3://b/{name}", name, "s3://b") for name in names]
 
 
 def performed(fails: Any, *batches: list[File]) -> tuple[set[str], list[str]]:
-    reports = cluster(fails).perform("docs", deque(batches), {}, lambda *_: None)
+    """Perform batches on a cluster whose calls are made at once, and raise what ``fails`` returns for a batch."""
+
+    def get(batch: list[File]) -> Any:
+        if error := fails(batch):
+            raise error
+        return SimpleNamespace(added=tuple(path for _, path, _ in batch), failed=())
+
+    made = _Cluster.__new__(_Cluster)
+    errors = SimpleNamespace(RayError=DiedError)
+    made._ray = SimpleNamespace(wait=lambda calls, num_returns: (calls[:1], calls[1:]), get=get, exceptions=errors)
+    made._workers = [SimpleNamespace(ingest=SimpleNamespace(remote=lambda source, batch, known: tuple(batch)))]
+    reports = made.perform("docs", deque(batches), {}, lambda *_: None)
     return {one for report in reports for one in report.added}, [url for report in reports for url, _ in report.failed]
 
 
@@ -128,10 +115,7 @@ def test_what_waits_behind_a_death_is_not_blamed() -> None:
         dead[:] = [True] if bad and len(batch) > 1 else []
         return DiedError() if bad or waited else None
 
-    assert performed(fails, files("a", "bad", "c"), files("x"), files("y")) == (
-        {"a", "c", "x", "y"},
-        ["s3://b/bad"],
-    )
+    assert performed(fails, files("a", "bad", "c"), files("x"), files("y")) == ({"a", "c", "x", "y"}, ["s3://b/bad"])
 
 
 def test_symlinks_are_left_out(tmp_path: Path) -> None:
@@ -144,12 +128,6 @@ def test_symlinks_are_left_out(tmp_path: Path) -> None:
     groups = _listed([str(tmp_path / "docs")], None, skipped)
     assert [*groups["docs"].files] == ["a.txt"]
     assert [reason for _, reason in skipped] == ["is a symlink"]
-
-
-def test_a_file_that_kills_its_actors_costs_no_other() -> None:
-    """Its batch is split; it alone is reported."""
-    fails = lambda batch: DiedError() if any(path == "bad" for _, path, _ in batch) else None  # noqa: E731 (one line)
-    assert performed(fails, files("a", "bad", "b"), files("c")) == ({"a", "b", "c"}, ["s3://b/bad"])
 
 
 @pytest.mark.parametrize("outages", [1, TRIES])

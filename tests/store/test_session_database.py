@@ -7,13 +7,14 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # has no types
+import psycopg
 import pytest
 
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, SessionStoreError
@@ -24,7 +25,6 @@ from llama_index_agentic_kb.store.sessions import SessionStore
 from tests.kills_sessions.postgres import PostgresServer, why_not
 
 ANSWER = Answer(text="a")
-needs_postgres = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 
 @pytest.fixture
@@ -35,16 +35,20 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[PostgresServer]:
-    """A real server, for these tests alone."""
+    """A real server, for these tests alone: it is stopped."""
+    if reason := why_not():
+        pytest.skip(reason)
     with PostgresServer() as server:
         yield server
 
 
 @pytest.mark.slow
-@needs_postgres
 def test_tables_are_made_once_in_postgresql(postgres: PostgresServer) -> None:
     """By eight stores that are opened at once."""
-    _open_at_once(postgres.url, threads=8)
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE once")
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: SessionStore(postgres.url.removesuffix("postgres") + "once").close(), range(8)))
 
 
 def test_a_store_is_opened_by_many_at_once(path: Path) -> None:
@@ -55,29 +59,11 @@ def test_a_store_is_opened_by_many_at_once(path: Path) -> None:
         "SessionStore(sys.argv[1]).add_turn('o', '-', 'Q?', Answer())"
     )
     processes = [subprocess.Popen([sys.executable, "-W", "error", "-c", program, str(path)]) for _ in range(2)]
-    _open_at_once(str(path), threads=4)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: SessionStore(path).close(), range(4)))
     assert [process.wait(timeout=120) for process in processes] == [0, 0]
     with SessionStore(path) as store:
         assert len(store.list_sessions("o").sessions) == 2
-
-
-def _open_at_once(url: str, threads: int) -> None:
-    errors: list[Exception] = []
-    barrier = threading.Barrier(threads)
-
-    def open_it() -> None:
-        try:
-            barrier.wait(30)
-            SessionStore(url).close()
-        except Exception as error:  # noqa: BLE001 (told by the main thread)
-            errors.append(error)
-
-    openers = [threading.Thread(target=open_it) for _ in range(threads)]
-    for opener in openers:
-        opener.start()
-    for opener in openers:
-        opener.join()
-    assert errors == []
 
 
 def test_what_is_stored_outlives_the_store(path: Path) -> None:
@@ -168,63 +154,28 @@ def test_a_failing_transaction_leaves_nothing(path: Path) -> None:
     assert store.add_turn("o", turn.session_id, "R?", ANSWER).number == 2
 
 
-def _in_a_child(work: Any) -> int:
-    """Run work in a forked child, and give its exit code."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def _fork(url: str | Path) -> None:
-    with SessionStore(url) as store:
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("database", ["path", pytest.param("postgres", marks=pytest.mark.slow)])
+def test_a_forked_child_goes_on_with_the_store(request: pytest.FixtureRequest, database: str) -> None:
+    """Parent and child both write, each over connections of its own: the child doesn't touch the parent's."""
+    found = request.getfixturevalue(database)
+    with SessionStore(getattr(found, "url", found)) as store:
         turn = store.add_turn("fork", "-", "parent", ANSWER)
-        assert _in_a_child(lambda: store.add_turn("fork", turn.session_id, "child", ANSWER)) == 0
+        if (pid := os.fork()) == 0:
+            try:
+                store.add_turn("fork", turn.session_id, "child", ANSWER)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         store.add_turn("fork", turn.session_id, "parent again", ANSWER)
         asked = [one.query for one in store.get("fork", turn.session_id).turns]
     assert asked == ["parent", "child", "parent again"]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_goes_on_with_the_store(path: Path) -> None:
-    """Parent and child both write, each over connections of its own."""
-    _fork(path)
-
-
-@pytest.mark.slow
-@needs_postgres
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_goes_on_with_postgresql(postgres: PostgresServer) -> None:
-    """The child doesn't touch the parent's connections."""
-    _fork(postgres.url)
     assert sql._inherited == []  # only a child has inherited any
 
 
 @pytest.mark.slow
-@needs_postgres
-def test_a_server_that_comes_back_costs_nothing(postgres: PostgresServer) -> None:
-    """While the server is away a call waits; it is carried out once the server is there, and its deadline holds."""
-    with SessionStore(postgres.url, timeout=60.0) as store:
-        turn = store.add_turn("o", "-", "Q?", ANSWER)
-        postgres.kill()
-        begun = time.monotonic()
-        with pytest.raises(DeadlineExceededError):
-            store.get("o", turn.session_id, deadline=time.monotonic() + 0.5)
-        assert time.monotonic() - begun < 10
-        starting = threading.Timer(0.5, postgres.start)
-        starting.start()
-        assert store.add_turn("o", turn.session_id, "R?", ANSWER).number == 2
-        starting.join()
-
-
-@pytest.mark.slow
-@needs_postgres
 def test_a_server_that_hangs_costs_the_deadline(postgres: PostgresServer) -> None:
     """A server that is stopped in the middle answers nothing: the caller is free at the deadline, and goes on later."""
     with SessionStore(postgres.url, timeout=60.0) as store:

@@ -6,10 +6,10 @@ import asyncio
 import base64
 import hashlib
 import json
-import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,11 @@ from llama_index_agentic_kb.schema.answer import (
     SessionChanges,
     SessionOrder,
     SessionQuery,
+    Turn,
 )
 from llama_index_agentic_kb.store.session_database import labels, turns
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.wire.google_sessions import decode_list_sessions
-from tests.kills_sessions.postgres import PostgresServer, why_not
 from tests.wire.strategies import TEXTS, answers
 
 ANSWER = Answer(
@@ -41,21 +41,12 @@ ANSWER = Answer(
 )
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    """The URL of a real server."""
-    if reason := why_not():
-        pytest.skip(reason)
-    with PostgresServer() as server:
-        yield server.url
-
-
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Each database, one after the other."""
     if request.param == "sqlite":
         return str(tmp_path_factory.mktemp("sessions") / "sessions.db")
-    return str(request.getfixturevalue("postgres"))
+    return str(request.getfixturevalue("postgres").url)
 
 
 @pytest.fixture
@@ -73,6 +64,18 @@ def owner() -> str:
 
 def numbers(session: Session) -> list[int]:
     return [turn.number for turn in session.turns]
+
+
+def attempts(store: SessionStore, owner: str, turn: Turn) -> list[Callable[[], object]]:
+    """Everything that can be done with a session."""
+    return [
+        lambda: store.get(owner, turn.session_id),
+        lambda: store.delete(owner, turn.session_id),
+        lambda: store.update(owner, turn.session_id, SessionChanges(display_name="x")),
+        lambda: store.add_turn(owner, turn.session_id, "S?", ANSWER),
+        lambda: store.get_answer(owner, turn.session_id, turn.answer_id),
+        lambda: store.session_messages(owner, turn.session_id),
+    ]
 
 
 def test_a_session_is_made_by_its_first_turn(store: SessionStore, owner: str) -> None:
@@ -110,14 +113,7 @@ def test_a_session_is_made_changed_and_deleted(store: SessionStore, owner: str) 
         )
 
     assert store._database.transact(left, write=False, deadline=time.monotonic() + 30, what="a test") == 0
-    for again in (
-        lambda: store.get(owner, made.id),
-        lambda: store.delete(owner, made.id),
-        lambda: store.update(owner, made.id, SessionChanges()),
-        lambda: store.add_turn(owner, made.id, "S?", ANSWER),
-        lambda: store.get_answer(owner, made.id, turn.answer_id),
-        lambda: store.session_messages(owner, made.id),
-    ):
+    for again in attempts(store, owner, turn):
         with pytest.raises(NotFoundError, match="no session of this name"):
             again()
 
@@ -126,14 +122,7 @@ def test_owners_see_nothing_of_each_other(store: SessionStore, owner: str) -> No
     """Another owner's session is not found, in the very words of one that is not there."""
     turn = store.add_turn(owner, "-", "Q?", ANSWER)
     mallory = owner + "x"
-    for attempt in (
-        lambda: store.get(mallory, turn.session_id),
-        lambda: store.get_answer(mallory, turn.session_id, turn.answer_id),
-        lambda: store.session_messages(mallory, turn.session_id),
-        lambda: store.add_turn(mallory, turn.session_id, "Q?", ANSWER),
-        lambda: store.update(mallory, turn.session_id, SessionChanges(display_name="stolen")),
-        lambda: store.delete(mallory, turn.session_id),
-    ):
+    for attempt in attempts(store, mallory, turn):
         with pytest.raises(NotFoundError) as refused:
             attempt()
         with pytest.raises(NotFoundError) as missing:
@@ -157,25 +146,19 @@ def test_a_turn_stored_twice_is_stored_once(store: SessionStore, owner: str) -> 
 def test_turns_of_many_threads_and_tasks_keep_one_order(store: SessionStore, owner: str) -> None:
     """32 threads and 32 tasks store into one session: every turn is there once, numbered without a gap."""
     session_id = store.create(owner).id
-    told: list[int] = []
 
-    def add(name: str) -> None:
-        for at in range(3):
-            told.append(store.add_turn(owner, session_id, f"{name}.{at}", ANSWER).number)
+    def add(name: str) -> list[int]:
+        return [store.add_turn(owner, session_id, f"{name}.{at}", ANSWER).number for at in range(3)]
 
-    threads = [threading.Thread(target=add, args=(f"t{at}",)) for at in range(32)]
-    for thread in threads:
-        thread.start()
+    async def tasks() -> list[int]:
+        made = await asyncio.gather(*(store.aadd_turn(owner, session_id, f"a{at}", ANSWER) for at in range(32)))
+        return [turn.number for turn in made]
 
-    async def tasks() -> None:
-        turns = await asyncio.gather(*(store.aadd_turn(owner, session_id, f"a{at}.0", ANSWER) for at in range(32)))
-        told.extend(turn.number for turn in turns)
-
-    asyncio.run(tasks())
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(32) as threads:
+        begun = [threads.submit(add, f"t{at}") for at in range(32)]
+        stored = asyncio.run(tasks()) + [number for one in begun for number in one.result()]
     session = store.get(owner, session_id)
-    assert sorted(told) == numbers(session) == list(range(1, 129))
+    assert sorted(stored) == numbers(session) == list(range(1, 129))
     for at in range(32):  # each thread's own turns are in its order
         mine = [turn.query for turn in session.turns if turn.query.startswith(f"t{at}.")]
         assert mine == [f"t{at}.0", f"t{at}.1", f"t{at}.2"]
@@ -185,39 +168,16 @@ def test_turns_of_many_threads_and_tasks_keep_one_order(store: SessionStore, own
 
 def test_first_turns_at_once_make_one_session(store: SessionStore, owner: str) -> None:
     """A session of a given id is made by its first turn, by many at once too; only where the caller says so."""
-    session_id = uuid.uuid4().hex
+    session_id, asked = uuid.uuid4().hex, [f"Q{at}" for at in range(16)]
     with pytest.raises(NotFoundError):
         store.add_turn(owner, session_id, "Q?", ANSWER)
-
-    def add(at: int) -> None:
-        store.add_turn(owner, session_id, f"Q{at}", ANSWER, may_make=True, user_pseudo_id="u")
-
-    threads = [threading.Thread(target=add, args=(at,)) for at in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(16) as threads:
+        list(threads.map(lambda query: store.add_turn(owner, session_id, query, ANSWER, may_make=True), asked))
     session = store.get(owner, session_id)
-    assert sorted(turn.query for turn in session.turns) == sorted(f"Q{at}" for at in range(16))
-    assert (numbers(session), session.user_pseudo_id) == (list(range(1, 17)), "u")
-    other = owner + "x"
-    store.add_turn(other, session_id, "Mine", ANSWER, may_make=True)
-    assert numbers(store.get(other, session_id)) == [1]
+    assert (sorted(turn.query for turn in session.turns), numbers(session)) == (sorted(asked), list(range(1, 17)))
+    store.add_turn(owner + "x", session_id, "Mine", ANSWER, may_make=True)
+    assert numbers(store.get(owner + "x", session_id)) == [1]
     assert len(store.get(owner, session_id).turns) == 16
-
-
-async def test_the_async_calls_do_the_same(store: SessionStore, owner: str) -> None:
-    """Every call has an async one."""
-    made = await store.acreate(owner, SessionChanges(display_name="N"))
-    turn = await store.aadd_turn(owner, made.id, "Q?", ANSWER)
-    assert (await store.aget(owner, made.id, include_answers=True)).turns == [turn]
-    assert (await store.aget_answer(owner, made.id, turn.answer_id)) == turn.answer
-    assert [one.text for one in await store.asession_messages(owner, made.id)] == ["Q?", "Cameron."]
-    assert (await store.aupdate(owner, made.id, SessionChanges(is_pinned=True))).is_pinned
-    assert [one.id for one in (await store.alist_sessions(owner)).sessions] == [made.id]
-    await store.adelete(owner, made.id)
-    with pytest.raises(NotFoundError):
-        await store.aget(owner, made.id)
 
 
 def test_a_session_is_a_conversation(store: SessionStore, owner: str) -> None:
@@ -226,10 +186,8 @@ def test_a_session_is_a_conversation(store: SessionStore, owner: str) -> None:
     turn = store.add_turn(owner, "-", "A?", Answer(text="a"))
     for name in "BC":
         store.add_turn(owner, turn.session_id, f"{name}?", Answer(text=name.lower()))
-    told = [(one.role, one.text) for one in store.session_messages(owner, turn.session_id)]
-    assert told == [
-        (role, text) for name in "ABC" for role, text in (("user", f"{name}?"), ("assistant", name.lower()))
-    ]
+    found = [(one.role, one.text) for one in store.session_messages(owner, turn.session_id)]
+    assert found == [one for name in "ABC" for one in (("user", f"{name}?"), ("assistant", name.lower()))]
     assert [one.text for one in store.session_messages(owner, turn.session_id, last=1)] == ["C?", "c"]
     with pytest.raises(InvalidRequestError, match="last: at least 1 turn"):
         store.session_messages(owner, turn.session_id, last=0)
@@ -248,13 +206,8 @@ def test_metadata_of_any_kind_become_json(store: SessionStore, owner: str) -> No
     turn = store.add_turn(owner, "-", "Q?", Answer(references=[ChunkReference(metadata=odd)]))
     (reference,) = store.get_answer(owner, turn.session_id, turn.answer_id).references
     assert isinstance(reference, ChunkReference)
-    assert reference.metadata == {
-        "b": "b'\\xff'",
-        "d": "2024-01-31T00:00:00+00:00",
-        "s": [1],
-        "t": [1, None],
-        "n": {"2": float("inf")},
-    }
+    day = "2024-01-31T00:00:00+00:00"
+    assert reference.metadata == {"b": "b'\\xff'", "d": day, "s": [1], "t": [1, None], "n": {"2": float("inf")}}
 
 
 @settings(max_examples=20, suppress_health_check=list(HealthCheck))
@@ -317,9 +270,8 @@ def listed(store: SessionStore, owner: str) -> list[str]:
     ids = []
     for at in range(7):
         labels = ["hidden"] if at % 3 == 0 else ["x", "y"] if at == 1 else []
-        changes = SessionChanges(
-            display_name=f"n{at}", labels=labels, is_pinned=at in (2, 5), user_pseudo_id=f"u{at % 2}"
-        )
+        user = f"u{at % 2}"
+        changes = SessionChanges(display_name=f"n{at}", labels=labels, is_pinned=at in (2, 5), user_pseudo_id=user)
         ids.append(store.create(owner, changes).id)
         time.sleep(0.001)
     return ids
@@ -337,19 +289,19 @@ def paged(store: SessionStore, owner: str, size: int, **query: Any) -> list[str]
             return ids
 
 
-@pytest.mark.parametrize("size", [1, 3, 7, 50])
+@pytest.mark.parametrize("size", [1, 3, 50])
 def test_pages_hold_every_session_once(store: SessionStore, owner: str, listed: list[str], size: int) -> None:
     """Whatever the order and the size of a page, each session is listed once, in order."""
     names = {name: at for at, name in enumerate(listed)}
     assert paged(store, owner, size) == listed[::-1]
-    by_start = [SessionOrder(key="started_at")]
-    assert paged(store, owner, size, order_by=by_start) == listed
-    pinned = [SessionOrder(key="is_pinned", descending=True), SessionOrder(key="started_at")]
-    assert [names[one] for one in paged(store, owner, size, order_by=pinned)] == [2, 5, 0, 1, 3, 4, 6]
-    unpinned = [SessionOrder(key="is_pinned"), SessionOrder(key="updated_at", descending=True)]
-    assert [names[one] for one in paged(store, owner, size, order_by=unpinned)] == [6, 4, 3, 1, 0, 5, 2]
-    by_id = [SessionOrder(key="id", descending=True)]
-    assert len(paged(store, owner, size, order_by=by_id)) == 7
+    for order, expected in (
+        (["started_at"], [0, 1, 2, 3, 4, 5, 6]),
+        (["-is_pinned", "started_at"], [2, 5, 0, 1, 3, 4, 6]),
+        (["is_pinned", "-updated_at"], [6, 4, 3, 1, 0, 5, 2]),
+        (["-id"], [names[one] for one in sorted(listed, reverse=True)]),
+    ):
+        by: Any = [SessionOrder(key=key.lstrip("-"), descending=key[0] == "-") for key in order]
+        assert [names[one] for one in paged(store, owner, size, order_by=by)] == expected
 
 
 def test_pages_go_on_behind_what_was_deleted(store: SessionStore, owner: str, listed: list[str]) -> None:
@@ -363,11 +315,8 @@ def test_pages_go_on_behind_what_was_deleted(store: SessionStore, owner: str, li
     assert [one.id for one in second.sessions] == listed[4:7]
 
 
-LATER = "2999-01-01T00:00:00+00:00"
-
-
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("filters", "found"),
     [
         ("is_pinned=true", [2, 5]),
         ("starred = false AND NOT labels:hidden", [1, 4]),
@@ -381,35 +330,21 @@ LATER = "2999-01-01T00:00:00+00:00"
         ("state = IN_PROGRESS", [0, 1, 2, 3, 4, 5, 6]),
         ("NOT state = IN_PROGRESS", []),
         ('create_time > "1970-01-01T12:00:00Z"', [0, 1, 2, 3, 4, 5, 6]),
-        (f'update_time > "{LATER}"', []),
-        (f'update_time <= "{LATER}"', [0, 1, 2, 3, 4, 5, 6]),
-    ],
-)
-def test_googles_filters_pick_sessions(
-    store: SessionStore, owner: str, listed: list[str], text: str, found: list[int]
-) -> None:
-    """The filter of ListSessions picks what it says."""
-    filters = decode_list_sessions({"filter": text}).filters
-    ids = paged(store, owner, 2, filters=filters, order_by=[SessionOrder(key="started_at")])
-    assert [listed.index(one) for one in ids] == found
-
-
-@pytest.mark.parametrize(
-    ("filters", "found"),
-    [
+        ('update_time > "2999-01-01T00:00:00+00:00"', []),
         (Condition(key="labels", operator="exists", value=True), [0, 1, 3, 6]),
         (Condition(key="labels", operator="nin", value=["hidden", "y"]), [2, 4, 5]),
         (Condition(key="user_pseudo_id", operator="ne", value="u0"), [1, 3, 5]),
         (Condition(key="display_name", operator="nin", value=["n1"]), [0, 2, 3, 4, 5, 6]),
         (FilterGroup(logic="not", filters=[Condition(key="is_pinned", value=True)]), [0, 1, 3, 4, 6]),
-        (Condition(key="id", operator="exists", value=True), [0, 1, 2, 3, 4, 5, 6]),
     ],
+    ids=str,
 )
-def test_our_filters_pick_sessions(
-    store: SessionStore, owner: str, listed: list[str], filters: FilterNode, found: list[int]
+def test_filters_pick_sessions(
+    store: SessionStore, owner: str, listed: list[str], filters: FilterNode | str, found: list[int]
 ) -> None:
-    """So do filter trees with operators that Google's text doesn't have."""
-    ids = paged(store, owner, 50, filters=filters, order_by=[SessionOrder(key="started_at")])
+    """Google's text for ListSessions, and our trees with operators that it doesn't have."""
+    tree = decode_list_sessions({"filter": filters}).filters if isinstance(filters, str) else filters
+    ids = paged(store, owner, 2, filters=tree, order_by=[SessionOrder(key="started_at")])
     assert [listed.index(one) for one in ids] == found
 
 
@@ -432,24 +367,16 @@ def test_lists_that_can_not_be_are_refused(store: SessionStore, owner: str, quer
         store.list_sessions(owner, SessionQuery.model_validate(query))
 
 
-@pytest.mark.parametrize("value", [1 << 70, -(1 << 70), "a", None, 1.5])
+@pytest.mark.parametrize("value", [1 << 70, "a", None, 1.5])
 def test_forged_tokens_are_refused(store: SessionStore, owner: str, listed: list[str], value: object) -> None:
-    """Whatever stands in the place of a time."""
+    """Whatever stands in the place of a time; and a token of another order."""
     token = store.list_sessions(owner, SessionQuery(page_size=1)).next_page_token or ""
     digest, values = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
     forged = base64.urlsafe_b64encode(json.dumps([digest, [value, *values[1:]]]).encode()).decode()
     deep = base64.urlsafe_b64encode(b"[" * 100_000).decode()
-    for one in (forged, deep):
+    for one, order in ((forged, []), (deep, []), (token, [SessionOrder(key="id")])):
         with pytest.raises(InvalidRequestError, match="pageToken"):
-            store.list_sessions(owner, SessionQuery(page_size=1, page_token=one))
-
-
-def test_a_token_is_of_one_order(store: SessionStore, owner: str, listed: list[str]) -> None:
-    """The token of one filter and order doesn't serve for another."""
-    token = store.list_sessions(owner, SessionQuery(page_size=1)).next_page_token
-    other = SessionQuery(page_size=1, page_token=token, order_by=[SessionOrder(key="id")])
-    with pytest.raises(InvalidRequestError, match="pageToken"):
-        store.list_sessions(owner, other)
+            store.list_sessions(owner, SessionQuery(page_size=1, page_token=one, order_by=order))
 
 
 def test_a_deadline_that_has_passed_ends_a_call_at_once(store: SessionStore, owner: str, url: str) -> None:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
-import threading
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from llama_index.core.vector_stores.types import VectorStoreQuery
 
-from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.store import chroma, ingest
 from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.testing import HashEmbedding
 
 _OTHER = """
-import json, sys, time
+import sys
 from llama_index_agentic_kb.store import chroma, ingest
 from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.testing import HashEmbedding
@@ -29,36 +22,29 @@ from llama_index_agentic_kb.testing import HashEmbedding
 chroma.EXACT_ROWS = 0
 stores = {}
 for line in sys.stdin:
-    order = json.loads(line)
-    path = order["store"]
+    path, folder = line.rstrip("\\n").split("\\t")
     if path not in stores:
         stores[path] = DirectoryStore.open(path, embed_model=HashEmbedding())
-    if order["do"] == "ingest":
-        print(json.dumps(len(ingest(order["folder"], stores[path]).added)), flush=True)
-    else:
-        with stores[path].writing():
-            print("held", flush=True)
-            time.sleep(order["seconds"])
+    print(len(ingest(folder, stores[path]).added), flush=True)
 """
 
-Order = Callable[..., Any]
+Order = Callable[[Path, Path], str]
 
 
 @pytest.fixture(scope="module")
 def order() -> Iterator[Order]:
-    """A function that gives an order to another process, which keeps its stores open."""
+    """A function that makes another process, which keeps its stores open, ingest a folder."""
     command = [sys.executable, "-c", _OTHER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None is not stdout
 
-        def give(**what: object) -> Any:
-            stdin.write(json.dumps({key: str(value) for key, value in what.items()}).replace('"1.0"', "1.0") + "\n")
+        def send(path: Path, folder: Path) -> str:
+            stdin.write(f"{path}\t{folder}\n")
             stdin.flush()
             return stdout.readline().strip()
 
-        yield give
+        yield send
         process.kill()
 
 
@@ -100,7 +86,7 @@ def test_processes_see_and_build_upon_what_others_have_written(
         if turn == 1:
             assert len(ingest(folder, kept).added) == 1
         else:
-            assert order(do="ingest", store=kept.path, folder=folder) == "1"
+            assert order(kept.path, folder) == "1"
         assert titles(kept, f"hail of kind{turn} falls") == [name]
         assert kept.outside_graph("docs") == 0
 
@@ -116,80 +102,6 @@ def test_readers_do_not_wait_for_a_writer(kept: DirectoryStore, folder: Path) ->
 
     ingest(folder, kept, progress=look)
     assert seen[-1] == ["Hail"]
-
-
-# -- forks -----------------------------------------------------------------------------------------------------------
-
-
-def _tell(pipe: int, uses: dict[str, Callable[[], object]]) -> None:
-    told = {}
-    for name, use in uses.items():
-        try:
-            told[name] = f"worked: {use()!r}"
-        except ConfigurationError as error:
-            told[name] = str(error)
-    os.write(pipe, json.dumps(told).encode())
-    os.close(pipe)
-
-
-def _heard(pipe: int, pid: int) -> dict[str, str]:
-    """What a child told; a child that hangs is killed."""
-    killer = threading.Timer(20, os.kill, (pid, 9))
-    killer.start()
-    with os.fdopen(pipe, "rb") as file:
-        data = file.read()
-    killer.cancel()
-    return dict(json.loads(data or b"{}"))
-
-
-def _uses(kept: DirectoryStore) -> dict[str, Callable[[], object]]:
-    index, lexical = kept.index("docs"), kept.lexical("docs")
-    retriever = index.as_retriever()
-    retriever.retrieve("snow")
-    lexical.search("snow", 1)
-
-    def open_anew() -> object:
-        with DirectoryStore.open(kept.path, embed_model=HashEmbedding()) as store:
-            return store.index("docs").as_retriever().retrieve("snow")
-
-    return {
-        "sources": kept.sources,
-        "vectors": lambda: retriever.retrieve("snow"),
-        "filtered": lambda: kept.vectors("docs").search(VectorStoreQuery(similarity_top_k=1)),
-        "words": lambda: lexical.search("snow", 1),
-        "metadata": lambda: list(kept.metadata("docs")),
-        "writing": lambda: kept.writing().__enter__(),
-        "opened anew": open_anew,
-        "closed": kept.close,
-    }
-
-
-def _assert_refused(told: dict[str, str]) -> None:
-    assert told.pop("closed") == "worked: None"
-    assert "can't open one any more. Open stores only in the children" in told.pop("opened anew")
-    assert len(told) == 6
-    for name, error in told.items():
-        assert "was forked" in error, name
-        assert "'spawn'" in error, name
-
-
-def test_a_forked_child_is_told_at_once(kept: DirectoryStore) -> None:
-    """Nothing hangs, as Chroma itself would; the parent goes on, and the store opens in a child started otherwise."""
-    uses = _uses(kept)
-    read, write = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: that is the matter here
-        pid = os.fork()
-    if pid == 0:
-        try:
-            _tell(write, uses)
-        finally:
-            os._exit(0)
-    os.close(write)
-    told = _heard(read, pid)
-    os.waitpid(pid, 0)
-    _assert_refused(told)
-    assert titles(kept, "snow") == ["Oslo"]
 
 
 def test_a_child_may_open_what_its_parent_has_not(kept: DirectoryStore) -> None:

@@ -20,6 +20,7 @@ from llama_index_agentic_kb.errors import DeniedError, NotFoundError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, matches
 from llama_index_agentic_kb.server.passages import find_passage
 from llama_index_agentic_kb.sources.stores import store_refusal
+from tests.filter_trees import trees
 from tests.leaks.world import SHARED_KINDS
 from tests.sources.conftest import search, searching
 from tests.stores.kinds import DIMENSIONS, KINDS, Opened, index_over, read_table
@@ -158,20 +159,14 @@ def test_keys_are_no_code_either(filled: Filled) -> None:
 
 
 SIMPLE = [one for name in ("eq", "ne", "gt", "in", "nin") for one in ATOMS[name]]
-TREES: st.SearchStrategy[FilterNode] = st.recursive(
-    st.sampled_from(SIMPLE),
-    lambda inner: st.builds(
-        FilterGroup, logic=st.sampled_from(FilterLogic), filters=st.lists(inner, min_size=1, max_size=3)
-    ),
-    max_leaves=6,
-)
 
 
 def test_groups_of_any_depth_are_applied(filled: Filled) -> None:
-    """Any tree of equalities and orders selects in the store what it selects here."""
+    """Any tree of equalities and orders selects in the store what it selects here; in memory of lists' items too."""
+    more = [*ATOMS["any"], *ATOMS["exists"]] if filled.kind == "in memory" else []
 
-    @settings(max_examples=20, deadline=None, derandomize=True)
-    @given(TREES)
+    @settings(max_examples=50 if filled.kind in ("in memory", "Chroma") else 20, deadline=None, derandomize=True)
+    @given(trees(st.sampled_from([*SIMPLE, *more])))
     def check(tree: FilterNode) -> None:
         assert filled.found(tree) == filled.expected(tree)
 
@@ -184,8 +179,6 @@ def test_the_table_says_what_each_store_can(filled: Filled, operator: str) -> No
     table = dict(read_table())
     assert table[operator][filled.kind] == filled.can(operator)
 
-
-# -- permissions ------------------------------------------------------------------------------------------------------
 
 ACCESS = Permissions(tenant="tenant", owner="owner", users="acl_user_", groups="acl_group_", public="acl_public")
 PEOPLE = [
@@ -320,8 +313,6 @@ def test_a_leak_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
         look("qdrant", 60)
 
 
-# -- words, awaiting -------------------------------------------------------------------------------------------------
-
 FULL_TEXT = ("PostgreSQL", "Qdrant")
 
 
@@ -368,9 +359,6 @@ def test_an_async_door_finds_the_same_on_any_loop(filled: Filled, tree: FilterNo
         assert [node.node_id for node in found.nodes] == there != []
 
 
-# -- counts -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("per", ["document", "chunk"])
 @pytest.mark.parametrize("tree", [None, Condition(key="number", operator=Op.GT, value=1)], ids=["all", "some"])
 def test_counts_and_facets_are_those_of_the_rows(
@@ -385,9 +373,6 @@ def test_counts_and_facets_are_those_of_the_rows(
         counts = [kb.facets("rows", one, filters=tree, per=per, limit=50) for one in fields]
         seen.append((kb.count("rows", filters=tree, per=per), counts))
     assert seen[0] == seen[1]
-
-
-# -- changes ----------------------------------------------------------------------------------------------------------
 
 
 def test_deletes_and_updates_are_seen(filled: Filled, opened: Opened) -> None:

@@ -1,4 +1,4 @@
-"""Generated AnswerQueryRequests, made from Google's own description of the message; and one with every field set."""
+"""Generated AnswerQueryRequests, made from Google's own description of the message."""
 
 from __future__ import annotations
 
@@ -65,99 +65,9 @@ REQUESTS = _messages(g.AnswerQueryRequest.pb().DESCRIPTOR).map(
     lambda data: g.AnswerQueryRequest({"query": {"text": "Q?"}, "serving_config": CONFIGS[0], **data})
 )
 
-FULL = {
-    "serving_config": CONFIGS[2],
-    "query": {"text": "Who?", "query_id": "id"},
-    "session": f"{STORE}/sessions/a1",
-    "safety_spec": {"enable": True, "safety_settings": [{"category": 2, "threshold": 3}]},
-    "related_questions_spec": {"enable": True},
-    "grounding_spec": {"include_grounding_supports": True, "filtering_level": 2},
-    "answer_generation_spec": {
-        "model_spec": {"model_version": "stable"},
-        "prompt_spec": {"preamble": "Be brief."},
-        "include_citations": True,
-        "answer_language_code": "de",
-        "ignore_adversarial_query": True,
-        "ignore_non_answer_seeking_query": True,
-        "ignore_low_relevant_content": False,
-        "ignore_jail_breaking_query": True,
-    },
-    "search_spec": {
-        "search_params": {
-            "max_return_results": 7,
-            "filter": 'color: ANY("red")',
-            "boost_spec": {"condition_boost_specs": [{"condition": "a = 1", "boost": 0.5}]},
-            "order_by": "a desc",
-            "search_result_mode": 2,
-            "data_store_specs": [
-                {
-                    "data_store": STORE,
-                    "filter": "b = 2",
-                    "boost_spec": {
-                        "condition_boost_specs": [
-                            {
-                                "boost_control_spec": {
-                                    "field_name": "f",
-                                    "attribute_type": 2,
-                                    "interpolation_type": 1,
-                                    "control_points": [{"attribute_value": "5D", "boost_amount": -0.5}],
-                                }
-                            }
-                        ]
-                    },
-                    "custom_search_operators": "x",
-                    "num_results": 3,
-                }
-            ],
-        }
-    },
-    "query_understanding_spec": {
-        "query_classification_spec": {"types": [1, 3, 1]},
-        "query_rephraser_spec": {"disable": True, "max_rephrase_steps": 4, "model_spec": {"model_type": 1}},
-        "disable_spell_correction": True,
-    },
-    "user_pseudo_id": "u",
-    "user_labels": {"k": "v"},
-    "end_user_spec": {"end_user_metadata": [{"chunk_info": {"content": "c", "document_metadata": {"title": "t"}}}, {}]},
-}
-"""Every field of v1 but asynchronousMode and the results that take the place of a search."""
 
-READ = {
-    "request": {
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "Who?"}]}],
-        "retrievalReasoningEffort": {"kind": "minimal"},
-        "includeActivity": True,
-        "maxOutputDocuments": 7,
-        "knowledgeSourceParams": [],
-    },
-    "queryId": "id",
-    "session": "a1",
-    "userPseudoId": "u",
-    "userLabels": {"k": "v"},
-    "filters": {"type": "condition", "key": "color", "operator": "in", "value": ["red"]},
-    "resultMode": "chunks",
-    "dataStores": [
-        {
-            "dataStore": STORE,
-            "filters": {"type": "condition", "key": "b", "operator": "eq", "value": 2},
-            "maxResults": 3,
-        }
-    ],
-    "endUserChunks": [{"content": "c", "title": "t"}],
-    "classify": ["adversarialQuery", "jailBreakingQuery"],
-    "maxRephraseSteps": 4,
-    "unsupported": ["boostSpec", "orderBy", "customSearchOperators", "modelVersion"],
-    "preamble": "Be brief.",
-    "language": "de",
-    "includeCitations": True,
-    "ignoreAdversarialQuery": True,
-    "ignoreNonAnswerSeekingQuery": True,
-    "ignoreJailBreakingQuery": True,
-    "ignoreLowRelevantContent": False,
-    "relatedQuestions": True,
-    "groundingSupports": True,
-    "filteringLevel": "high",
-    "safety": True,
-    "safetySettings": [{"category": "dangerousContent", "threshold": "blockOnlyHigh"}],
-}
-"""What it is read as."""
+def at(path: str, value: Any) -> dict[str, Any]:
+    """A request with a value deep inside of it."""
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    return {**value, "query": {"text": "Who?", **value.get("query", {})}}

@@ -116,8 +116,7 @@ def answers(draw: st.DrawFn, *, done: bool = False) -> a.Answer:
         query_classifications=draw(
             st.none()
             | st.lists(
-                st.builds(QueryClassification, type=st.sampled_from(QueryClass), positive=st.booleans()),
-                max_size=2,
+                st.builds(QueryClassification, type=st.sampled_from(QueryClass), positive=st.booleans()), max_size=2
             )
         ),
         skipped_reasons=draw(st.lists(st.sampled_from(SkippedReason), max_size=2)),

@@ -36,6 +36,14 @@ USER = {"messages": [{"role": "user", "content": "Why?"}]}
 INTENT = {"intents": [{"search": "why"}]}
 
 
+def params(of: dict[str, Any] = USER, **fields: Any) -> dict[str, Any]:
+    return {**of, "knowledgeSourceParams": [{"knowledgeSourceName": "a", **fields}]}
+
+
+def index(**fields: Any) -> dict[str, Any]:
+    return {**USER, "targetIndexParams": [{"indexName": "a", **fields}]}
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=[one["about"] for one in EXAMPLES])
 def test_examples_of_the_documents_are_read(example: dict[str, Any]) -> None:
     """In the version that they are written for, from JSON text, as what they mean in the newest names."""
@@ -48,43 +56,25 @@ def test_examples_of_the_documents_are_read(example: dict[str, Any]) -> None:
     [
         (INDEXES, INTENT, "intents: 2025-05-01-preview has no such field"),
         (INDEXES, {**USER, "knowledgeSourceParams": [{"filterAddOn": "a eq 1"}]}, "knowledgeSourceParams"),
-        (INDEXES, {**USER, "outputMode": "answerSynthesis"}, "outputMode"),
         (INDEXES, {"messages": [{"content": "Why?"}]}, "messages.0.role: a role is required"),
-        (
-            INDEXES,
-            {**USER, "targetIndexParams": [{"indexName": "a", "failOnError": True}]},
-            "targetIndexParams.0.failO",
-        ),
-        (INDEXES, {**USER, "targetIndexParams": [{"indexName": "a", "maxDocsForReranker": 0}]}, "0.maxDocsForReranker"),
-        (
-            INDEXES,
-            {**USER, "targetIndexParams": [{"indexName": "a", "rerankerThreshold": 5}]},
-            "targetIndexParams.0.rer",
-        ),
+        (INDEXES, index(failOnError=True), "targetIndexParams.0.failO"),
+        (INDEXES, index(maxDocsForReranker=0), "0.maxDocsForReranker"),
+        (INDEXES, index(rerankerThreshold=5), "targetIndexParams.0.rer"),
         (CONFIGURED, {**USER, "maxRuntimeInSeconds": 3}, "maxRuntimeInSeconds"),
         (CONFIGURED, {**USER, "requestLimits": {"maxOutputDocuments": 3}}, "requestLimits.maxOutputDocuments"),
-        (PREVIEW, {**USER, "targetIndexParams": []}, "targetIndexParams"),
         (PREVIEW, {**USER, "maxOutputDocuments": 5}, "maxOutputDocuments"),
-        (PREVIEW, {**USER, "maxOutputSizeInTokens": 5}, "maxOutputSizeInTokens"),
         (PREVIEW, {**USER, "retrievalReasoningEffort": {"kind": "auto"}}, "it has minimal, low, medium"),
-        (
-            PREVIEW,
-            {**USER, "knowledgeSourceParams": [{"knowledgeSourceName": "a", "neverQuerySource": True}]},
-            "neverQ",
-        ),
-        (PREVIEW, {**USER, "knowledgeSourceParams": [{"knowledgeSourceName": "a", "kind": "file"}]}, "no kind 'file'"),
+        (PREVIEW, params(neverQuerySource=True), "neverQ"),
+        (PREVIEW, params(kind="file"), "no kind 'file'"),
         (PREVIEW, {**USER, "knowledgeSourceParams": {}}, "knowledgeSourceParams: a list is expected"),
         (PREVIEW, {**USER, "knowledgeSourceParams": [3]}, "knowledgeSourceParams.0: an object is expected"),
         (STABLE, USER, "messages: 2026-04-01 has no such field"),
         (STABLE, {**INTENT, "outputMode": "extractiveData"}, "outputMode"),
-        (STABLE, {**INTENT, "maxOutputSize": 5}, "maxOutputSize"),
         (STABLE, {**INTENT, "retrievalReasoningEffort": {"kind": "low"}}, "it has minimal"),
-        (STABLE, {**INTENT, "knowledgeSourceParams": [{"knowledgeSourceName": "a", "alwaysQuerySource": True}]}, "alw"),
-        (NEWEST, {**USER, "outputConfiguration": {}}, "outputConfiguration"),
+        (STABLE, params(INTENT, alwaysQuerySource=True), "alw"),
         (NEWEST, {**USER, "answerInstructions": "Rhyme."}, "answerInstructions"),
         (NEWEST, "{", "body: it is no JSON"),
         (NEWEST, [], "body: an object is expected"),
-        (CONFIGURED, {**USER, "requestLimits": 3}, "requestLimits: an object is expected"),
         (CONFIGURED, {**USER, "outputConfiguration": {"attemptFastPath": "yes"}}, "attemptFastPath: true or false"),
         ("2026-10-01", USER, f"'2026-10-01' is not known; known are {', '.join(VERSIONS)}"),
     ],
@@ -159,55 +149,30 @@ AT = datetime(2025, 5, 30, 21, 23, 25, 944000, tzinfo=UTC)
 LATER = datetime(2025, 5, 30, 21, 23, 26, 128000, tzinfo=UTC)
 EXTRACT = '[{"ref_id":0,"title":"Streets","terms":"Phoenix, Grid","content":"The grid is bright."}]'
 TIMES: dict[str, Any] = {"started_at": AT, "completed_at": LATER}
+PHOENIX = SearchArguments(search="streets of Phoenix at night", filter=Condition(key="page", value=105))
+INTERSTATE = SearchArguments(search="lights of the interstate")
+NIGHT: dict[str, Any] = {"knowledge_source_name": "night", "activity_source": 1}
+PAGES: dict[str, Any] = {"knowledge_source_name": "pages", "activity_source": 2}
+
+
+def searched(number: int, name: str, arguments: SearchArguments, at: datetime, **fields: Any) -> SourceActivity:
+    named = {"id": number, "knowledge_source_name": name, "sub_query_id": f"q{number}"}
+    return SourceActivity(**named, query_time=at, arguments=arguments, **fields)
+
+
 RECORDS: list[Any] = [
     ModelQueryPlanningActivity(
         id=0, input_tokens=1261, output_tokens=270, elapsed_ms=2396, model=ModelInfo(model_name="m"), **TIMES
     ),
-    SourceActivity(
-        id=1,
-        knowledge_source_name="night",
-        sub_query_id="q1",
-        query_time=AT,
-        count=2,
-        candidates=7,
-        elapsed_ms=600,
-        arguments=SearchArguments(search="streets of Phoenix at night", filter=Condition(key="page", value=105)),
-        **TIMES,
-    ),
-    SourceActivity(
-        id=2,
-        type="web",
-        knowledge_source_name="pages",
-        sub_query_id="q2",
-        query_time=LATER,
-        count=0,
-        elapsed_ms=161,
-        arguments=SearchArguments(search="lights of the interstate"),
-    ),
+    searched(1, "night", PHOENIX, AT, count=2, candidates=7, elapsed_ms=600, **TIMES),
+    searched(2, "pages", INTERSTATE, LATER, type="web", count=0, elapsed_ms=161),
     AgenticReasoningActivity(id=3, reasoning_tokens=2622, retrieval_reasoning_effort="low", kept=2, **TIMES),
     ModelAnswerSynthesisActivity(id=4, input_tokens=5821, output_tokens=344, elapsed_ms=3837, calls=1),
 ]
+URL = "https://x.example/104#1"
 REFERENCES = [
-    Reference(
-        id="0",
-        activity_source=1,
-        knowledge_source_name="night",
-        doc_key="page_104",
-        title="Streets",
-        node_id="n",
-        score=0.5,
-        citation_url="https://x.example/104#1",
-    ),
-    Reference(
-        type="web",
-        id="1",
-        activity_source=2,
-        knowledge_source_name="pages",
-        doc_key="page_105",
-        title="Roads",
-        url="https://x.example/105",
-        node_id="o",
-    ),
+    Reference(**NIGHT, id="0", doc_key="page_104", title="Streets", node_id="n", score=0.5, citation_url=URL),
+    Reference(**PAGES, type="web", id="1", doc_key="page_105", title="Roads", url="https://x.example/105", node_id="o"),
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,16 +22,16 @@ from llama_index_agentic_kb.wire.google_sessions import (
     decode_update_session,
     wants_answer_details,
 )
+from tests.wire.google_requests import at
 
+CLASSES = "queryUnderstandingSpec.queryClassificationSpec.types"
+STEPS = "queryUnderstandingSpec.queryRephraserSpec.maxRephraseSteps"
+BOOSTS = "searchSpec.searchParams.boostSpec.conditionBoostSpecs"
 PARAMS = "searchSpec.searchParams"
 
 
 def body(**fields: Any) -> dict[str, Any]:
     return {"query": {"text": "Who?"}, **fields}
-
-
-def params(**fields: Any) -> dict[str, Any]:
-    return body(searchSpec={"searchParams": fields})
 
 
 @pytest.mark.parametrize(
@@ -46,80 +47,57 @@ def params(**fields: Any) -> dict[str, Any]:
         ("[" * 100_000, "body: it is no JSON that can be read: it is nested too deeply"),
         ([], "body: an object is expected, found '[]'"),
         ({}, "query.text: a question is needed"),
-        ({"query": {"text": " "}}, "query.text: a question is needed"),
-        ({"query": {"text": "\ud800"}}, "query.text: "),
-        ({"query": {"text": 3}}, "query.text: "),
-        ({"query": {"text": ["a"]}}, "query.text: "),
+        *(({"query": {"text": text}}, "query.text: ") for text in (" ", "\ud800", 3, ["a"])),
         ({"query": "Who?"}, 'query: Message type Query has no field named "W"'),
         (body(qeury=1), 'body: Message type AnswerQueryRequest has no field named "qeury"'),
-        (
-            body(searchSpec={"searchParams": {"blobs": {}}}),
-            f'{PARAMS}: Message type SearchParams has no field named "b',
-        ),
+        (at(PARAMS, {"blobs": {}}), f'{PARAMS}: Message type SearchParams has no field named "b'),
         (body(searchSpec={"search_params": {}, "searchResultList": {}}), "searchSpec: "),
-        (body(asynchronousMode=True), "asynchronousMode: asynchronous mode is deprecated."),
-        (body(asynchronousMode="true"), "asynchronousMode: Expected true or false"),
-        (body(userPseudoId="x" * 129), "userPseudoId: 129 characters; at most 128"),
         (body(userLabels={str(key): "" for key in range(65)}), "userLabels: 65 labels; at most 64"),
-        (body(userLabels={"": "x"}), "userLabels: a label's key has 1 to 63 characters"),
-        (body(userLabels={"x": None}), "userLabels: expected string"),
-        (
-            body(endUserSpec={"endUserMetadata": [{"chunkInfo": {"content": "x" * 8001}}]}),
-            "endUserSpec.endUserMetadata.0.chunkInfo.content: 8001 characters; at most 8000",
-        ),
-        (
-            body(queryUnderstandingSpec={"queryRephraserSpec": {"maxRephraseSteps": 6}}),
-            "queryUnderstandingSpec.queryRephraserSpec.maxRephraseSteps: a finite number from 0 to 5",
-        ),
-        (
-            body(queryUnderstandingSpec={"queryRephraserSpec": {"maxRephraseSteps": -1}}),
-            "maxRephraseSteps: a finite number from 0 to 5 is expected, found -1",
-        ),
-        (
-            body(queryUnderstandingSpec={"queryClassificationSpec": {"types": ["adversarial_query"]}}),
-            "queryClassificationSpec.types.0: Invalid enum value adversarial_query for enum type Type",
-        ),
-        (
-            body(queryUnderstandingSpec={"queryClassificationSpec": {"types": [6]}}),
-            "types: Type has no such value; it has",
-        ),
-        (body(queryUnderstandingSpec={"queryClassificationSpec": {"types": [None]}}), "types.0: null is not allowed"),
-        (body(groundingSpec={"filteringLevel": -1}), "groundingSpec.filteringLevel: FilteringLevel has no such value"),
-        (
-            body(safetySpec={"safetySettings": [{"category": 1}]}),
-            "safetySpec.safetySettings.0: category and threshold are both needed",
-        ),
-        (body(session="sessions/1"), "session: 'sessions/1' is no resource name"),
-        (body(session="projects/p/locations/l/collections/c/dataStores/d/sessions/s/answers/a"), "session: "),
+        (at(f"{PARAMS}.maxReturnResults", 2**31), "maxReturnResults: "),
         (body(session="projects/p/locations/l/engines/e/sessions/s"), "an engine is named with its collection"),
-        (body(servingConfig="x"), "servingConfig: 'x' is no resource name"),
-        *((params(maxReturnResults=bad), "maxReturnResults: ") for bad in (1.5, " 5", True, 2**31, "9" * 100, "1e999")),
-        (
-            params(maxReturnResults=10_001),
-            "maxReturnResults: a finite number from 0 to 10,000 is expected, found 10001",
-        ),
-        (params(filter="color = red"), f"{PARAMS}.filter, character 9: found 'red', expected: a text"),
-        (params(dataStoreSpecs=[{"dataStore": "x"}]), f"{PARAMS}.dataStoreSpecs.0.dataStore: 'x' is no resource name"),
-        (
-            params(boostSpec={"conditionBoostSpecs": [{"boost": 1.5}]}),
-            f"{PARAMS}.boostSpec.conditionBoostSpecs.0.boost: a finite number from -1 to 1 is expected, found 1.5",
-        ),
-        (
-            params(boostSpec={"conditionBoostSpecs": [{"boost": "NaN"}]}),
-            "boost: a finite number from -1 to 1 is expected, found nan",
-        ),
-        (params(boostSpec={"conditionBoostSpecs": [{}] * 21}), "conditionBoostSpecs: 21 items; at most 20"),
-        (
-            params(boostSpec={"conditionBoostSpecs": [{"condition": "("}]}),
-            f"{PARAMS}.boostSpec.conditionBoostSpecs.0.condition, character 2: the filter ends",
-        ),
     ],
+    ids=lambda one: str(one)[:40],
 )
-def test_what_is_wrong_is_refused_by_its_field(sent: Any, message: str) -> None:
-    """Unknown fields, wrong kinds, two of a oneof, and what is out of a range are refused, and the field is named."""
+def test_what_is_no_request_is_refused(sent: Any, message: str) -> None:
+    """No JSON, unknown fields and two of a oneof are refused, and the place is named."""
     with pytest.raises(InvalidRequestError) as refused:
         decode_answer_query(sent)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("asynchronousMode", True, ": asynchronous mode is deprecated."),
+        ("userPseudoId", "x" * 129, ": 129 characters; at most 128"),
+        ("userLabels", {"": "x"}, ": a label's key has 1 to 63 characters"),
+        (
+            "endUserSpec.endUserMetadata",
+            [{"chunkInfo": {"content": "x" * 8001}}],
+            ".0.chunkInfo.content: 8001 characters;",
+        ),
+        (STEPS, -1, ": a finite number from 0 to 5 is expected, found -1"),
+        (CLASSES, ["adversarial_query"], ".0: Invalid enum value adversarial_query for enum type Type"),
+        (CLASSES, [6], ": Type has no such value; it has"),
+        (CLASSES, [None], ".0: null is not allowed"),
+        ("groundingSpec.filteringLevel", -1, ": FilteringLevel has no such value"),
+        ("safetySpec.safetySettings", [{"category": 1}], ".0: category and threshold are both needed"),
+        ("session", "sessions/1", ": 'sessions/1' is no resource name"),
+        ("session", "projects/p/locations/l/collections/c/dataStores/d/sessions/s/answers/a", ": "),
+        ("servingConfig", "x", ": 'x' is no resource name"),
+        *((f"{PARAMS}.maxReturnResults", bad, ": ") for bad in (1.5, " 5", True, "1e999", 10_001)),
+        (f"{PARAMS}.filter", "color = red", ", character 9: found 'red', expected: a text"),
+        (f"{PARAMS}.dataStoreSpecs", [{"dataStore": "x"}], ".0.dataStore: 'x' is no resource name"),
+        (BOOSTS, [{"boost": "NaN"}], ".0.boost: a finite number from -1 to 1 is expected, found nan"),
+        (BOOSTS, [{}] * 21, ": 21 items; at most 20"),
+        (BOOSTS, [{"condition": "("}], ".0.condition, character 2: the filter ends"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_its_field(path: str, value: Any, message: str) -> None:
+    """Wrong kinds and what is out of a range are refused, and the field is named."""
+    with pytest.raises(InvalidRequestError) as refused:
+        decode_answer_query(at(path, value))
+    assert path + message in str(refused.value)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +119,7 @@ def test_the_path_and_the_body_name_one_serving_config() -> None:
 @pytest.mark.parametrize("five", [5, 5.0, "5", "5.0", "05", "5e0", "0.5e1"])
 def test_numbers_are_taken_as_protobuf_takes_them(five: Any) -> None:
     """Whole numbers may be decimal or text."""
-    assert decode_answer_query(params(maxReturnResults=five)).request.max_output_documents == 5
+    assert decode_answer_query(at(f"{PARAMS}.maxReturnResults", five)).request.max_output_documents == 5
 
 
 @pytest.mark.parametrize("level", ["FILTERING_LEVEL_HIGH", 2, "2", 2.0])
@@ -162,19 +140,10 @@ def test_null_is_not_set_and_false_is_not_null() -> None:
 
 def test_results_that_are_brought_along_are_read_in_their_order() -> None:
     """Segments count only without contexts; an empty list is no search at all, which differs from none."""
+    contexts, segments = {"documentContexts": [{"content": "a"}]}, {"extractiveSegments": [{"content": "b"}]}
     given = [
-        {
-            "unstructuredDocumentInfo": {
-                "documentContexts": [{"content": "a"}],
-                "extractiveSegments": [{"content": "b"}],
-            }
-        },
-        {
-            "unstructuredDocumentInfo": {
-                "extractiveSegments": [{"content": "b"}],
-                "extractiveAnswers": [{"content": "c"}],
-            }
-        },
+        {"unstructuredDocumentInfo": {**contexts, **segments}},
+        {"unstructuredDocumentInfo": {**segments, "extractiveAnswers": [{"content": "c"}]}},
         {"chunkInfo": {"content": "d", "documentMetadata": {"title": "T"}}},
         {},
     ]
@@ -187,34 +156,31 @@ def test_results_that_are_brought_along_are_read_in_their_order() -> None:
     assert decode_answer_query(body(searchSpec={})).search_results is None
 
 
+NAMES = ["query", "text", "searchSpec", "searchParams", "filter", "session", "x", "types", "enable"]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                ["query", "text", "searchSpec", "searchParams", "filter", "session", "x", "types", "enable"]
-            ),
-            inner,
-            max_size=4,
-        )
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=4),
     max_leaves=12,
 )
+DECODERS: list[Callable[..., Any]] = [
+    decode_answer_query,
+    decode_check_grounding,
+    decode_rank,
+    decode_create_session,
+    decode_update_session,
+]
 
 
 @given(JSON)
 def test_whatever_is_sent_is_read_or_refused(data: Any) -> None:
     """No data raises anything but the one error for bad requests."""
-    for decode in (
-        decode_answer_query,
-        decode_check_grounding,
-        decode_rank,
-        decode_create_session,
-        decode_update_session,
-    ):
+    for decode in DECODERS:
         with contextlib.suppress(InvalidRequestError):
             decode(json.dumps(data))
+
+
+RANKING = "projects/p/locations/l/rankingConfigs/r"
+CANDIDATE = {"answerCandidate": "a"}
 
 
 @pytest.mark.parametrize(
@@ -222,23 +188,14 @@ def test_whatever_is_sent_is_read_or_refused(data: Any) -> None:
     [
         (decode_check_grounding, {}, "answerCandidate: an answer to check is needed"),
         (decode_check_grounding, {"answerCandidate": "a. " * 2049}, "answerCandidate: 4098 tokens; at most 4096"),
-        (decode_check_grounding, {"answerCandidate": "a", "facts": [{}] * 201}, "facts: 201 items; at most 200"),
+        (decode_check_grounding, {**CANDIDATE, "facts": [{}] * 201}, "facts: 201 items; at most 200"),
+        (decode_check_grounding, {**CANDIDATE, "facts": [{"factText": "x" * 10_001}]}, "facts.0.factText: 10001 char"),
         (
             decode_check_grounding,
-            {"answerCandidate": "a", "facts": [{"factText": "x" * 10_001}]},
-            "facts.0.factText: 10001 characters; at most 10000",
+            {**CANDIDATE, "groundingSpec": {"citationThreshold": 1.1}},
+            "citationThreshold: a fin",
         ),
-        (
-            decode_check_grounding,
-            {"answerCandidate": "a", "groundingSpec": {"citationThreshold": 1.1}},
-            "groundingSpec.citationThreshold: a finite number from 0 to 1",
-        ),
-        (decode_check_grounding, {"answerCandidate": "a", "groundingConfig": "x"}, "groundingConfig: 'x' is no"),
-        (
-            decode_check_grounding,
-            {"answerCandidate": "a", "groundingConfig": "projects/p/locations/l/rankingConfigs/r"},
-            "is no resource name of the form projects/{project}/locations/{location}/groundingConfigs/{config}",
-        ),
+        (decode_check_grounding, {**CANDIDATE, "groundingConfig": RANKING}, "locations/{location}/groundingConfigs/"),
         (decode_rank, {"records": []}, "records: records to rank are needed"),
         (decode_rank, {"records": [{"title": "a"}, {"id": "1"}]}, "records.1: a title or content is needed"),
         (decode_rank, {"records": [{"title": "a"}] * (MAX_RECORDS + 1)}, "records: 201 items; at most 200"),
@@ -246,9 +203,7 @@ def test_whatever_is_sent_is_read_or_refused(data: Any) -> None:
         (decode_create_session, {"turns": [{}]}, "session.turns: turns are made by answering"),
         (decode_create_session, {"isPinned": "yes"}, "isPinned: Expected true or false"),
         (decode_list_sessions, {"pageSize": "-1"}, "pageSize: a finite number from 0 to"),
-        (decode_list_sessions, {"orderBy": "title"}, "orderBy: can't read 'title'"),
         (decode_list_sessions, {"orderBy": "update_time down"}, "orderBy: can't read 'update_time down'"),
-        (decode_list_sessions, {"orderBy": "update_time,"}, "orderBy: can't read ''"),
         (decode_list_sessions, {"filter": "title = a"}, "filter: there is no field 'title'"),
         (decode_list_sessions, {"filter": "state = OPEN"}, "filter: Session.State has no value 'OPEN'"),
         (wants_answer_details, {"includeAnswerDetails": "yes"}, "includeAnswerDetails: 'yes' is neither"),
@@ -264,12 +219,8 @@ def test_the_other_methods_refuse_by_field_too(decode: Any, sent: Any, message: 
 
 def test_an_empty_mask_changes_all_and_a_page_has_an_end() -> None:
     """Without a mask what is left out goes to its default; a page holds at most 1000."""
-    assert decode_update_session({"isPinned": True}).model_dump(by_alias=False) == {
-        "display_name": "",
-        "labels": [],
-        "is_pinned": True,
-        "user_pseudo_id": "",
-    }
+    whole = {"display_name": "", "labels": [], "is_pinned": True, "user_pseudo_id": ""}
+    assert decode_update_session({"isPinned": True}).model_dump(by_alias=False) == whole
     assert decode_update_session({"displayName": "x"}, "displayName").to_dict() == {"displayName": "x"}
     assert decode_list_sessions({"pageSize": "5000"}).page_size == 1000
     assert decode_list_sessions({}).page_size == 50

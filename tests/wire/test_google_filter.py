@@ -12,15 +12,8 @@ from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema import matches, to_odata
 from llama_index_agentic_kb.wire.google_filter import parse_filter
 
-DOCUMENT = {
-    "color": "red",
-    "year": 1969,
-    "score": 0.5,
-    "public": True,
-    "date": "2024-01-31",
-    "tags": ["a", "b"],
-    "x": 'q"\\',
-}
+FIELDS = {"color": "red", "year": 1969, "score": 0.5, "public": True}
+DOCUMENT = {**FIELDS, "date": "2024-01-31", "tags": ["a", "b"], "x": 'q"\\'}
 
 
 @pytest.mark.parametrize(
@@ -36,19 +29,13 @@ DOCUMENT = {
         ("year: IN(*, 1969i)", "year le 1969", True),
         ("year: IN(1.9e3e, *)", "year gt 1900.0", True),
         ("year: IN(*, *)", "year ne null", True),
-        ("score >= 0.5", "score ge 0.5", True),
-        ("score<0.5", "score lt 0.5", False),
-        ("score > -1", "score gt -1", True),
-        ("year = 1969", "year eq 1969", True),
         ("public = true", "public eq true", True),
         ('date > "2024-01-01"', "date gt '2024-01-01'", True),
         ('NOT color: ANY("red")', "not (color eq 'red')", False),
         ('-color: ANY("blue")', "not (color eq 'blue')", True),
         ('NOT missing: ANY("x")', "not (missing eq 'x')", False),
         ("year > 1 AND score > 0 AND public = true", "(year gt 1 and score gt 0 and public eq true)", True),
-        ("year < 1 OR score > 0", "(year lt 1 or score gt 0)", True),
         ("(year < 1 OR score > 0) AND NOT (year = 2 OR year = 3)", None, True),
-        ("((year = 1969))", "year eq 1969", True),
         ('color: ANY("red") AND year: IN(1900, *)', "(color eq 'red' and year ge 1900)", True),
     ],
 )
@@ -58,11 +45,6 @@ def test_a_filter_means_what_googles_does(text: str, odata: str | None, holds: b
     assert tree is not None
     assert odata is None or to_odata(tree) == odata
     assert matches(tree, DOCUMENT) is holds
-
-
-def test_an_empty_filter_is_none() -> None:
-    """Google takes an empty text for no filter."""
-    assert parse_filter(" ") is None
 
 
 @pytest.mark.parametrize(
@@ -76,29 +58,19 @@ def test_an_empty_filter_is_none() -> None:
         ("a != 1", "found '!', expected: one of < <= > >= = (not equal is NOT field = value), ':'"),
         ("a: ANY()", 'expected: a text in double quotes ("acme")'),
         ("a: ANY(red)", "filter, character 8: found 'red', expected: a text in double quotes"),
-        ("a: ANY('red')", "text stands in double quotes"),
         ('a: ANY("red)', "text stands in double quotes, closed by another"),
         (r'a: ANY("\n")', r"only \" and \\ may follow a backslash"),
         ("a: IN(x, 1)", "expected: a number or *"),
-        ("a: IN(1 2)", "found '2', expected: ','"),
-        ("a: red", 'expected: ANY("..."), IN(lower, upper)'),
         ("a = red", 'expected: a text in double quotes ("acme"), a number, true, false'),
-        ("a = 5i", "found '5i', expected: a text"),
         ("a = 1 b = 2", "filter, character 7: found 'b', expected: AND, OR, the end"),
-        ("a = 1 and b = 2", "found 'and', expected: AND, OR, the end"),
-        ("(a = 1", "the filter ends, expected: ')'"),
-        ("a = 1)", "found ')', expected: the end"),
         ("AND", "found 'AND', expected: a field, NOT, '('"),
-        ("NOT", "the filter ends, expected: a field"),
         ('GEO_DISTANCE(a, "Oslo", 10)', "GEO_DISTANCE is not supported"),
         ("a = " + "9" * 50, "is too large or too long a number"),
         ("a = 9223372036854775808", "is too large or too long a number"),
-        ("a = 1e999", "is too large or too long a number"),
         ("_node_content = 1", "is no field of a document"),
         ("(" * 40 + "a = 1" + ")" * 40, "at most 32 parentheses may stand inside each other"),
         ("a = 1 AND " * 10_000, "100000 characters; at most 65536 are read"),
         ("a: ANY(" + '"",' * 5_001 + '"")', "at most 5000 values are read"),
-        ("€ = 1", "found '€', expected: a field"),
     ],
 )
 def test_what_is_no_filter_is_refused_with_place_and_remedy(text: str, message: str) -> None:

@@ -7,7 +7,6 @@ import pytest
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.wire.google_names import (
     SessionName,
-    check_config_name,
     parse_answer_name,
     parse_parent,
     parse_serving_config,
@@ -33,13 +32,6 @@ def test_names_are_written_as_they_were_read(parent: str) -> None:
     session, answer = parse_answer_name(f"{parent}/sessions/-/answers/a")
     assert (session, answer) == (SessionName(parse_parent(parent), "-"), "a")
     assert session.answer("a") == f"{parent}/sessions/-/answers/a"
-
-
-def test_configs_are_named_too() -> None:
-    """Grounding and ranking configs have no data store above them."""
-    for kind, field in (("groundingConfigs", "groundingConfig"), ("rankingConfigs", "rankingConfig")):
-        name = f"projects/p/locations/global/{kind}/default"
-        check_config_name(name, field)
 
 
 @pytest.mark.parametrize(
