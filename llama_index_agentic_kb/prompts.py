@@ -253,6 +253,10 @@ from, what a correction leaves standing. Plan a question that stands alone, or c
 before it."""
 """The planner's rule for a question that follows a conversation."""
 
+TODAY: Final = """\
+Today is {today}: count "last month" and the like from it; a plan that has no such words does not name it."""
+"""The planner's rule for relative dates. Variable: ``today``."""
+
 CLASSIFICATION: Final = """\
 Before you plan, judge what the question is, read in its conversation. Each verdict is true or false, nothing else:
 {classes}

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import date
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
@@ -55,6 +56,7 @@ from llama_index_agentic_kb.prompts import (
     ON_SEARCHING,
     PLANNER_TEMPLATE,
     REVISION_TEMPLATE,
+    TODAY,
     TOOL_TEMPLATE,
     as_data,
     shortened,
@@ -102,8 +104,14 @@ _DECODER: Final = json.JSONDecoder()
 class PlanningModel:
     """The language model that plans, with its prompts by the names that ``update_prompts`` uses."""
 
-    def __init__(self, model: LanguageModel, spotlighting: Spotlighting | None = "delimit") -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        spotlighting: Spotlighting | None = "delimit",
+        today: Callable[[], date] = date.today,
+    ) -> None:
         self.model = model
+        self.today = today
         self.spotlighting = spotlighting
         self.structured = True  # set to False once the server refuses structured output
         self.prompts: dict[str, BasePromptTemplate] = {
@@ -224,6 +232,7 @@ def _messages(
         rules += f"\n- {FILTERS}"
     if scope.history:
         rules += f"\n- {FOLLOW_UP}"
+    rules += f"\n- {TODAY.format(today=models.today().isoformat())}"
     turns = [f"{role}: {one_line(text, HISTORY_CHARACTERS)}" for role, text in scope.history[-HISTORY_MESSAGES:]]
     messages = models.prompts["planner_prompt"].format_messages(
         llm=models.model.llm,

@@ -19,9 +19,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from llama_index_agentic_kb.search.tokenizing import FUNCTION_WORDS, detect_language, split_words
+
+VectorOf: TypeAlias = Callable[[str], Sequence[float]]
 
 OWN_WEIGHT: Final = 0.5
 LONG_OWN_WEIGHT: Final = 1.5
@@ -151,15 +156,12 @@ class FollowUp:
         expanded, topic = f"{question} {' '.join(added)}", () if names else _repeated(reply, [*said, *added])
         return cls(question, expanded, earlier, is_loose, is_unsure, reply[:REPLY_CHARACTERS], topic)
 
-    def drift(self, vector_of: Callable[[str], Sequence[float]]) -> float | None:
+    def drift(self, vector_of: VectorOf) -> float | None:
         """Return the cosine between the message and the earlier ones; None without earlier ones."""
         history = self.history(vector_of)
-        if history is None:
-            return None
-        own = _unit(vector_of(self.question))
-        return max(-1.0, min(1.0, sum(part * past for part, past in zip(own, history, strict=True))))
+        return None if history is None else float(np.clip(_unit(vector_of(self.question)) @ history, -1, 1))
 
-    def settled(self, vector_of: Callable[[str], Sequence[float]]) -> FollowUp:
+    def settled(self, vector_of: VectorOf) -> FollowUp:
         """Return how the message is searched, now that its drift is known."""
         drift = self.drift(vector_of) if self.expanded else None
         if drift is None or drift >= SURE_DRIFT:
@@ -179,20 +181,22 @@ class FollowUp:
         """The texts whose vectors the other methods need."""
         return [self.question, *filter(None, [self.expanded, self.reply]), *self.earlier]
 
-    def vector(self, vector_of: Callable[[str], Sequence[float]]) -> list[float]:
+    def vector(self, vector_of: VectorOf) -> list[float]:
         """Return the query vector."""
         own = list(vector_of(self.question))
         if self.expanded is None:
             return own
         is_long = len(_content(split_words(_core(self.question)))) > _ARTICLE_WORDS
-        weight = LONG_OWN_WEIGHT if is_long else OWN_WEIGHT
-        made = _sum([(weight, _unit(own)), (1, _unit(vector_of(self.expanded)))])
-        return _sum([(1, _unit(made)), (REPLY_WEIGHT, _unit(vector_of(self.reply)))]) if self.reply else made
+        made = (LONG_OWN_WEIGHT if is_long else OWN_WEIGHT) * _unit(own) + _unit(vector_of(self.expanded))
+        if self.reply:
+            made = _unit(made) + REPLY_WEIGHT * _unit(vector_of(self.reply))
+        return list(map(float, made))
 
-    def history(self, vector_of: Callable[[str], Sequence[float]]) -> list[float] | None:
+    def history(self, vector_of: VectorOf) -> NDArray[np.float64] | None:
         """Return the weighted sum of the earlier messages' vectors, of unit length; None without earlier messages."""
-        weighted = [(DECAY**age, _unit(vector_of(text))) for age, text in enumerate(self.earlier)]
-        return _unit(_sum(weighted)) if weighted else None
+        if not self.earlier:
+            return None
+        return _unit(np.sum([DECAY**age * _unit(vector_of(text)) for age, text in enumerate(self.earlier)], axis=0))
 
 
 def leans(question: str) -> bool:
@@ -300,12 +304,6 @@ def _content(words: Sequence[str]) -> list[str]:
     return [word for word in words if word not in ignored]
 
 
-def _unit(vector: Sequence[float]) -> list[float]:
-    length = sum(part * part for part in vector) ** 0.5
-    return [part / length for part in vector] if length else list(vector)
-
-
-def _sum(weighted: Sequence[tuple[float, Sequence[float]]]) -> list[float]:
-    return [
-        sum(parts) for parts in zip(*([weight * part for part in vector] for weight, vector in weighted), strict=True)
-    ]
+def _unit(vector: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+    made = np.asarray(vector, np.float64)
+    return made / (float(np.linalg.norm(made)) or 1.0)

@@ -124,7 +124,7 @@ class ScopeIndex:
 
     def prototypes_of(self, documents: Collection[str]) -> Floats:
         """Return the prototypes of some documents; unknown documents have none."""
-        at = [place for place, document in enumerate(self.documents) if document in documents] if documents else []
+        at = sorted(self.documents.index(one) for one in documents if one in self.documents)
         ends = np.append(self.starts, len(self.prototypes))[1:]
         rows = [row for place in at for row in range(int(self.starts[place]), int(ends[place]))]
         return self.prototypes[rows]

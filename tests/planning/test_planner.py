@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from datetime import date
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import given, settings
@@ -226,6 +228,19 @@ def test_the_prompt_holds_sources_and_conversation() -> None:
         f"<conversation>\n{shown}\n</conversation>\n\nQuestion: {QUESTION}\nPlan:"
     )
     assert "At most 3 sub-queries" in str(llm.calls[0][0].content)
+
+
+def test_relative_dates_count_from_today() -> None:
+    """The date stands among the rules: the last message, by which recorded replies are found, is the same every day."""
+    llm, lasts = ScriptedLLM(WELL), set()
+    for day in (28, 29):
+        asked = planner(llm)
+        asked.today = partial(date, 2024, 2, day)
+        plan(asked, question="What was decided last month?")
+        rules, last = (str(message.content) for message in llm.calls[-1])
+        assert f"Today is 2024-02-{day}" in rules
+        lasts.add(last)
+    assert len(lasts) == 1
 
 
 def test_no_text_closes_its_block() -> None:
