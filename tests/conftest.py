@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, Reply
 from tests.faulty_server import Fault
+from tests.space import reply
 from tests.suite import ALONE
 
 if TYPE_CHECKING:
@@ -91,6 +92,13 @@ def empty_embedding_cache() -> None:
     """No test finds the vectors of another one's queries."""
     if (module := sys.modules.get("llama_index_agentic_kb.search.embedding")) is not None:
         module.SHARED_CACHE.clear()  # loaded by a test, not here: some tests are about what is imported
+
+
+@pytest.fixture
+def server() -> Iterator[LoopbackOpenAI]:
+    """A model's server that knows of space flight."""
+    with LoopbackOpenAI(reply) as running:
+        yield running
 
 
 @pytest.fixture

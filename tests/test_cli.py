@@ -15,7 +15,8 @@ from llama_index_agentic_kb import cli
 from llama_index_agentic_kb._terminal import Watch
 from llama_index_agentic_kb.schema import RetrievalResponse
 from llama_index_agentic_kb.store import KnowledgeStore
-from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI
+from llama_index_agentic_kb.testing import LoopbackOpenAI
+from tests.space import reply
 
 runner = CliRunner()
 
@@ -37,12 +38,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "2 added" in done.output
     assert "rockets: 1 documents, 1 chunks" in done.output
     return folder / "kb"
-
-
-def reply(request: ChatRequest) -> str:
-    if "You plan searches" in request.text:
-        return json.dumps({"sub_queries": [{"id": "q1", "query": "height of the Saturn V"}]})
-    return "It was 110.6 m tall [ref_id:0]."
 
 
 @pytest.mark.slow

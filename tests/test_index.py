@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-
 import pytest
 from llama_index.core import Document, VectorStoreIndex
 from llama_index.core.chat_engine import CondenseQuestionChatEngine, ContextChatEngine, SimpleChatEngine
@@ -21,26 +18,14 @@ from llama_index_agentic_kb import (
     Permissions,
     Principal,
 )
-from llama_index_agentic_kb.testing import ChatRequest, HashEmbedding, LoopbackOpenAI
+from llama_index_agentic_kb.testing import HashEmbedding, LoopbackOpenAI
+from tests.space import ANSWER
 
-ANSWER = "It was 110.6 m tall [ref_id:0]."
 DOCUMENTS = [
     Document(text="The Saturn V rocket was 110.6 m tall.", metadata={"title": "Saturn V", "kind": "rocket"}),
     Document(text="Apollo 11 was launched by a Saturn V rocket.", metadata={"title": "Apollo 11", "kind": "mission"}),
     Document(text="Voyager 1 left Earth in 1977.", metadata={"title": "Voyager 1", "kind": "mission"}),
 ]
-
-
-def reply(request: ChatRequest) -> str:
-    if "You plan searches" in request.text:
-        return json.dumps({"sub_queries": [{"id": "q1", "query": "height of the Saturn V rocket"}]})
-    return ANSWER
-
-
-@pytest.fixture
-def server() -> Iterator[LoopbackOpenAI]:
-    with LoopbackOpenAI(reply) as running:
-        yield running
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,31 +25,16 @@ from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.schema import ActivityRecord, Message
 from llama_index_agentic_kb.store import KnowledgeStore, ingest
 from llama_index_agentic_kb.testing import (
-    ChatRequest,
     HashEmbedding,
     LoopbackOpenAI,
     MemoryRetriever,
     ScriptedLLM,
 )
+from tests.space import ANSWER
 
 QUESTION = "How tall was the rocket that launched Apollo 11?"
-ANSWER = "It was 110.6 m tall [ref_id:0]."
 ROCKETS = ["The Saturn V rocket was 110.6 m tall.", "The Ariane 5 was about 50 m tall."]
 MISSIONS = ["Apollo 11 was launched by a Saturn V rocket in July 1969.", "Voyager 1 left in 1977."]
-
-
-def reply(request: ChatRequest) -> str:
-    if "You plan searches" in request.text:
-        return json.dumps(
-            {"sub_queries": [{"id": "q1", "query": "height of the Saturn V rocket", "sources": ["rockets"]}]}
-        )
-    return ANSWER
-
-
-@pytest.fixture
-def server() -> Iterator[LoopbackOpenAI]:
-    with LoopbackOpenAI(reply) as running:
-        yield running
 
 
 def sources(**kwargs: Any) -> list[KnowledgeSource]:
