@@ -10,8 +10,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.injection.flow import all_flows
-from tests.injection.world import EFFORTS, Case, all_cases, attack, few_cases
+from tests.injection.world import EFFORTS, Case, all_cases, all_flows, attack, few_cases
 
 
 def main() -> None:

@@ -11,8 +11,21 @@ from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
 from llama_index_agentic_kb.guard.links import LinkFilter
 from llama_index_agentic_kb.schema import RetrievalResponse, SubQueryOrigin
 from tests.injection.attacks import Goal, Kind, changes, poison, read_orders
-from tests.injection.flow import ORDERS, Flow, all_flows
-from tests.injection.world import ABOUT, MODES, SECRETS, WAYS, Case, World, all_cases, attack, few_cases, harmless
+from tests.injection.world import (
+    ABOUT,
+    MODES,
+    ORDERS,
+    SECRETS,
+    WAYS,
+    Case,
+    Flow,
+    World,
+    all_cases,
+    all_flows,
+    attack,
+    few_cases,
+    harmless,
+)
 
 CASES = few_cases()
 HIDDEN = {Kind.TAGS, Kind.SELECTORS}

@@ -10,8 +10,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.kills.series import Result, kills_during_ingestion, kills_during_repair
-from tests.kills.sessions import kills_of_sessions
+from tests.kills.series import Result, kills_during_ingestion, kills_during_repair, kills_of_sessions
 from tests.kills_sessions.postgres import PostgresServer, why_not
 
 

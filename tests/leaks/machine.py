@@ -21,8 +21,23 @@ from llama_index_agentic_kb import DeniedError, KnowledgeBase, Principal, Retrie
 from llama_index_agentic_kb.errors import AgenticKBError
 from llama_index_agentic_kb.schema import SourceActivity
 from llama_index_agentic_kb.testing import ScriptedLLM
-from tests.leaks.generators import DOCUMENTS, HISTORIES, PARAMS, PLANS, PRINCIPALS, QUESTIONS, WRITTEN
-from tests.leaks.world import CHUNKS, FIELDS, KINDS, WORDS, Brings, Document, World, own_keys
+from tests.leaks.world import (
+    CHUNKS,
+    DOCUMENTS,
+    FIELDS,
+    HISTORIES,
+    KINDS,
+    PARAMS,
+    PLANS,
+    PRINCIPALS,
+    QUESTIONS,
+    WORDS,
+    WRITTEN,
+    Brings,
+    Document,
+    World,
+    own_keys,
+)
 
 _SECRET: Final = re.compile(r"SECRET\d{5}X")
 _KEY: Final = re.compile(r"acl_(?:user|group)_\w+")

@@ -14,8 +14,20 @@ from typing import Any, Final
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Principal
 from llama_index_agentic_kb.errors import DeniedError, InvalidRequestError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator
-from tests.leaks.generators import KEYS, MANY_GROUPS, VALUES
-from tests.leaks.world import CHUNKS, FIELDS, GROUPS, SHARED_KINDS, TENANTS, USERS, WORDS, Document, World
+from tests.leaks.world import (
+    CHUNKS,
+    FIELDS,
+    GROUPS,
+    KEYS,
+    MANY_GROUPS,
+    SHARED_KINDS,
+    TENANTS,
+    USERS,
+    VALUES,
+    WORDS,
+    Document,
+    World,
+)
 from tests.sources.conftest import search
 
 __all__ = ["look"]
