@@ -15,7 +15,7 @@ from llama_index.core.schema import TextNode
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeBase, KnowledgeSource, Resilience, RetrievalRequest
 from llama_index_agentic_kb._aio import arun, run
-from llama_index_agentic_kb.errors import DeniedError, InvalidRequestError
+from llama_index_agentic_kb.errors import DeniedError
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import Condition, Outcome, SourceActivity
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
@@ -83,27 +83,6 @@ async def test_a_source_that_can_not_keep_its_filter_is_denied() -> None:
     with pytest.raises(DeniedError):
         await retrieved("sync", [source("a"), source("b")], filters=ACME)
     assert plain.queries == []
-
-
-async def test_an_odata_filter_is_never_ignored() -> None:
-    """A source that can't keep to ``filterAddOn`` is not searched without it; a bad one is the request's error."""
-    params = [{"knowledgeSourceName": "a", "filterAddOn": "tenant eq 'acme'"}]
-    made = await retrieved("sync", [source("a"), source("b")], params)
-    assert outcomes(made) == {"a": Outcome.DENIED, "b": Outcome.OK}
-    with pytest.raises(DeniedError, match="its filter can't be applied"):
-        await retrieved("sync", [source("a")], params)
-    with pytest.raises(InvalidRequestError, match=r"knowledgeSourceParams\[a\].filterAddOn: OData filter, character 8"):
-        await retrieved("async", [source("a")], [{"knowledgeSourceName": "a", "filterAddOn": "tenant = 'acme'"}])
-
-
-async def test_empty_is_no_failure() -> None:
-    """A source that finds nothing is missing nothing."""
-    nothing = KnowledgeSource("none", retriever=MemoryRetriever([]))
-    made = await retrieved("sync", [nothing])
-    assert made.nodes == []
-    assert made.missing == []
-    assert outcomes(made) == {"none": Outcome.EMPTY}
-    assert made.log.records[-1].outcome is Outcome.EMPTY
 
 
 async def awaited(condition: Callable[[], bool], seconds: float = 5.0) -> bool:

@@ -288,7 +288,7 @@ def test_it_is_made_as_llama_indexs_memories_are(store: SessionStore) -> None:
     assert memory.model_dump(include={"owner", "token_limit"})["owner"] == OWNER
     for lacking in ({"owner": OWNER}, {"store": store}):
         with pytest.raises(ConfigurationError, match="store and owner are needed"):
-            SessionMemory.from_defaults(**lacking)  # type: ignore[arg-type]
+            SessionMemory.from_defaults(**lacking)
     with pytest.raises(ConfigurationError, match="token_limit: must be at least 1"):
         SessionMemory(store, owner=OWNER, token_limit=0)
     named = SessionMemory(store, owner=OWNER, session_id=uuid.uuid4().hex)

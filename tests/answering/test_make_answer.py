@@ -23,7 +23,7 @@ from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema.activity import QueryClass, QueryClassification
 from llama_index_agentic_kb.schema.answer import Answer, AnswerState, HarmCategory, SafetyRating
 from llama_index_agentic_kb.schema.answer_query import AnswerQuery, CitationPiece, TextPiece
-from llama_index_agentic_kb.schema.grounding import FilteringLevel, GroundingLedger
+from llama_index_agentic_kb.schema.grounding import GroundingLedger
 from llama_index_agentic_kb.schema.response import SkippedReason
 from llama_index_agentic_kb.wire.google_answer import encode_answer
 from tests.answering.retrieving import APOLLO, SATURN, retrieved, source
@@ -88,24 +88,6 @@ def strictly_read(answer: Answer) -> dict[str, Any]:
     read = json_format.Parse(json.dumps(told), google_v1.Answer.pb(google_v1.Answer()), ignore_unknown_fields=False)
     again: dict[str, Any] = json_format.MessageToDict(read)
     return again
-
-
-@pytest.mark.parametrize(
-    ("asked", "scored", "supports"),
-    [
-        ({"grounding_supports": True}, True, True),
-        ({"filtering_level": FilteringLevel.LOW}, True, False),
-        ({"include_citations": True}, False, False),
-    ],
-    ids=["supports", "filtering", "citations alone"],
-)
-def test_a_grounding_score_is_told_where_it_matters(
-    retrieval: Retrieval, asked: dict[str, Any], scored: bool, supports: bool
-) -> None:
-    """The score is told with supports, and where answers are filtered by it."""
-    answer = made(retrieval, query(**asked))
-    assert (answer.grounding_score is not None) == scored
-    assert bool(answer.grounding_supports) == supports
 
 
 @pytest.mark.parametrize("style", list(Markers))

@@ -222,23 +222,6 @@ def test_each_wave_is_a_step_that_tells_what_it_builds_on() -> None:
     assert lacking(retrieval) == []
 
 
-def test_observations_are_the_kept_results_of_their_search() -> None:
-    """A search observes of the evidence just what it found itself, by the documents' names of the references."""
-    plan = [{"id": "q1", "query": "launched Apollo"}, {"id": "q2", "query": "110.6"}, {"id": "q3", "query": "cheese"}]
-    retrieval = retrieved([source([APOLLO, SATURN])], "Tell of it", llm=planner(plan), effort="low")
-    by_query = {action.query: action.results for step in steps(retrieval) for action in step.actions}
-    names = {
-        one.chunks[0].content: one.document
-        for one in answer_references(retrieval).values()
-        if isinstance(one, DocumentReference)
-    }
-    observed = {query: [one.document for one in results or ()] for query, results in by_query.items()}
-    assert observed["launched Apollo"] == [names[APOLLO]]
-    assert observed["110.6"] == [names[SATURN]]
-    assert by_query["cheese"] == []
-    assert lacking(retrieval) == [("q3", Outcome.EMPTY, "cheese: nothing was found for it")]
-
-
 def test_passages_of_one_document_are_observed_together() -> None:
     """A document that a search found in several passages is one result; in chunk mode it has chunks, with scores."""
     nodes = [
