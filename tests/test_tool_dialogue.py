@@ -206,6 +206,16 @@ def test_a_write_that_fails_is_told_and_not_repeated(shop: Shop) -> None:
     assert [record.outcome for record in ledger.records] == ["error"]
 
 
+def test_a_value_of_a_state_must_fit_its_schema(shop: Shop) -> None:
+    """A state that somebody has changed, or that is older than the tool, passes nothing to the tool."""
+    kb = KnowledgeBase(shop.sources())
+    state = DialogueState(tool="order_status", slots={"order": "A-1/../../secrets"})
+    response = kb.retrieve("Where is my order?", dialogue=state, principal=ALICE)
+    assert tools_of(response) == []
+    assert response.dialogue is not None
+    assert response.dialogue.missing == ("order",)
+
+
 def test_a_tool_that_fails_costs_its_part_only(shop: Shop) -> None:
     """Like any source; if nothing else was asked, the request fails."""
     shop.broken = True

@@ -166,7 +166,10 @@ def _next(choice: _Choice, old: DialogueState, state: DialogueState, tools: Tool
         return ToolTurn(_moved(state, None, tools, message))
     if state.tool != tool.name:
         state = _moved(state, tool, tools, message)
-    slots = {name: value for name, value in {**state.slots, **choice.arguments}.items() if value is not None}
+    known = {
+        name: value for name, value in state.slots.items() if name not in tool.parameters or _takes(tool, name, value)
+    }
+    slots = {name: value for name, value in {**known, **choice.arguments}.items() if value is not None}
     missing = [one for one in tool.parameters.values() if one.required and one.name not in slots]
     names = tuple(one.name for one in missing)
     state = state.model_copy(update={"tool": tool.name, "slots": slots, "missing": names})

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
 
 import httpx
 import jwt
@@ -98,14 +101,16 @@ class JwksVerifier:
         admin_role: str = "AgenticKB.Admin",
         query_role: str | None = None,
     ) -> None:
-        local = ("http://127.0.0.1", "http://localhost")
-        if "://" in jwks and not jwks.startswith(("https://", *local)):
+        address = urlsplit(jwks)
+        is_local = address.scheme == "http" and address.hostname in ("127.0.0.1", "localhost")
+        if "://" in jwks and address.scheme != "https" and not is_local:
             raise ConfigurationError("jwks: keys must come over https, or from a file")
         self.issuer, self.audience, self.jwks = issuer, audience, jwks
         self._tenant, self._users, self._groups = tenant_claim, tuple(user_claims), groups_claim
         self._admin_role, self._query_role = admin_role, query_role
         self._keys: dict[str | None, jwt.PyJWK] = {}
-        self._read_at = -_JWKS_AGE
+        self._read_at = self._tried_at = -math.inf
+        self._reading = asyncio.Lock()
 
     async def verify(self, token: str) -> VerifiedToken:
         """Return what a token says; see ``TokenVerifier``."""
@@ -127,6 +132,7 @@ class JwksVerifier:
         tenant, groups = claims.get(self._tenant), claims.get(self._groups) or ()
         user = next((claims[name] for name in self._users if claims.get(name)), None)
         roles = claims.get("roles") or ()
+        roles = [roles] if isinstance(roles, str) else roles  # a part of a text is no role
         named = tenant is not None or user is not None or groups
         return VerifiedToken(
             subject=str(user or claims.get("azp") or "token"),
@@ -136,10 +142,15 @@ class JwksVerifier:
         )
 
     async def _key(self, kid: str | None) -> jwt.PyJWK:
-        age = time.monotonic() - self._read_at
-        if age >= _JWKS_AGE or (kid not in self._keys and age >= _JWKS_PAUSE):
-            self._keys = await self._read()
-            self._read_at = time.monotonic()
+        async with self._reading:  # one for all requests that wait for it, and one try in each pause
+            now = time.monotonic()
+            is_wanted = kid not in self._keys or now - self._read_at >= _JWKS_AGE
+            if is_wanted and now - self._tried_at >= _JWKS_PAUSE:
+                self._tried_at = now
+                self._keys = await self._read()
+                self._read_at = time.monotonic()
+        if time.monotonic() - self._read_at >= _JWKS_AGE:
+            raise UnauthorizedError("the keys of the tokens' issuer can't be read")
         if kid not in self._keys:
             raise UnauthorizedError("the bearer token is signed with a key that its issuer does not list")
         return self._keys[kid]
@@ -152,7 +163,7 @@ class JwksVerifier:
             else:
                 text = await Call(sync=Path(self.jwks).read_text, what="key set")
             return {key.key_id: key for key in jwt.PyJWKSet.from_dict(json.loads(text)).keys}
-        except (httpx.HTTPError, OSError, ValueError, jwt.PyJWTError) as error:
+        except (httpx.HTTPError, OSError, ValueError, AttributeError, TypeError, jwt.PyJWTError) as error:
             raise UnauthorizedError("the keys of the tokens' issuer can't be read") from error
 
 

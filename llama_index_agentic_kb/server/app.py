@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
+from llama_index_agentic_kb._text import printable
 from llama_index_agentic_kb.errors import AgenticKBError, InvalidRequestError
 from llama_index_agentic_kb.server.access import Access, TokenVerifier
 from llama_index_agentic_kb.server.azure import retrieval_routes
@@ -114,7 +115,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     codes = {404: "notFound", 405: "methodNotAllowed"}
-    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    message = printable(f"{request.method} {request.url.path[:200]}: {error.detail}")
     body = {"error": {"code": codes.get(error.status_code, "invalidRequest"), "message": message}}
     return JSONResponse(body, error.status_code, error.headers)
 

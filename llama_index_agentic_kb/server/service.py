@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -15,7 +16,7 @@ from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from llama_index_agentic_kb.knowledge_base import KnowledgeBase
 from llama_index_agentic_kb.llm import resolve_llm
-from llama_index_agentic_kb.schema import OutputMode, RetrievalRequest, SourceParams, parse_odata
+from llama_index_agentic_kb.schema import OutputMode, RetrievalRequest, SourceParams, all_of, parse_odata
 from llama_index_agentic_kb.server.catalog import ANY, Catalog, Conditions, Kind, Stored
 from llama_index_agentic_kb.server.definitions import (
     Definition,
@@ -26,6 +27,7 @@ from llama_index_agentic_kb.server.definitions import (
 )
 from llama_index_agentic_kb.server.errors import ConflictError, UnavailableError
 from llama_index_agentic_kb.sources import KnowledgeSource
+from llama_index_agentic_kb.sources.filters import to_tree
 from llama_index_agentic_kb.store.sessions import SessionStore
 
 Index: TypeAlias = Callable[..., KnowledgeSource]
@@ -154,11 +156,12 @@ class KnowledgeService:
         return ServedBase(base.warm_up(), etags, definition.retrieve_defaults or RetrieveDefaults())
 
     def _source(self, definition: SourceDefinition) -> KnowledgeSource:
-        base_filter = definition.base_filter
-        source = self._index(definition.index_name)(
+        base_filter, index = definition.base_filter, self._index(definition.index_name)
+        own = index.keywords.get("filters") if isinstance(index, partial) else None  # it would else be replaced
+        source = index(
             name=definition.name,
             description=definition.description or "",
-            filters=None if base_filter is None else parse_odata(base_filter),
+            filters=all_of(to_tree(own), None if base_filter is None else parse_odata(base_filter)),
             params=SourceParams(
                 knowledge_source_name=definition.name, results_processing=definition.results_processing
             ),

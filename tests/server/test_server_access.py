@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ import pytest
 
 from llama_index_agentic_kb.server.access import JwksVerifier
 from llama_index_agentic_kb.server.catalog import Catalog
+from llama_index_agentic_kb.server.definitions import SourceDefinition
+from llama_index_agentic_kb.server.errors import UnauthorizedError
+from llama_index_agentic_kb.server.service import KnowledgeService
+from llama_index_agentic_kb.sources import KnowledgeSource
 from tests.server.issuer import AUDIENCE, ISSUER, Issuer
-from tests.server.serving import ADMIN, QUERY, define, served, space_service
+from tests.server.serving import ADMIN, MOONS, QUERY, chroma_index, define, served, space_service
 
 ASK = {"intents": [{"search": "launch of the rocket"}], "outputMode": "extractiveData"}
 ALICE = {"tid": "acme", "oid": "alice"}
@@ -138,10 +143,48 @@ def test_only_listed_origins_may_call(client: httpx.Client, origin: str, allowed
         assert (response.headers.get("access-control-allow-origin") == origin) is allowed
 
 
-def test_a_key_set_over_plain_http_is_refused() -> None:
+@pytest.mark.parametrize("host", ["issuer.test", "127.0.0.1.evil.test", "localhost@evil.test"])
+def test_a_key_set_over_plain_http_is_refused(host: str) -> None:
     """The issuer's keys come over https or from this machine."""
     with pytest.raises(ValueError, match="https"):
-        JwksVerifier(issuer=ISSUER, audience=AUDIENCE, jwks="http://issuer.test/keys")
+        JwksVerifier(issuer=ISSUER, audience=AUDIENCE, jwks=f"http://{host}/keys")
+
+
+@pytest.mark.parametrize("role", ["AgenticKB.Admin", "NoAgenticKB.AdminAtAll", ["AgenticKB.Admin"], ["Admin"], None])
+async def test_a_role_is_a_whole_name(issuer: Issuer, role: Any) -> None:
+    """A text in which the role's name stands is not the role; a single text may be one role."""
+    verifier = JwksVerifier(issuer=ISSUER, audience=AUDIENCE, jwks=str(issuer.jwks))
+    verified = await verifier.verify(issuer.token(tid="acme", roles=role))
+    assert verified.is_admin is (role in ("AgenticKB.Admin", ["AgenticKB.Admin"]))
+
+
+async def test_keys_that_cannot_be_read_are_asked_for_once(issuer: Issuer, tmp_path: Path) -> None:
+    """Neither forged tokens nor an issuer that is down make each request read them; no token passes meanwhile."""
+    read = []
+
+    class Counting(JwksVerifier):
+        async def _read(self) -> Any:
+            read.append(1)
+            return await super()._read()
+
+    (tmp_path / "keys").write_text("[1]")
+    verifier = Counting(issuer=ISSUER, audience=AUDIENCE, jwks=str(tmp_path / "keys"))
+    made = await asyncio.gather(*[verifier.verify(issuer.token()) for _ in range(20)], return_exceptions=True)
+    assert {type(one) for one in made} == {UnauthorizedError}
+    assert len(read) == 1
+
+
+def test_an_index_keeps_its_own_filter(tmp_path: Path) -> None:
+    """A definition's filter narrows the filter of the program's index, and does not replace it."""
+    made = partial(KnowledgeSource, index=chroma_index(MOONS), filters="kind eq 'text'")
+    service = KnowledgeService(tmp_path / "server.db", indexes={"moons": made})
+    for own in (None, "title eq 'Moon'"):
+        parameters = {"searchIndexName": "moons", "baseFilter": own}
+        definition = {"name": "moons", "kind": "searchIndex", "searchIndexParameters": parameters}
+        source = service._source(SourceDefinition.model_validate(definition))
+        assert "kind" in str(source.mandatory)
+        assert ("title" in str(source.mandatory)) is (own is not None)
+    service.close()
 
 
 def test_a_passage_is_shown_to_whom_it_is_shared_with(client: httpx.Client, issuer: Issuer) -> None:
