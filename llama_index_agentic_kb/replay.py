@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from llama_index.core.base.llms.generic_utils import (
-    achat_to_completion_decorator,
-    astream_chat_to_completion_decorator,
     chat_to_completion_decorator,
     stream_chat_to_completion_decorator,
 )
@@ -22,7 +20,6 @@ from llama_index.core.base.llms.types import (
     ChatResponseAsyncGen,
     ChatResponseGen,
     CompletionResponse,
-    CompletionResponseAsyncGen,
     CompletionResponseGen,
     LLMMetadata,
     MessageRole,
@@ -115,7 +112,7 @@ class ScriptedReply:
 
 
 class ReplyingLLM(CustomLLM):
-    """A base class for chat models without tools whose replies come from code; sync, async and streaming are native.
+    """A base class for chat models without tools whose replies come from code; chats are native, async too.
 
     Callbacks and instrumentation events are sent as for any other chat model. ``raw`` contains
     ``{"usage": {"prompt_tokens", "completion_tokens", "total_tokens"}}``; in a stream, only the last piece has it.
@@ -178,19 +175,8 @@ class ReplyingLLM(CustomLLM):
         """Reply to a prompt as one user message; likewise the other completions."""
         return chat_to_completion_decorator(self.chat)(prompt)
 
-    async def acomplete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponse:  # noqa: ARG002, D102
-        return await achat_to_completion_decorator(self.achat)(prompt)
-
     def stream_complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponseGen:  # noqa: ARG002, D102
         return stream_chat_to_completion_decorator(self.stream_chat)(prompt)
-
-    async def astream_complete(  # noqa: D102
-        self,
-        prompt: str,
-        formatted: bool = False,  # noqa: ARG002
-        **_: Any,
-    ) -> CompletionResponseAsyncGen:
-        return await astream_chat_to_completion_decorator(self.astream_chat)(prompt)
 
     def _whole(self, messages: Sequence[ChatMessage], reply: ScriptedReply) -> ChatResponse:
         if reply.error is not None:

@@ -104,11 +104,6 @@ class QueryPlan(Model):
     """The results for the requested classes. None if the query was not classified; this does not mean harmless."""
     labels: list[str] = Field(default_factory=list)
 
-    @property
-    def sources(self) -> list[str]:
-        """The distinct sources of all sub-queries, in order of appearance."""
-        return list(dict.fromkeys(name for sub_query in self.sub_queries for name in sub_query.sources))
-
 
 # -- the activity log -------------------------------------------------------------------------------------------------
 

@@ -201,11 +201,6 @@ class Answer(Model):
     safety_ratings: list[SafetyRating] = Field(default_factory=list)
 
     @property
-    def skipped(self) -> bool:
-        """Whether the answer was withheld deliberately; ``skipped_reasons`` lists the reasons."""
-        return bool(self.skipped_reasons)
-
-    @property
     def is_kept_from_prompts(self) -> bool:
         """Whether the turn is left out of the conversation history of later questions.
 

@@ -97,10 +97,6 @@ class Span(Model):
         """Return the part of a text that the span covers."""
         return text[self.start : self.end]
 
-    def moved(self, by: int) -> Span:
-        """Return a copy of the span, shifted by a number of characters."""
-        return Span(start=self.start + by, end=self.end + by)
-
 
 class Support(Model):
     """The place in a reference that supports or contradicts a claim."""

@@ -130,11 +130,6 @@ class RetrievalResponse(Shown, Model):
     """The reasons why there is no answer or it was withheld; ``text`` then contains a notice instead."""
 
     @property
-    def skipped(self) -> bool:
-        """Whether there is no answer or it was withheld; ``skipped_reasons`` lists the reasons."""
-        return bool(self.skipped_reasons)
-
-    @property
     def text(self) -> str:
         """The answer, or the extracted data as JSON text."""
         return "\n".join(message.text for message in self.response)

@@ -149,7 +149,7 @@ class _State:
 
 
 class ScriptedLLM(ReplyingLLM):
-    """A chat model without tools that answers from a script; sync, async and streaming are native.
+    """A chat model without tools that answers from a script; chats are native, async too.
 
     Callbacks and events are sent as for any other model. ``raw`` has the usage, counted with :func:`count_tokens`.
     Copies made with ``model_copy`` share the script and the recorded calls.

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.schema.answer_query import NEW_SESSION
 
 _SEGMENT: Final = r"[^/\s\x00-\x1f]{1,250}"
 _LOCATION: Final = rf"projects/(?P<project>{_SEGMENT})/locations/(?P<location>{_SEGMENT})"
@@ -53,11 +52,6 @@ class SessionName:
 
     parent: Parent
     id: str
-
-    @property
-    def is_new(self) -> bool:
-        """Whether the session is new: its id is ``-``."""
-        return self.id == NEW_SESSION
 
     def __str__(self) -> str:
         """Return the resource name."""

@@ -27,8 +27,7 @@ def test_names_are_written_as_they_were_read(parent: str) -> None:
     assert parse_parent(parent).engine == ("engines" in parent)
     assert str(parse_serving_config(f"{parent}/servingConfigs/default")) == parent
     session = parse_session_name(f"{parent}/sessions/s")
-    assert (str(session), session.is_new) == (f"{parent}/sessions/s", False)
-    assert parse_session_name(f"{parent}/sessions/-").is_new
+    assert str(session) == f"{parent}/sessions/s"
     session, answer = parse_answer_name(f"{parent}/sessions/-/answers/a")
     assert (session, answer) == (SessionName(parse_parent(parent), "-"), "a")
     assert session.answer("a") == f"{parent}/sessions/-/answers/a"
