@@ -2,12 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from llama_index.core.schema import NodeWithScore, TextNode
 
-from llama_index_agentic_kb import RetrievalError
 from llama_index_agentic_kb.sources.cleaning import clean_nodes
 
 
@@ -34,29 +30,3 @@ def test_mended_nodes_are_copies() -> None:
     assert mended.node.metadata == {"title": "\U0001f600 \ufffd"}
     assert flawed.node.get_content() == "a\ud800b"
     assert flawed.node.metadata["title"] == "\ud83d\ude00 \ud83d"
-
-
-GARBAGE = st.one_of(
-    st.none(),
-    st.integers(),
-    st.text(),
-    st.builds(scored, st.text(), metadata=st.dictionaries(st.text(), st.text() | st.floats() | st.lists(st.text()))),
-    st.builds(scored),
-)
-
-
-@settings(max_examples=25)
-@given(st.lists(GARBAGE, max_size=8))
-def test_every_good_node_is_kept(found: list[Any]) -> None:
-    """However much garbage stands between them, in order; what is kept can be written."""
-    good = [one for one in found if isinstance(one, NodeWithScore)]
-    if found and not good:
-        with pytest.raises(RetrievalError):
-            clean_nodes(found, "docs")
-        return
-    made = clean_nodes(found, "docs")
-    assert [one.node.node_id for one in made] == [one.node.node_id for one in good]
-    assert made.unusable == len(found) - len(good)
-    for one in made:
-        one.node.get_content().encode("utf-8")
-        "".join(one.node.metadata).encode("utf-8")

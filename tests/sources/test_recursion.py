@@ -12,7 +12,6 @@ from llama_index.core.schema import IndexNode, NodeWithScore, QueryBundle, TextN
 from llama_index_agentic_kb import KnowledgeSource
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.schema import Condition
-from llama_index_agentic_kb.sources.search import MAX_DEPTH, MAX_FOLLOWED
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
 from tests.sources.conftest import Found
 from tests.sources.conftest import search as search_source
@@ -80,23 +79,6 @@ def test_a_cycle_ends(given: str) -> None:
     assert loop.calls == 1
     assert "rain in Oslo" in texts(found)
     assert "_handle_recursive_retrieval" not in vars(loop)
-
-
-def test_depth_and_fan_out_are_capped() -> None:
-    """Five levels of ten end after a few calls (LlamaIndex alone: 48 s); what is not followed stays an index node."""
-    trees: list[Tree] = []
-
-    def grow(levels: int) -> Any:
-        trees.append(Tree([grow(levels - 1) for _ in range(10)] if levels else []))
-        return trees[-1]
-
-    deep = Tree([Tree([Tree([Tree([MemoryRetriever(["rain at the bottom"])])])])])
-    assert MAX_DEPTH == 3
-    assert texts(search(index_of(IndexNode(text="rain", index_id="deep", obj=deep)))) == ["rain 0"]
-
-    result = search(index_of(IndexNode(text="rain", index_id="wide", obj=grow(3))))
-    assert sum(tree.calls for tree in trees) <= MAX_FOLLOWED
-    assert all(isinstance(node.node, IndexNode) for node in result.nodes)
 
 
 def test_what_is_behind_a_node_must_pass_the_filter() -> None:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.schema.grounding import MAX_RECORDS
@@ -154,29 +149,6 @@ def test_results_that_are_brought_along_are_read_in_their_order() -> None:
     assert contents[3] == []
     assert decode_answer_query(body(searchSpec={"searchResultList": {}})).search_results == []
     assert decode_answer_query(body(searchSpec={})).search_results is None
-
-
-NAMES = ["query", "text", "searchSpec", "searchParams", "filter", "session", "x", "types", "enable"]
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=4),
-    max_leaves=12,
-)
-DECODERS: list[Callable[..., Any]] = [
-    decode_answer_query,
-    decode_check_grounding,
-    decode_rank,
-    decode_create_session,
-    decode_update_session,
-]
-
-
-@given(JSON)
-def test_whatever_is_sent_is_read_or_refused(data: Any) -> None:
-    """No data raises anything but the one error for bad requests."""
-    for decode in DECODERS:
-        with contextlib.suppress(InvalidRequestError):
-            decode(json.dumps(data))
 
 
 RANKING = "projects/p/locations/l/rankingConfigs/r"
