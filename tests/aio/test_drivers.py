@@ -128,31 +128,6 @@ async def test_what_outlives_a_call_is_not_bound_by_it(ended: bool) -> None:
     assert (await tasks[0] is None) == ended
 
 
-def test_started_work_runs_side_by_side(driver: Driver, leaves: Leaves) -> None:
-    """Flows and calls that were started are under way at the same time."""
-    now, most, lock = [0], [0], threading.Lock()
-
-    def enter() -> None:
-        with lock:
-            now[0] += 1
-            most[0] = max(most[0], now[0])
-
-    def leave() -> None:
-        with lock:
-            now[0] -= 1
-
-    async def one() -> None:
-        await leaves.call(enter)
-        await leaves.call(leave, 0.1)
-
-    async def flow() -> None:
-        works: list[Any] = [*(one() for _ in range(4)), leaves.call(lambda: None, 0.1)]
-        await gather(works)
-
-    driver.run(flow())
-    assert most[0] == 4
-
-
 def test_wait_for_the_first(driver: Driver, leaves: Leaves) -> None:
     """Wait(first) comes back with the first job, though others go on; each further wait finds one done already."""
 
@@ -344,29 +319,6 @@ def test_a_streams_item_is_late(driver: Driver) -> None:
         return [*items, (await stream.next())]
 
     assert driver.run(flow()) == [0, END]
-
-
-def test_a_cancelled_flow_closes_the_stream_it_reads(driver: Driver, leaves: Leaves) -> None:
-    """Cancelling a flow that waits for a stream ends the stream's iterator, whose clean-up runs."""
-    closed = threading.Event()
-
-    def source() -> Iterator[int]:
-        try:
-            yield from counting()
-        finally:
-            closed.set()
-
-    async def reads() -> None:
-        stream = leaves.open(source, pause=0.02)
-        await collect(stream)
-
-    async def flow() -> Any:
-        job: Job[None] = start(reads())
-        await wait([job], deadline=deadline_after(0.1))
-        await cancel(job)
-        return await Call(sync=lambda: closed.wait(5))
-
-    assert driver.run(flow()) is True
 
 
 def test_items_are_emitted_in_order(driver: Driver, leaves: Leaves) -> None:

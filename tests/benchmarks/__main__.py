@@ -19,7 +19,7 @@ BENCHMARKS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "chroma": ("chroma", {"runs": 15}, {"runs": 1, "passages_each": 10}),
     "throughput": ("throughput", {"runs": 5}, {"runs": 1, "rounds": 1, "concurrent": 10}),
     "server": ("server", {}, {"requests": 40, "streams": 5, "many": 100, "llm_seconds": 0.05}),
-    "load": ("load", {}, {"chunks": 200, "questions": 20, "threads": 10, "stopped": 2}),
+    "load": ("load", {}, {"chunks": 200, "questions": 20, "threads": 10}),
 }
 """By name: the module, whose function has its name, and the arguments in full and quick."""
 

@@ -1,11 +1,8 @@
-"""Load: one knowledge base over a real Chroma server, asked by many at once, and with its server stopped.
+"""Load: one knowledge base over a real Chroma server, asked by many at once.
 
 Ours is ``KnowledgeBase.retrieve`` (``minimal`` effort, extracted data), hybrid off, so that both ask the server for the
 same: one vector query a question. The peer is LlamaIndex's bare retriever over the same collection and client, with the
 same vector. 20,000 chunks of 384 dimensions in one ``chroma run`` on loopback.
-
-With the server stopped (SIGSTOP) and a deadline of 0.5 s, a second source answers from memory; there is no peer: the
-bare client hangs without end.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import chromadb
 import numpy as np
@@ -29,12 +26,11 @@ from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Resilience, RetrieverOptions
 from llama_index_agentic_kb.schema import RetrievalResponse
-from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
+from llama_index_agentic_kb.testing import HashEmbedding
 from tests.benchmarks.measure import Row
 from tests.chroma_server import ChromaServer
 
 DIMENSIONS: Final = 384
-DEADLINE: Final = 0.5
 PEER: Final = "bare LlamaIndex retriever over the same client"
 NO_PEER: Final = "(no peer)"
 
@@ -51,8 +47,8 @@ class Times:
         return float(1000 * np.percentile(self.each, percent, method="higher"))
 
 
-def load(chunks: int = 20_000, questions: int = 1_000, threads: int = 64, stopped: int = 100) -> list[Row]:
-    """Measure callers on threads and on one event loop, ours beside the bare client; then with the server stopped."""
+def load(chunks: int = 20_000, questions: int = 1_000, threads: int = 64) -> list[Row]:
+    """Measure callers on threads and on one event loop, ours beside the bare client."""
     logging.getLogger("llama_index_agentic_kb").setLevel(logging.ERROR)  # hundreds of timeouts are counted in rows
     with ChromaServer() as server, _index(server, chunks) as index:
         resilience = Resilience(timeout=120.0)
@@ -68,7 +64,7 @@ def load(chunks: int = 20_000, questions: int = 1_000, threads: int = 64, stoppe
             some = asked[: max(callers, questions // (4 if callers == 1 else 1))]
             ours = _threads(lambda question: _check(kb.retrieve(question), expected[question]), some, callers)
             rows += _rows(f"load/{callers} threads", ours, _threads(retriever.retrieve, some, callers))
-        return rows + _async_rows(kb, retriever, expected) + _stopped_rows(server, index, stopped)
+        return rows + _async_rows(kb, retriever, expected)
 
 
 def _check(response: RetrievalResponse, expected: list[str]) -> None:
@@ -125,41 +121,6 @@ def _rows(name: str, ours: Times, peer: Times) -> list[Row]:
 def _memory() -> float:
     """Return the most memory that this process has had, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def _stopped_rows(server: ChromaServer, index: VectorStoreIndex, asked: int) -> list[Row]:
-    rows = []
-    fields: dict[str, dict[str, Any]] = {
-        "with its breaker": {},
-        "without a breaker": {"resilience": Resilience(breaker=None)},
-    }
-    for breaker, field in fields.items():
-        stopped = KnowledgeSource("stopped", index=index, hybrid=False, **field)
-        well = KnowledgeSource("well", retriever=MemoryRetriever(["Any question has an answer."]))
-        kb = KnowledgeBase([stopped, well], effort="minimal", max_runtime_in_seconds=DEADLINE)
-
-        def ask(question: str, kb: KnowledgeBase = kb) -> None:
-            response = kb.retrieve(question)
-            assert response.status_code == 206
-            assert [one.knowledge_source_name for one in response.references] == ["well"]
-
-        assert kb.retrieve("question", max_runtime_in_seconds=30).status_code == 200
-        server.stop()
-        try:
-            for callers in (1, 8):
-                times = _threads(ask, ["question"] * asked, callers)
-                name = f"load/server stopped, deadline {1000 * DEADLINE:.0f} ms, {callers} callers, {breaker}"
-                for p in (50, 99):
-                    rows.append(Row(f"{name}/p{p}", times.percentile(p), 1000 * DEADLINE, "the deadline", "ms", asked))
-        finally:
-            server.go_on()
-        began = time.perf_counter()
-        while kb.retrieve("question").status_code != 200:
-            assert time.perf_counter() - began < 60
-            time.sleep(0.05)
-        back = time.perf_counter() - began
-        rows.append(Row(f"load/server goes on, {breaker}/full answers after", back, None, NO_PEER, "s", 1))
-    return rows
 
 
 @contextmanager

@@ -22,18 +22,9 @@ from llama_index_agentic_kb.store.database import Chunk, MetadataValue, StoredDo
 from llama_index_agentic_kb.store.directory import DirectoryStore
 from tests.benchmarks.scale_corpus import DIMENSION, Block, Floats, Ints, ScaleCorpus, ScaleEmbedding
 
-__all__ = [
-    "PER_DOCUMENT", "SOURCE", "TOP_K", "ScaleStore", "exact", "measure_filtered", "measure_plain", "percentile",
-    "store_block",
-]  # fmt: skip
-
 SOURCE: Final = "scale"
 PER_DOCUMENT: Final = 100
-BUILT: Final = "built.json"
-LEXICAL_BUILT: Final = "lexical-built.json"
-VECTORS: Final = "vectors.npy"
-GROUPS: Final = "groups.npy"
-
+VECTORS, GROUPS = "vectors.npy", "groups.npy"
 TOP_K: Final = 10
 FILTERS: Final = 10
 BATCH: Final = 5_000
@@ -52,11 +43,11 @@ class ScaleStore:
 
     def build(self, progress: Callable[[str], None] = print) -> float:
         """Build it unless it is there (what was left half built is thrown away); return the seconds that it took."""
-        return self._once(BUILT, lambda: self._build(progress))
+        return self._once("built.json", lambda: self._build(progress))
 
     def build_lexical(self) -> float:
         """Build the lexical index unless it is there; returns seconds as ``build`` does."""
-        return self._once(LEXICAL_BUILT, self._build_lexical)
+        return self._once("lexical-built.json", self._build_lexical)
 
     def _once(self, mark: str, work: Callable[[], float]) -> float:
         built = self.folder / mark
@@ -108,11 +99,6 @@ class ScaleStore:
         return loaded
 
 
-def node_id(number: int) -> str:
-    """Return the id of a chunk's node."""
-    return f"chunk-{number}"
-
-
 def store_block(store: DirectoryStore, block: Block, shard: int = 0, shards: int = 1) -> None:
     """Store each document of a shard in a transaction, as ingestion does."""
     chunks = [_chunk(block, at) for at in range(len(block.texts))]
@@ -121,7 +107,8 @@ def store_block(store: DirectoryStore, block: Block, shard: int = 0, shards: int
         if (block.start + start) // PER_DOCUMENT % shards != shard:
             continue
         document = pieces[start : start + PER_DOCUMENT]
-        store.documents.put_document(_document(str(document[0][0].metadata["file_path"])), document)
+        path = str(document[0][0].metadata["file_path"])
+        store.documents.put_document(StoredDocument(SOURCE, path, f"/scale/{path}", "/scale", path, "scale"), document)
 
 
 def _chunk(block: Block, at: int) -> Chunk:
@@ -140,11 +127,7 @@ def _chunk(block: Block, at: int) -> Chunk:
         "file_name": path,
         "chunk_index": number % PER_DOCUMENT,
     }
-    return Chunk(node_id(number), number % PER_DOCUMENT, text, metadata, digest, None, None)
-
-
-def _document(path: str) -> StoredDocument:
-    return StoredDocument(SOURCE, path, f"/scale/{path}", "/scale", path, "scale")
+    return Chunk(f"chunk-{number}", number % PER_DOCUMENT, text, metadata, digest, None, None)
 
 
 @dataclass
@@ -232,7 +215,7 @@ def _chromas_own(at: ScaleStore, key: str, modulus: int, values: Sequence[int], 
     for start in range(collection.count(), len(vectors), BATCH):
         rows = range(start, min(start + BATCH, len(vectors)))
         listed = [{key: int(groups[row])} for row in rows]
-        collection.add(ids=[node_id(row) for row in rows], embeddings=np.array(vectors[list(rows)]), metadatas=listed)
+        collection.add(ids=[f"chunk-{row}" for row in rows], embeddings=np.array(vectors[list(rows)]), metadatas=listed)
     taken, recalls = [], []
     deadline = time.monotonic() + PLAIN_SECONDS
     for number, vector in enumerate(at.corpus.query_vectors.tolist()):
@@ -273,7 +256,7 @@ def exact(at: ScaleStore, values: Sequence[int], modulus: int, block: int = 10_0
         top = np.argsort(-scores, axis=1)[:, :TOP_K]
         scores, rows = np.take_along_axis(scores, top, axis=1), np.take_along_axis(rows, top, axis=1)
     return [
-        {node_id(row) for row, score in zip(*pair, strict=True) if score > -np.inf}
+        {f"chunk-{row}" for row, score in zip(*pair, strict=True) if score > -np.inf}
         for pair in zip(rows.tolist(), scores.tolist(), strict=True)
     ]
 

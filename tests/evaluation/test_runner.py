@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -68,19 +67,6 @@ def test_costs_are_counted(run: EvaluationRun) -> None:
     assert texts == {"dense": 2, "bm25": 0, "hybrid": 2, "minimal": 1, "low": 3, "medium": 3}
     searches = {name: costs[name].searches for name in ("dense", "bm25", "hybrid", "minimal", "low", "medium")}
     assert searches == {"dense": 2, "bm25": 2, "hybrid": 4, "minimal": 4, "low": 12, "medium": 12}
-
-
-def test_costs_of_questions_side_by_side_are_kept_apart(dataset: Dataset, corpus: CorpusIndex) -> None:
-    """Eight askings at once cost what one alone costs, each."""
-    planned = PlannedLLM(ORACLE, gold_steps, dataset.queries)
-    system = make_systems(["medium"], corpus, planned, documents=2)["medium"]
-
-    async def ask(times: int) -> list[Any]:
-        return [found.cost for found in await asyncio.gather(*(system(dataset.queries[0]) for _ in range(times)))]
-
-    asyncio.run(ask(1))  # from now on all vectors are in the cache
-    (alone,) = asyncio.run(ask(1))
-    assert asyncio.run(ask(8)) == [alone] * 8
 
 
 def test_a_failing_question_is_a_result(dataset: Dataset) -> None:

@@ -299,32 +299,6 @@ def test_sources_may_be_capped() -> None:
     assert made.counts == EvidenceCounts(candidates=4, kept=3, dropped_by_cap=1)
 
 
-def test_references_number_the_evidence() -> None:
-    """The N-th node is reference N; a source may have none, or none of its data."""
-    docs, wiki, bare = source("docs"), source("wiki"), source("bare")
-    docs.kind = "web"
-    chosen = selected(
-        docs,
-        wiki,
-        bare,
-        params=[
-            {"knowledgeSourceName": "wiki", "includeReferences": False},
-            {"knowledgeSourceName": "bare", "includeReferenceSourceData": False},
-        ],
-    )
-    lanes = [make_lane(n, [(one.name, 0.5)], over=one) for n, one in enumerate((docs, wiki, bare))]
-    made = references(gathered(lanes, chosen=chosen).nodes, chosen)
-    assert [(ref.id, ref.type, ref.activity_source, ref.knowledge_source_name, ref.node_id) for ref in made] == [
-        ("0", "web", 0, "docs", "docs"),
-        ("2", "searchIndex", 2, "bare", "bare"),
-    ]
-    assert made[0].source_data is not None
-    assert made[0].source_data.metadata == {"title": "docs"}
-    assert made[1].source_data is None
-    assert references([node("strange", 1.0)], chosen) == []
-    assert provenance(node("strange", 1.0)) is None
-
-
 def lists(lanes: Sequence[SourceSearch]) -> dict[str, str]:
     made = lists_by_sub_query(lanes, interleave)
     return {one.sub_query.id: "".join(name for name, _ in one.ranked.keys) for one in made}
@@ -404,3 +378,16 @@ def test_provenance_is_shown_to_no_model() -> None:
     for mode in (MetadataMode.LLM, MetadataMode.EMBED):
         assert found.node.get_content(mode) == "title: a\n\ntext of a"
     assert PROVENANCE_KEY not in candidate.node.node.metadata
+
+
+def test_references_number_the_evidence() -> None:
+    """The N-th node is reference N; a source may have none, or none of its data."""
+    made = [source("docs"), source("wiki"), source("bare")]
+    shown = {"wiki": {"includeReferences": False}, "bare": {"includeReferenceSourceData": False}}
+    chosen = selected(*made, params=[{"knowledgeSourceName": name, **fields} for name, fields in shown.items()])
+    lanes = [make_lane(n, [(one.name, 0.5)], over=one) for n, one in enumerate(made)]
+    found = references(gathered(lanes, chosen=chosen).nodes, chosen)
+    assert [(ref.id, ref.activity_source, ref.knowledge_source_name, ref.source_data is None) for ref in found] == [
+        ("0", 0, "docs", False),
+        ("2", 2, "bare", True),
+    ]

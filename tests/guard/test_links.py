@@ -26,18 +26,13 @@ def clean_links(text: str, addresses: Collection[str]) -> tuple[str, int]:
 
 KNOWN = {"https://a.org/x", "https://a.org/y?b=1&c=2", "https://en.wiki.org/Foo_(bar)", "javascript:alert(1)", ""}
 KEPT = [
-    "See [x](https://a.org/x) and ![y](https://a.org/x).",
-    "Bare https://a.org/x, and <https://a.org/x>.",
-    "*see* https://a.org/x; (https://a.org/x).",
-    "[l][1]\n\n[1]: https://a.org/x",
+    "See [x](https://a.org/x) and ![y](https://a.org/x).", "Bare https://a.org/x, and <https://a.org/x>.",
+    "*see* https://a.org/x; (https://a.org/x).", "[l][1]\n\n[1]: https://a.org/x",
     "vector<int> v; a<b and c>d; <system>x</system> <b>bold</b> <br/>",
-    "said [ref_id:0]: The capital. [1] [note]: some words",
-    "as follows [ref_id:0]:\n\n- a",
+    "said [ref_id:0]: The capital. [1] [note]: some words", "as follows [ref_id:0]:\n\n- a",
     "node.js/x README.md and/or src/guard/text.py e.g. 3.14/2 {a=b} onclick=x x=main.py:3 *.md",
-    "C:\\Users\\x and C:\\\\Users 10:30 a:b",
-    "x[0]: int = 3",
-    "\u4e2d\u6587\u3002 \u0430\u0431\u0432 \U0001f600",
-]
+    "C:\\Users\\x and C:\\\\Users 10:30 a:b", "x[0]: int = 3", "\u4e2d\u6587\u3002 \u0430\u0431\u0432 \U0001f600",
+]  # fmt: skip
 TAKEN = [
     ("![y](https://evil.org/?q=1)!", "![y] (link removed)!", 1),
     ("[a [b] c](https://evil.org)", "[a [b] c] (link removed)", 1),

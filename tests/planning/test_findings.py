@@ -2,20 +2,31 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.schema import NodeWithScore, TextNode
 
-from llama_index_agentic_kb import KnowledgeSource
+from llama_index_agentic_kb import KnowledgeSource, interleave
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.account import ActivityLog
+from llama_index_agentic_kb.evidence.candidates import best_of
 from llama_index_agentic_kb.llm import LanguageModel
 from llama_index_agentic_kb.planning.findings import MAX_REPLY, OpenSteps, StepAnswer, read_findings
-from llama_index_agentic_kb.planning.passages import PassageSet, ShownPassage
+from llama_index_agentic_kb.planning.passages import CUT, MAX_PASSAGES, PASSAGE_WORDS, PassageSet, ShownPassage
 from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel
-from llama_index_agentic_kb.schema import Confidence, Finding, ModelQueryPlanningActivity, Outcome
+from llama_index_agentic_kb.schema import (
+    Confidence,
+    Finding,
+    ModelQueryPlanningActivity,
+    Outcome,
+    SourceActivity,
+    SubQuery,
+)
+from llama_index_agentic_kb.sources.fan_out import SourceSearch
+from llama_index_agentic_kb.sources.search import NodeList
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
 
 SOURCE = KnowledgeSource("docs", retriever=MemoryRetriever([]))
@@ -83,12 +94,8 @@ BOTH: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     "said",
     [
-        "\n".join(map(json.dumps, BOTH)),
-        "Here:\n```json\n" + "\n".join(map(json.dumps, BOTH)) + "\n```\nDone.",
-        json.dumps(BOTH),
-        json.dumps(BOTH, indent=2),
-        json.dumps({"findings": BOTH}),
-        json.dumps(BOTH)[:-2],
+        "\n".join(map(json.dumps, BOTH)), "Here:\n```json\n" + "\n".join(map(json.dumps, BOTH)) + "\n```\nDone.",
+        json.dumps(BOTH), json.dumps(BOTH, indent=2), json.dumps({"findings": BOTH}), json.dumps(BOTH)[:-2],
         json.dumps({"q1": [CAMERON], "q2": ["Ann", "Bob"]}),
         json.dumps([{"answers": one["answers"], "id": one["step"]} for one in BOTH]),
         json.dumps([{"step": "#q1", "answer": "James Cameron"}, {"step": 2, "value": ["Ann", "Bob"]}]),
@@ -96,7 +103,7 @@ BOTH: list[dict[str, Any]] = [
         '{"step": "q1", "answers": [oh}\n' + line("q2", "Ann", "Bob") + line("q1", CAMERON),
         line("q2", "Ann", "Bob") + "\n{'step': 'q1', 'answers': ['James Cameron']",
     ],
-)
+)  # fmt: skip
 def test_answers_are_read_in_whatever_form_they_come(said: str) -> None:
     """Lines, lists, objects by step, broken JSON: each step has its answers, in pieces of any size."""
     for size in (3, 10_000):
@@ -211,3 +218,71 @@ def _with_sign(prompt: str) -> str:
     """Answer as a model does that copies the sign in the place of spaces."""
     sign = next(char for char in prompt if "\ue000" <= char <= "\uf8ff")
     return line("q1", {**CAMERON, "value": f"James{sign}Cameron"})
+
+
+SHOWN_SOURCE = KnowledgeSource("docs", retriever=MemoryRetriever([]))
+
+
+def node(name: str, text: str | None = None) -> NodeWithScore:
+    return NodeWithScore(node=TextNode(id_=name, text=text or f"text of {name}", metadata={"title": name}), score=0.5)
+
+
+def lane(query: str, *lists: Sequence[NodeWithScore], number: int = 0) -> SourceSearch:
+    record = SourceActivity(id=number, knowledge_source_name="docs", sub_query_id=query)
+    sub_query = SubQuery(id=query, query=f"what is {query}", sources=["docs"])
+    kinds = ("dense", "lexical")
+    return SourceSearch(
+        sub_query, SHOWN_SOURCE, record, tuple(NodeList(k, [*one]) for k, one in zip(kinds, lists, strict=False))
+    )
+
+
+def reading(*nodes: NodeWithScore, per_query: int = 5, query: str = "x") -> PassageSet:
+    made = PassageSet(per_query)
+    made.add(query, best_of([lane("q1", nodes)], interleave))
+    return made
+
+
+def test_passages_are_numbered_and_shown_once() -> None:
+    """Two searches that found the same share a passage; each gives no more than it may."""
+    a, b, c = node("a"), node("b"), node("c")
+    made = reading(a, b, c, per_query=2)
+    made.add("x", best_of([lane("q2", [b, c])], interleave))
+    assert [(ref, one.title) for ref, one in made.passages.items()] == [(0, "a"), (1, "b"), (2, "c")]
+    assert made.as_prompt().count("<passage ") == 3
+
+
+def test_no_prompt_has_too_many_passages() -> None:
+    """Whatever the number of searches."""
+    made = PassageSet(20)
+    for query in range(10):
+        made.add("x", best_of([lane("q1", [node(f"{query}-{n}") for n in range(20)])], interleave))
+    assert len(made.passages) == MAX_PASSAGES
+
+
+def test_passages_are_cut_around_what_is_asked() -> None:
+    """A long document is shown where it speaks of the query."""
+    text = "Rain. " * 500 + "The keeper lives in Bergen now. " + "Snow. " * 500
+    (passage,) = reading(node("a", text), query="where does the keeper live").passages.values()
+    assert "The keeper lives in Bergen now." in passage.content
+    assert passage.content.startswith("Rain. ")
+    assert passage.content.endswith(f"Snow. {CUT}")
+    assert passage.content.count(CUT) == 2
+    assert len(passage.content.split()) <= PASSAGE_WORDS + 2
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("Columbia", True), ("COLUMBIA", True), ("Columbia, South Carolina", True), ("Columbia (city)", True),
+        ("Ann Lee", True), ("lumb", False), ("19", False), ("1985", True), ("Ann Smith", False), ("Oslo", False),
+        (", South Carolina", False), ("the title", True), ("東京", True), ("a.b*c", False), ("Southeast Asia", True),
+        ("16th century", True), ("North West Africa", True), ("20", False),
+    ],
+)  # fmt: skip
+def test_what_a_passage_says(value: str, says: bool) -> None:
+    """Whole words of it, or of its title; what only tells the value from others of its name is not asked for."""
+    text = (
+        "Lee (Ann) was born in Columbia in 1985, 2-0; South-East Asia, northwest Africa, 16th-century; 彼は東京に住む。"
+    )
+    (passage,) = reading(node("The Title", text)).passages.values()
+    assert passage.says(value) == says

@@ -2,20 +2,16 @@ from __future__ import annotations
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
 from typing import Any
 
 import openai
 import pytest
-from llama_index.core import VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.schema import TextNode
-from llama_index.core.tools import FunctionTool
 
 from llama_index_agentic_kb.testing import (
     ChatRequest,
-    HashEmbedding,
     LoopbackOpenAI,
     MemoryRetriever,
     Reply,
@@ -23,11 +19,9 @@ from llama_index_agentic_kb.testing import (
     ScriptedReply,
     ScriptExhaustedError,
     Usage,
-    count_tokens,
     hash_vector,
 )
 from llama_index_agentic_kb.testing.doubles import Mode
-from tests.faulty_server import Fault
 
 ASK = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="Who?")]
 USAGE = {"usage": {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}}
@@ -87,11 +81,6 @@ SERVER_ASK = [
 ASK_TOKENS = 3 + 5
 
 
-def look_up(name: str) -> str:
-    """Look a city up."""
-    return name
-
-
 def usage_of(raw: Any) -> tuple[int, int]:
     return raw.usage.prompt_tokens, raw.usage.completion_tokens
 
@@ -126,23 +115,6 @@ def test_a_script_that_fails_is_a_bad_request() -> None:
         server.llm().complete("Hi")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_tool_calls_of_a_reply(stream: bool) -> None:
-    """Several tool calls arrive whole, in a plain answer and piece by piece."""
-    reply = Reply("Looking.", tool_calls=[("look_up", {"name": "Oslo"}), ("look_up", '{"name": "Bergen"}')])
-    tool = FunctionTool.from_defaults(look_up)
-    with LoopbackOpenAI(reply) as server:
-        llm = server.llm()
-        if stream:
-            response = list(llm.stream_chat_with_tools([tool], "Which?", allow_parallel_tool_calls=True))[-1]
-        else:
-            response = llm.chat_with_tools([tool], "Which?", allow_parallel_tool_calls=True)
-        assert sum(isinstance(block, ToolCallBlock) for block in response.message.blocks) == 2
-        arguments = [call.tool_kwargs for call in llm.get_tool_calls_from_response(response)]
-        assert arguments == [{"name": "Oslo"}, {"name": "Bergen"}]
-        assert server.billed == Usage(2, count_tokens("Looking.") + 2 * count_tokens('look_up {"name": "Oslo"}'))
-
-
 async def test_streams() -> None:
     """A stream arrives in pieces of the size set, reports its usage if asked to, and is billed in full."""
     with LoopbackOpenAI(Reply("Paris, of course.", chunk_size=6)) as server:
@@ -164,29 +136,6 @@ def test_embeddings_are_the_hash_vectors() -> None:
         assert several.data[1].embedding == pytest.approx(hash_vector("snow"))
         assert short.data[0].embedding == hash_vector("rain", 16)
         assert server.billed.calls == 0
-
-
-def test_a_hung_call_does_not_hold_up_the_stop() -> None:
-    """Stopping resets what hangs; a stopped server can come back at the same address."""
-    arrived = Event()
-
-    def answer(_request: ChatRequest) -> Fault | str:
-        if arrived.is_set():
-            return "back"
-        arrived.set()
-        return Fault.hang()
-
-    server = LoopbackOpenAI(answer).start()
-    url = server.base_url
-    with ThreadPoolExecutor(1) as pool:
-        hung = pool.submit(server.llm(max_retries=0, timeout=600).complete, "Hi")
-        assert arrived.wait(60)
-        server.stop()
-        server.stop()
-        with pytest.raises(openai.APIConnectionError):
-            hung.result(timeout=60)
-    with server:
-        assert (server.base_url, server.llm().complete("Hi").text) == (url, "back")
 
 
 TEXTS = ["Rain in Paris", "Snow in Oslo", "Rain and snow in Bergen"]
@@ -236,23 +185,3 @@ def test_hung_threads_end_with_the_context() -> None:
 def test_vectors_are_the_same_in_every_process() -> None:
     """Nothing depends on the process's hash seed."""
     assert [round(value, 3) for value in hash_vector("rain in Paris", 8)] == [0, 0, 0.577, 0, 0, 0, 0.577, 0.577]
-
-
-async def test_calls_are_recorded_by_batch() -> None:
-    """Queries, texts and native batches are recorded, sync and async."""
-    model = HashEmbedding(embed_batch_size=2)
-    model.get_query_embedding("q")
-    await model.aget_query_embedding("q")
-    model.get_text_embedding("t")
-    await model.aget_text_embedding("t")
-    vectors = model.model_copy().get_text_embedding_batch(["a", "b", "c"])
-    assert await model.aget_text_embedding_batch(["a", "b", "c"]) == vectors
-    assert model.calls[:4] == [("query", ["q"]), ("query", ["q"]), ("text", ["t"]), ("text", ["t"])]
-    assert model.calls[4:] == [("text", ["a", "b"]), ("text", ["c"])] * 2
-
-
-def test_texts_that_share_words_are_close() -> None:
-    """LlamaIndex's vector index finds what shares words with the query."""
-    nodes = [TextNode(text=text) for text in ("Rain in Paris", "Snow in Oslo")]
-    index = VectorStoreIndex(nodes, embed_model=HashEmbedding())
-    assert index.as_retriever(similarity_top_k=1).retrieve("Oslo, snow!")[0].text == "Snow in Oslo"
