@@ -56,7 +56,7 @@ def plan(
     question: str = QUESTION,
     history: Sequence[tuple[str, str]] = (),
     template: PromptTemplate | None = None,
-    seconds: float = 10,
+    seconds: float = 60,
 ) -> Planning:
     manager = CallbackManager()
     asked = PlanningModel(LanguageModel(llm, lambda: manager))

@@ -51,7 +51,7 @@ class Read:
     """One call, and what came of it."""
 
     def __init__(
-        self, said: Any, *, seconds: float = 10, reading: PassageSet | None = None, spotlighting: Any = "delimit"
+        self, said: Any, *, seconds: float = 60, reading: PassageSet | None = None, spotlighting: Any = "delimit"
     ):
         self.llm = ScriptedLLM(said)
         manager = CallbackManager()

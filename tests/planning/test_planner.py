@@ -69,7 +69,7 @@ def plan(
     limits: EffortLimits | None = None,
     history: Sequence[tuple[str, str]] = (),
     question: str = QUESTION,
-    seconds: float = 10,
+    seconds: float = 60,
 ) -> Planning:
     planning = run(
         plan_searches(
@@ -262,3 +262,10 @@ def test_intents_are_searched_as_they_are() -> None:
         (f"q{n}", query, NAMES, SubQueryOrigin.INTENT) for n, query in enumerate(["b", "a", "c"])
     ]
     assert made.warnings == ["4 intents were cut to 3 (EffortLimits.sub_queries)"]
+
+
+def test_a_reply_cut_off_at_the_token_limit_is_used_as_far_as_it_goes(serve: Serve) -> None:
+    """What a truncated plan holds is searched; the warning says that it may be incomplete."""
+    planning = plan(serve(Fault.length(WELL[:180])).llm())
+    assert planned(planning)[0] == QUERIES[0]
+    assert "ran out of tokens" in planning.plan.warnings[0]
