@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: openapi demo test test-long coverage check docs wheel-check format bench bench-conversations bench-grounding bench-capacity bench-deadlines bench-ray bench-scale bench-shards bench-stores train-scorer faults fuzz injection \
-	kills kills-ray leaks same-prompts stores wire clean
+	kills kills-ray leaks replicas same-prompts stores wire clean
 
 # Extracts over three real sources, then a recorded answer; no API key, no network.
 demo: $(VENV)/.demo
@@ -122,6 +122,10 @@ kills: $(VENV)/.dev
 kills-ray: $(VENV)/.dev
 	$(PIP_INSTALL) -e '.[ray]'
 	$(BIN)/python -m tests.kills_ray --kills 30
+
+# Servers on one PostgreSQL replaced and killed under 50 clients, and one tenant's flood beside another's questions.
+replicas: $(VENV)/.dev
+	$(BIN)/python -m tests.server.replicas
 
 leaks: $(VENV)/.dev
 	$(BIN)/python -m tests.leaks --cases $(CASES)

@@ -1,15 +1,14 @@
-"""A server as a program of its own: ``python -m tests.server.program DATABASE MODEL``; prints its port."""
+"""Servers as processes of their own, forked from one that has loaded everything, so that each starts at once."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 import uvicorn
@@ -17,6 +16,7 @@ import uvicorn
 from llama_index_agentic_kb import KnowledgeSource
 from llama_index_agentic_kb.llm.openai_compatible import OpenAICompatible
 from llama_index_agentic_kb.server.app import create_app
+from llama_index_agentic_kb.server.quotas import Quotas
 from llama_index_agentic_kb.server.service import KnowledgeService
 from llama_index_agentic_kb.testing import MemoryRetriever
 from tests.server.serving import KEYS
@@ -32,38 +32,59 @@ DEFINED = {
 """The definitions that its index and its model serve, by their paths."""
 
 
-def memory_index() -> Any:
-    """An index of one text."""
-    retriever = MemoryRetriever(["The Saturn V was 110.6 m tall."], mode="async")
+def memory_index(latency: float = 0.0) -> Any:
+    """An index of one text, which takes its time."""
+    retriever = MemoryRetriever(["The Saturn V was 110.6 m tall."], mode="async", latency=latency)
     return partial(KnowledgeSource, retriever=retriever)
 
 
+_FORKED = multiprocessing.get_context("forkserver")
+_FORKED.set_forkserver_preload([__name__])
+
+
+def start(
+    database: str, model: str, *, latency: float = 0.0, tenant_running: int | None = None
+) -> tuple[ForkServerProcess, Connection]:
+    """Start a server.
+
+    Args:
+        database: A path or a URL.
+        model: The URL of the language model.
+        latency: The seconds of a search.
+        tenant_running: The maximum number of running questions of a tenant.
+
+    Returns:
+        Its process, and the connection on which it sends its port when it listens.
+    """
+    announced, ready = _FORKED.Pipe(duplex=False)
+    process = _FORKED.Process(target=_run, args=(ready, database, model, latency, tenant_running), daemon=True)
+    process.start()
+    ready.close()
+    return process, announced
+
+
 @contextmanager
-def program(database: str, model: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Start it; yield its process and its port."""
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-m", "tests.server.program", database, model]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    with subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield process, int(process.stdout.readline())
-        finally:
-            process.kill()
+def program(database: str, model: str, **options: Any) -> Iterator[tuple[ForkServerProcess, int]]:
+    """Start a server; yield its process and its port."""
+    process, announced = start(database, model, **options)
+    try:
+        yield process, announced.recv()
+    finally:
+        process.kill()
+        process.join()
 
 
-async def main(database: str, model: str) -> None:
-    """Serve until killed."""
+def _run(ready: Connection, database: str, model: str, latency: float, tenant_running: int | None) -> None:
+    """Serve until killed, or stopped by SIGTERM."""
     llm = OpenAICompatible(model="loopback", api_base=model, api_key="none")
-    service = KnowledgeService(database, indexes={"memory": memory_index()}, models={"loopback": llm})
-    app = create_app(service, keys=KEYS, requests_per_minute=None)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, ws="none"))
+    service = KnowledgeService(database, indexes={"memory": memory_index(latency)}, models={"loopback": llm})
+    app = create_app(service, keys=KEYS, requests_per_minute=None, quotas=Quotas(tenant_running=tenant_running))
+    asyncio.run(_serve(uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, ws="none")), ready))
+
+
+async def _serve(server: uvicorn.Server, ready: Connection) -> None:
     serving = asyncio.create_task(server.serve())
     while not server.started:  # noqa: ASYNC110 (uvicorn announces it in no other way)
         await asyncio.sleep(0.01)
-    print(server.servers[0].sockets[0].getsockname()[1], flush=True)
+    ready.send(server.servers[0].sockets[0].getsockname()[1])
     await serving
-
-
-if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
