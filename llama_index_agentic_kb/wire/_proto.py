@@ -138,6 +138,8 @@ def read(kind: str, body: object) -> Untyped:
         json_format.ParseDict(body, message)
     except json_format.ParseError as error:
         raise _parse_error(str(error), kind) from None
+    except OverflowError:
+        raise _refused("body", "a number is too large") from None
     _check_bounds(message, "")
     return message
 

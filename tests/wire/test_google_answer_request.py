@@ -40,6 +40,7 @@ def body(**fields: Any) -> dict[str, Any]:
         ('{"query": {"text": NaN}}', "query.text: "),
         (b"\xff", "body: it is no JSON"),
         ("[" * 100_000, "body: it is no JSON that can be read: it is nested too deeply"),
+        (at(BOOSTS, [{"condition": 'a: ANY("b")', "boost": 10**400}]), "body: a number is too large"),
         ([], "body: an object is expected, found '[]'"),
         ({}, "query.text: a question is needed"),
         *(({"query": {"text": text}}, "query.text: ") for text in (" ", "\ud800", 3, ["a"])),
