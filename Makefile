@@ -63,14 +63,16 @@ train-scorer: $(VENV)/.dev
 	mkdir -p $(BUILT)
 	$(BIN)/python training/written.py $(BENCH) $(DATA)
 	$(BIN)/python training/sets.py $(REPOSITORIES) $(PUBLIC)
-	$(BIN)/python training/pairs.py $(DATA) $(BENCH) $(BUILT)/near.jsonl
+	$(BIN)/python training/pairs.py $(DATA) $(BENCH) $(BUILT)/near.jsonl $(BUILT)/pieces.jsonl
 	$(STAGE) first --data $(PUBLIC) --out $(BUILT)/a.safetensors --rate 1.5e-4
 	$(STAGE) second --data $(NEAR) --start $(BUILT)/a.safetensors --out $(BUILT)/b.safetensors --rate 1e-4
 	$(STAGE) third --data $(NEAR) --start $(BUILT)/b.safetensors --out $(BUILT)/c.safetensors --rate 7e-5 --seed 11
 	$(STAGE) fourth --data $(NEAR) --start $(BUILT)/b.safetensors $(BUILT)/c.safetensors --out $(BUILT)/d.safetensors \
 		--rate 1.3e-4 --seed 21
 	$(STAGE) fifth --data $(NEAR) --start $(BUILT)/d.safetensors --out $(BUILT)/e.safetensors --rate 6.5e-5 --seed 32
-	$(BIN)/python training/export.py --base $(BASE) --weights $(foreach one,c c d e,$(BUILT)/$(one).safetensors) --out $(PROOF)/proof.onnx
+	$(STAGE) sixth --data $(NEAR) $(BUILT)/pieces.jsonl --start $(foreach one,c c d e,$(BUILT)/$(one).safetensors) \
+		--out $(BUILT)/f.safetensors --rate 7e-5 --seed 41
+	$(BIN)/python training/export.py --base $(BASE) --weights $(foreach one,c c d e f f f f,$(BUILT)/$(one).safetensors) --out $(PROOF)/proof.onnx
 	cp $(BASE)/tokenizer.json $(PROOF)/tokenizer.json
 	$(BIN)/python training/calibrate.py --data $(DATA) --bench $(BENCH) --weights $(PROOF) --out $(PROOF)/calibration.json
 

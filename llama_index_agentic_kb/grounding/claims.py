@@ -108,10 +108,10 @@ def plain_claim(text: str) -> str:
 
 
 def marked_parts(claim: Claim) -> list[Claim]:
-    """Return the parts of a claim that end in reference markers; empty if there are fewer than two."""
+    """Return the parts of a claim up to each run of markers, the last to its end; empty if there are fewer than two."""
     ends = [match.end() for match in _MARKER_RUN.finditer(claim.text)]
     found = []
-    for start, end in pairwise([0, *ends]):
+    for start, end in pairwise([0, *ends[:-1], len(claim.text)]):
         stretch = claim.text[start:end]
         plain = plain_claim(stretch).strip(" ,;:")
         if _SAYS.search(plain):

@@ -39,6 +39,8 @@ WINDOW_WORDS: Final = 64
 _MOST_SENTENCES: Final = 4
 _LONGEST_SENTENCE: Final = 600
 """Maximum characters of a sentence; longer text is split."""
+FEW_WORDS: Final = 8
+"""Maximum number of words of a short claim, which states one fact of one passage."""
 _SMOOTHING: Final = 4.0
 _MOST_WINDOWS: Final = 8
 _WHOLE: Final = 0.85
@@ -143,6 +145,8 @@ class Window:
     """Positions of these sentences in the passage's text."""
     text: str
     """The passage's head, these sentences and their neighbours, as input for a cross-encoder."""
+    core: str
+    """The same without the neighbours, to leave room for another passage."""
     coverage: float
     """Weighted share of the claim's terms in the window."""
 
@@ -247,7 +251,7 @@ class Corpus:
         if windows:
             best = windows[0].passage
             length = self._firsts[best + 1] - self._firsts[best]
-            partner = self._partner(claim, windows)
+            partner = self._partner(claim, windows) if len(text.split()) > FEW_WORDS else None
         named = bool(claim.names or claim.numbers)
         return Reading(self._features(claim, windows), tuple(windows), partner, telling, named, length)
 
@@ -311,10 +315,14 @@ class Corpus:
             elif near not in beside:
                 break
         passage = self.passages[number]
-        shown = [self.sentences[place] for place in sorted(picked)]
-        parts = [*([passage.head] if passage.head else []), *(passage.text[one.start : one.end] for one in shown)]
+        text, core = (self._shown(passage, sorted(places)) for places in (picked, chosen))
         spans = tuple(Span(start=self.sentences[place].start, end=self.sentences[place].end) for place in chosen)
-        return Window(number, tuple(chosen), spans, " ".join(parts), claim.within(covered) / claim.total)
+        return Window(number, tuple(chosen), spans, text, core, claim.within(covered) / claim.total)
+
+    def _shown(self, passage: Passage, places: Sequence[int]) -> str:
+        """Return a passage's head and some of its sentences."""
+        sentences = (passage.text[self.sentences[place].start : self.sentences[place].end] for place in places)
+        return " ".join(part for part in (passage.head, *sentences) if part)
 
     def _terms_of(self, window: Window) -> frozenset[str]:
         return self.heads[window.passage].union(*(self.sentences[place].known for place in window.places))

@@ -66,6 +66,23 @@ def test_marker_on_the_wrong_reference() -> None:
     assert ClaimFlag.MISATTRIBUTED in claim.flags
 
 
+@pytest.mark.parametrize(("date", "expected"), [("20 July 1969", True), ("20 July 1972", False)])
+def test_a_claim_counts_as_much_as_its_weakest_part(date: str, *, expected: bool) -> None:
+    """Of a claim with several markers, each part must be supported by what its marker cites."""
+    text = f"Voyager 1 was launched on 5 September 1977 [ref_id:1], and Apollo 11 landed on the Moon on {date} [ref_id:0]."
+    [claim] = ledger(text).claims
+    assert (claim.verdict is Verdict.SUPPORTED) is expected
+    assert not expected or {one.reference_id for one in claim.supports} == {"0", "1"}
+
+
+def test_what_the_passages_do_not_say_is_no_part_of_a_claim() -> None:
+    """A last clause on what the evidence lacks does not change a claim's score."""
+    fact = "Voyager 1 was launched on 5 September 1977"
+    [plain] = ledger(f"{fact} [ref_id:1].").claims
+    [longer] = ledger(f"{fact} [ref_id:1], but the passages do not say from where it was launched.").claims
+    assert (longer.verdict, longer.score) == (plain.verdict, plain.score)
+
+
 class Judge:
     """A scorer that is a function of a claim and the premises."""
 

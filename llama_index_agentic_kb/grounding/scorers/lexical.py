@@ -22,6 +22,7 @@ from llama_index_agentic_kb.grounding.claims import Claim
 from llama_index_agentic_kb.grounding.features import (
     EMOJI,
     FEATURES,
+    FEW_WORDS,
     MAX_CHARACTERS,
     MAX_CLAIM,
     Corpus,
@@ -46,8 +47,6 @@ _WORTHWHILE: Final = 0.75
 """Minimum share of the best window's coverage at which another window is always read."""
 _WHOLE: Final = 0.95
 """Minimum share of a claim's terms at which a sentence is also read alone."""
-_FEW: Final = 8
-"""Maximum number of words of a short claim."""
 _READ: Final = words("english german french spanish italian dutch portuguese danish norwegian swedish finnish russian")
 """Languages whose words, endings and negation the features support."""
 _UNREAD: Final = re.compile(  # scripts without spaces, or with endings and negation that the features do not support
@@ -82,6 +81,7 @@ _GAP: Final = re.compile(
     re.IGNORECASE,
 )
 """A sentence that says only what the evidence lacks, whatever it names."""
+_BUT: Final = re.compile(r"[,;]? (?:but|and|though|although|while|yet) (?=the |these )", re.IGNORECASE)
 
 
 class PairReader(Protocol):
@@ -114,6 +114,7 @@ class LexicalScorer:
         self, claims: Sequence[str], premises: Sequence[Premise], *, deadline: float | None = None
     ) -> list[ClaimScore]:
         """Return the scores of claims, computed in the calling thread; repeated claims are scored once."""
+        claims = [_without_gap(claim) for claim in claims]
         corpus = corpus_of(premises)
         plain = [normalize(passage.text) for passage in corpus.passages]
         known: dict[str, ClaimScore] = {}
@@ -190,7 +191,7 @@ def read_windows(
     for claim, rows, more, texts in zip(asked, found, further, rest, strict=True):
         rows.extend(more[: len(texts)])
         apart.append(more[len(texts) :])
-        if len(claim.split()) <= _FEW:  # a longer claim may depend on the other sentences
+        if len(claim.split()) <= FEW_WORDS:  # a longer claim may depend on the other sentences
             rows[:1] = [max([*rows[:1], *apart[-1]], key=lambda row: row[2] - row[0])] if rows else []
     return list(zip(found, apart, strict=True))
 
@@ -250,6 +251,14 @@ def _stands_alone(text: str, start: int, end: int) -> bool:
     return (not before or before[-1] in ".!?。！？:;\n") and (not after or after[0] in ".!?。！？;")  # noqa: RUF001
 
 
+def _without_gap(claim: str) -> str:
+    """Return a claim without a last clause that says only what the evidence lacks."""
+    for found in _BUT.finditer(claim[:MAX_CLAIM]):
+        if _GAP.match(claim[found.end() :]):
+            return f"{claim[: found.start()]}."
+    return claim
+
+
 def _speaks_of_the_answer(claim: str, reading: Reading, score: ClaimScore) -> bool:
     """Return whether an unsupported claim is about the answer itself, so that it needs no evidence.
 
@@ -290,7 +299,7 @@ def _texts_of(reading: Reading) -> list[str]:
     """Return the texts that the model may read for a claim: the best window (with its partner), then the others."""
     texts = [window.text for window in reading.windows[:_MOST_WINDOWS]]
     if reading.partner is not None:
-        texts[0] = f"{texts[0]} {reading.windows[reading.partner].text}"
+        texts[0] = f"{reading.windows[0].core} {reading.windows[reading.partner].core}"  # both must fit
     return texts
 
 
