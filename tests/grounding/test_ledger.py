@@ -69,7 +69,9 @@ def test_marker_on_the_wrong_reference() -> None:
 @pytest.mark.parametrize(("date", "expected"), [("20 July 1969", True), ("20 July 1972", False)])
 def test_a_claim_counts_as_much_as_its_weakest_part(date: str, *, expected: bool) -> None:
     """Of a claim with several markers, each part must be supported by what its marker cites."""
-    text = f"Voyager 1 was launched on 5 September 1977 [ref_id:1], and Apollo 11 landed on the Moon on {date} [ref_id:0]."
+    text = (
+        f"Voyager 1 was launched on 5 September 1977 [ref_id:1], and Apollo 11 landed on the Moon on {date} [ref_id:0]."
+    )
     [claim] = ledger(text).claims
     assert (claim.verdict is Verdict.SUPPORTED) is expected
     assert not expected or {one.reference_id for one in claim.supports} == {"0", "1"}
