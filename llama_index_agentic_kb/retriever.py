@@ -476,6 +476,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
                     rerank_deadline=budget.retrieval_deadline,
                     proof=outcome.proof,
                     outside=narrowing.outside,
+                    follows=bool(task.scope.history),
                 )
             for changed, fields in gathered.cut_searches:
                 log.amend(changed, **fields)

@@ -49,6 +49,9 @@ DUPLICATES_DEPTH: Final = 100
 NEW_SHARE: Final = 0.1
 """A passage is a near-duplicate if at most this share of its words is new compared to one with the same title."""
 
+FOLLOWING_WEIGHT: Final = 0.5
+"""The weight of a question's own results beside planned ones in a conversation, where its words may say little."""
+
 MANY: Final = 200
 """Maximum number of candidates fused on the event loop (about 5 ms); more are fused on a thread."""
 
@@ -141,6 +144,7 @@ async def gather_evidence(
     rerank_deadline: float | None = None,
     proof: Sequence[Proof] = (),
     outside: Collection[NodeKey] = (),
+    follows: bool = False,
 ) -> GatheredEvidence:
     """Rerank, fuse and postprocess the results of a plan's searches, join neighbours and select the evidence.
 
@@ -150,13 +154,15 @@ async def gather_evidence(
     At most ``ranked`` candidates per sub-query go to the reranker, and as many fused nodes to the postprocessors; the
     result has at most ``limit``. A postprocessor that runs at ``deadline`` is abandoned and its nodes are withheld, as
     it may be an access filter; the reranker is abandoned at ``rerank_deadline`` (default ``deadline``). Passages of
-    ``proof`` are ranked first. Candidates ``outside`` are left out; the order of the others does not change.
+    ``proof`` are ranked first. Candidates ``outside`` are left out; the order of the others does not change. Of a
+    question that ``follows`` a conversation, what was planned counts more than its own words.
     """
     found = sum(len(one.nodes) for search in searches for one in search.lists)
     untouched = {name for name in (one.source.name for one in searches) if _is_untouched(name, selected, options)}
 
     def lists() -> tuple[dict[NodeKey, Candidate], Reranking]:
         made = lists_by_search(searches, untouched) if untouched else lists_by_sub_query(searches, options.fusion)
+        made = _planned_first(made) if follows else made
         return collect(searches), Reranking([one.without(outside) for one in made] if outside else made)
 
     candidates, reranking = await _off_loop(lists, found)
@@ -188,6 +194,18 @@ async def gather_evidence(
     )
     cut = _cut_searches(searches, reranking) if options.calibrated else []
     return GatheredEvidence(arranged.nodes, counts, reranking.warning, cut, left.missing)
+
+
+def _planned_first(lists: list[CandidateList]) -> list[CandidateList]:
+    """Return the lists; if any was planned, the question's own with the weight of a question in a conversation."""
+    if not any(one.sub_query.origin is SubQueryOrigin.PLANNER for one in lists):
+        return lists
+    return [
+        replace(one, ranked=replace(one.ranked, weight=FOLLOWING_WEIGHT * one.ranked.weight))
+        if one.sub_query.origin is SubQueryOrigin.QUESTION
+        else one
+        for one in lists
+    ]
 
 
 def _is_untouched(name: str, selected: Mapping[str, SelectedSource], options: EvidenceOptions) -> bool:

@@ -10,29 +10,41 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
 
 import numpy as np
+from llama_index.core import VectorStoreIndex
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.chat_engine import CondenseQuestionChatEngine
+from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.response_synthesizers import CompactAndRefine
+from llama_index.core.retrievers import QueryFusionRetriever, VectorIndexRetriever
 from rich.console import Console
 from rich.table import Table
 
 from llama_index_agentic_kb import default_embed_model
+from llama_index_agentic_kb.chat_engine import MEMORY_TOKENS
 from llama_index_agentic_kb.evaluation import CorpusIndex, Dataset, EvaluationQuery, read_dataset
 from llama_index_agentic_kb.evaluation.runner import METRICS
 from llama_index_agentic_kb.planning import contraction
 from llama_index_agentic_kb.retriever import AgenticRetriever, RetrieverOptions
 from llama_index_agentic_kb.schema import Message, RetrievalRequest, ScopeState
 from llama_index_agentic_kb.search.prototypes import ScopeIndex, unit_rows
+from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.sources.vectors import scope_indexes
+from llama_index_agentic_kb.testing import ScriptedLLM
 
 Turns = tuple[tuple[str, str], ...]
 DEPTH: Final = 10
@@ -117,6 +129,14 @@ class Bench:
         make: dict[str, Any] = {"effort": "minimal", "similarity_top_k": DEPTH}
         self._plain = AgenticRetriever(sources, **make)
         self._scoped = AgenticRetriever(sources, **make, options=RetrieverOptions(scope=self.indexes))
+        self._rewrite = ""
+        llm = ScriptedLLM(lambda _: self._rewrite)
+        planned = ScriptedLLM(lambda _: json.dumps({"sub_queries": [{"id": "q1", "query": self._rewrite}]}))
+        self._planned = AgenticRetriever(sources, llm=planned, effort="low", similarity_top_k=DEPTH)
+        dense = [VectorIndexRetriever(index, similarity_top_k=DEPTH) for index in map(_index_of, sources)]
+        fused = QueryFusionRetriever(dense, llm=llm, num_queries=1, similarity_top_k=DEPTH, use_async=False)  # type: ignore[arg-type]
+        engine = RetrieverQueryEngine(fused, response_synthesizer=CompactAndRefine(llm=llm))
+        self._condensing = partial(CondenseQuestionChatEngine.from_defaults, engine, llm=llm)
         self._scopes: list[contraction.Contraction] = []
         self._states: dict[Turns, ScopeState] = {}
 
@@ -149,6 +169,19 @@ class Bench:
     async def plain(self, turns: Turns) -> Result:
         """Search a conversation without a scope."""
         return (await self._ask(self._plain, turns))[0]
+
+    async def condensed(self, case: Case) -> Result:
+        """Ask LlamaIndex's CondenseQuestionChatEngine over dense retrievers; the gold rewrite is the model's reply."""
+        self._rewrite = case.rewrite
+        history = [ChatMessage(role=role, content=text) for role, text in case.history]
+        memory = ChatMemoryBuffer.from_defaults(chat_history=history, token_limit=MEMORY_TOKENS)
+        answer = await self._condensing(memory=memory).achat(case.text)
+        return Result(list(dict.fromkeys(node.node.ref_doc_id or node.node.node_id for node in answer.source_nodes)))
+
+    async def planned(self, case: Case) -> Result:
+        """Search the conversation at low effort; the gold rewrite is the plan's only sub-query."""
+        self._rewrite = case.rewrite
+        return (await self._ask(self._planned, (*case.history, ("user", case.text))))[0]
 
     async def article(self, case: Case) -> Result:
         """Search the last message within documents whose vectors are near to the text of the whole conversation."""
@@ -194,6 +227,12 @@ class Bench:
         return len(gold.keys() & documents) / len(gold)
 
 
+def _index_of(source: KnowledgeSource) -> VectorStoreIndex:
+    index = source.index
+    assert isinstance(index, VectorStoreIndex)
+    return index
+
+
 @dataclass
 class Scores:
     """The mean results of a system on a slice."""
@@ -224,9 +263,11 @@ async def run(bench: Bench, cases: Sequence[Case], dataset: Dataset) -> dict[tup
         "last message": lambda case: bench.plain((("user", case.text),)),
         "previous + last": lambda case: bench.plain((("user", previous(case)),)),
         "gold rewrite": lambda case: bench.plain((("user", case.rewrite),)),  # a perfect CondenseQuestion prompt's
+        "CondenseQuestion, gold reply": bench.condensed,
         "the article's": bench.article,
         "ours": lambda case: bench.plain((*case.history, ("user", case.text))),
         "ours, scope": bench.scoped,
+        "ours, low, gold plan": bench.planned,
     }
     made: dict[tuple[str, str], Scores] = defaultdict(Scores)
     with bench.recording():

@@ -92,5 +92,5 @@ def test_conversations(tmp_path: Path) -> None:
     with closing(CorpusIndex(dataset, HashEmbedding(), tmp_path / "vectors", source_field="source")) as index:
         scores = asyncio.run(conversations.run(conversations.Bench(index, dataset), cases, dataset))
     continuing = {system: score.row()[0] for (part, system), score in scores.items() if part == "continuing"}
-    assert len(continuing) == 6
+    assert len(continuing) == 8
     assert continuing["ours"] == continuing["ours, scope"]

@@ -23,6 +23,7 @@ from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.evidence.candidates import collect, lists_by_sub_query
 from llama_index_agentic_kb.evidence.gathering import EvidenceCounts, EvidenceOptions, GatheredEvidence, gather_evidence
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance, references
+from llama_index_agentic_kb.schema import SubQueryOrigin
 from llama_index_agentic_kb.search.rerank import Calibration, Reranker
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.sources.selection import SelectedSource, select
@@ -75,6 +76,7 @@ def gathered(
     ranked: int = 10,
     limit: int = 10,
     seconds: float = 10,
+    follows: bool = False,
     **options: Any,
 ) -> GatheredEvidence:
     return run(
@@ -86,6 +88,7 @@ def gathered(
             ranked=ranked,
             limit=limit,
             deadline=time.monotonic() + seconds,
+            follows=follows,
         )
     )
 
@@ -108,6 +111,16 @@ def test_sub_queries_are_interleaved_the_question_first() -> None:
     nodes = gathered(lanes).nodes
     assert ids(nodes) == ["a", "x", "b", "y"]
     assert [(provenance(one) or {}).get("best_for") for one in nodes] == [["q0", "q2"], ["q1"], None, None]
+
+
+@pytest.mark.parametrize(
+    ("follows", "planned", "expected"), [(False, True, "axby"), (True, True, "xyab"), (True, False, "ab")]
+)
+def test_in_a_conversation_what_was_planned_counts_more(expected: str, *, follows: bool, planned: bool) -> None:
+    """The question's own words weigh half beside a rewrite, and stay whole where nothing was planned."""
+    lanes = [make_lane(0, [("a", 0.9), ("b", 0.8)]), make_lane(1, [("x", 0.2), ("y", 0.1)], query="q1")]
+    lanes[0].sub_query = lanes[0].sub_query.model_copy(update={"origin": SubQueryOrigin.QUESTION})
+    assert ids(gathered(lanes if planned else lanes[:1], follows=follows).nodes) == list(expected)
 
 
 def test_every_fusion_covers_each_sub_query() -> None:
