@@ -142,7 +142,7 @@ def ingest_command(  # noqa: PLR0917 (typer makes options of them)
     embed_model: EmbedModelOption = None,
     wait: WaitOption = 0.0,
     max_megabytes: Annotated[float, typer.Option(help="Larger files are skipped, and listed.", min=0)] = 100.0,
-    ocr: Annotated[bool, typer.Option("--ocr", help="Read images and scanned pages. Needs [ocr].")] = False,
+    ocr: Annotated[bool, typer.Option("--ocr/--no-ocr", help="Read images and scanned pages. Needs [ocr].")] = False,
     follow_symlinks: Annotated[bool, typer.Option(help="Read what lies outside the folders, too.")] = False,
     tenant: Annotated[str | None, typer.Option(help="Whose the documents are; see permissions=.")] = None,
     group: Annotated[list[str] | None, typer.Option(help="A group that may see them; several times for more.")] = None,

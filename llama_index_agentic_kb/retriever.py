@@ -20,7 +20,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.utils import print_text
 
 from llama_index_agentic_kb._aio import Call, WorkerPool, arun, run
-from llama_index_agentic_kb._text import error_message
+from llama_index_agentic_kb._text import error_message, one_line, printable
 from llama_index_agentic_kb.account import ActivityLog, Budget, GuardedCallbacks
 from llama_index_agentic_kb.account.budget import set_budget
 from llama_index_agentic_kb.errors import (
@@ -381,13 +381,13 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         follows = bool(task.scope.history or request.scope_state is not None)
         task.fan_out.on_begun = partial(conversation.begin, task.fan_out) if follows else None
         turn, outcome = await search_turn(task, request.dialogue, selected)
+        if self._verbose:
+            _print_searches(log.records)
         if not turn.reply:
             raise_if_lost(outcome.searches)
         narrowing = await conversation.narrow(outcome.searches, self._limit(task)) if follows else NOT_NARROWED
         missing = [*forgotten, *missing_parts(outcome.searches), *task.fan_out.left_out, *outcome.withheld]
         found = outcome.findings, outcome.chain, len(outcome.proof) if outcome.sufficient else 0
-        if self._verbose:
-            _print_searches(log.records)
         retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, whole, *found)
         retrieval.dialogue, retrieval.reply = turn.state, turn.reply
         query = bundle or QueryBundle(request.question)
@@ -503,7 +503,8 @@ def _print_searches(records: Sequence[ActivityRecord]) -> None:
     for one in records:
         if isinstance(one, SourceActivity) and one.arguments is not None and one.outcome is not None:
             found = f"{one.outcome.value}, {one.count or 0} documents in {one.elapsed_ms} ms"
-            print_text(f"{one.knowledge_source_name}: {one.arguments.search}: {found}\n", color="llama_turquoise")
+            line = one_line(printable(f"{one.knowledge_source_name}: {one.arguments.search}: {found}"))
+            print_text(f"{line}\n", color="llama_turquoise")
 
 
 def _check_positive(field_name: str, value: object, kinds: type | tuple[type, ...]) -> None:

@@ -196,8 +196,8 @@ def test_the_state_is_shown(shop: Shop) -> None:
 
 
 def test_interleaved_sessions_keep_their_states_apart(shop: Shop) -> None:
-    """40 conversations on 16 threads, turn by turn: each has its own order, and its own answer."""
-    kb, sessions = KnowledgeBase(shop.sources(), principal=ALICE), 40
+    """100 conversations on 16 threads, turn by turn: each has its own order, and its own answer."""
+    kb, sessions = KnowledgeBase(shop.sources(), principal=ALICE), 100
     chats = [chat_engine(kb) for _ in range(sessions)]
 
     def turn(number: int, message: str) -> str:

@@ -172,3 +172,14 @@ def test_auto_merging_retrieval_is_a_source() -> None:
     assert len(merged[0].text) > 200
     assert made.references[0].title == "Rover"
     assert made.references[0].knowledge_source_name == "docs"
+
+
+@pytest.mark.parametrize(
+    ("options", "sent"),
+    [({"options": RetrieverOptions(results_processing="none")}, {}), ({}, {"resultsProcessing": "none"})],
+    ids=["retriever", "request"],
+)
+def test_results_may_be_left_as_they_are(options: Any, sent: Any) -> None:
+    """By the retriever or the request: no reranker's score."""
+    made = retrieval(retriever(reranker=calibrated(), **options), **sent)
+    assert {one.reranker_score for one in made.references} == {None}

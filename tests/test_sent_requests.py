@@ -250,3 +250,23 @@ def test_stored_parameters_reach_the_search() -> None:
             retriever=MemoryRetriever([FACT]),
             params=SourceParams(knowledge_source_name="docs", filter_add_on="a eq 1"),
         )
+
+
+@pytest.mark.parametrize(
+    ("stored", "sent", "always", "never"),
+    [
+        ({"always_query_source": True}, {}, True, False),
+        ({"always_query_source": True}, {"alwaysQuerySource": None}, True, False),
+        ({"always_query_source": True}, {"alwaysQuerySource": False}, False, False),
+        ({"always_query_source": True}, {"neverQuerySource": True}, False, True),
+        ({"never_query_source": True}, {"alwaysQuerySource": True}, True, False),
+    ],
+)
+def test_what_a_request_sets_overrides_what_is_stored(
+    stored: dict[str, bool], sent: dict[str, Any], always: bool, never: bool
+) -> None:
+    """A false too; a null is not given."""
+    params = SourceParams.parse({"knowledgeSourceName": "docs", **sent}).over(
+        SourceParams(knowledge_source_name="docs", **stored)
+    )
+    assert (params.always_query_source, params.never_query_source) == (always, never)

@@ -74,6 +74,7 @@ _SIGNS: Final = re.compile(
 _MARKER_RUN: Final = re.compile(rf"{_MARKER}(?:\s{{0,8}}{_MARKER})*", re.IGNORECASE)
 _JOINT: Final = re.compile(r"(?:[,;]? (?:and|but|while|whereas|und|aber|et|mais|y|pero|e|ma)|[,;]) ")
 """A conjunction or comma after which a sentence may state another fact."""
+_ATTRIBUTION: Final = re.compile(r"(?:and )?(?:according to|as \w+ (?:in|by)|based on|per|in|from|see)", re.IGNORECASE)
 _LEAST_BEGINNING: Final = 4
 """Minimum number of words of a beginning that is checked separately."""
 _SAMPLE: Final = 4_000
@@ -116,6 +117,8 @@ def marked_parts(claim: Claim) -> list[Claim]:
         plain = plain_claim(stretch).strip(" ,;:")
         if _SAYS.search(plain):
             found.append(Claim(stretch, claim.span, plain, tuple(cited_ids(stretch)), context=claim.context))
+    if any(_ATTRIBUTION.fullmatch(part.plain) for part in found):  # its marker stands before what it is about
+        return []
     return found if len(found) > 1 else []
 
 

@@ -93,7 +93,7 @@ async def ground(
                 scorer = await Call(sync=partial(as_scorer, scorer), deadline=deadline, what="loading the scorer")
             name = scorer.name
             scores = await scorer.score(asked, sources, deadline=deadline)
-            await _add_parts(asked, scores, sources, scorer, deadline)
+            await _add_parts(asked, scores, sources, scorer, threshold, deadline)
             if not isinstance(scorer, LLMJudge):  # its calls cost money
                 await _mark_lacking(asked, scores, sources, scorer, deadline)
         except Exception as error:  # noqa: BLE001 (any error of a user's scorer leaves the claims unscored)
@@ -109,6 +109,7 @@ async def _add_parts(
     scores: Sequence[ClaimScore],
     sources: Sequence[GroundingSource],
     scorer: ClaimScorer,
+    threshold: float,
     deadline: float | None,
 ) -> None:
     """Score the part before each marker of a claim against what the marker cites.
@@ -121,9 +122,12 @@ async def _add_parts(
     asked: dict[tuple[int, ...], list[tuple[Claim, int]]] = {}
     for place, (claim, score) in enumerate(zip(claims, scores, strict=False)):
         if score.verdict is Verdict.SUPPORTED or (is_small and score.score is not None):
+            bearing = {one.premise for one in score.evidence if one.score >= threshold}
             for part in marked_parts(claim):
                 cited = tuple(places[one] for one in dict.fromkeys(map(str, part.cited)) if one in places)
-                asked.setdefault(cited, []).append((part, place))
+                cited = cited or tuple(places.values())  # a marker that names nothing cites nothing
+                if is_small or not bearing.issuperset(cited):
+                    asked.setdefault(cited, []).append((part, place))
     found: dict[int, list[ClaimScore]] = {}
     for cited, waiting in asked.items():
         premises = [sources[number] for number in cited]
@@ -229,7 +233,8 @@ def _entry(
         for one in score.parts:
             supports += _supports(claim, one, sources[one.premise]) if one.premise not in shown else []
             borne.add(sources[one.premise].reference_id)
-        bearing |= borne if score.verdict is Verdict.SUPPORTED else set()
+        if score.verdict is Verdict.SUPPORTED and score.score >= threshold:
+            bearing |= borne
         wrong = [reference for reference in cited if reference not in bearing | borne] if bearing else []
         flags += [ClaimFlag.MISATTRIBUTED] if wrong else []
         flags += [ClaimFlag.UNCITED] if bearing and not cited else []

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from llama_index.core.schema import NodeWithScore
 
-from llama_index_agentic_kb._aio import Call, Job, call_deadline, deadline_after, earliest, start, wait
+from llama_index_agentic_kb._aio import Call, Job, call_deadline, cancel, deadline_after, earliest, start, wait
 from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.evidence.provenance import provenance
@@ -161,7 +161,10 @@ class Conversation:
             return Narrowing(TurnScope(turn=number, reason=ScopeReason.NO_HISTORY))
         if self._measured is None:  # nothing was searched
             return Narrowing(TurnScope(turn=number, topic=Topic.UNKNOWN, reason=ScopeReason.NO_INDEX))
-        await wait([self._measured])
+        await wait([self._measured], deadline=deadline_after(2 * MAX_SECONDS))
+        if not self._measured.done:  # the embedding model hangs
+            await cancel(self._measured)
+            return Narrowing(TurnScope(turn=number, topic=Topic.UNKNOWN, reason=ScopeReason.FAILED))
         turn, made = self._measured.result()
         if made is None:
             return Narrowing(turn)

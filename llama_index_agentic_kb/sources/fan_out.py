@@ -59,6 +59,7 @@ from llama_index_agentic_kb.sources.shards import ShardedSource
 
 USUAL_FACTOR: Final = 2.0  # of the usual duration, before a search counts as hanging
 FIRST_FACTOR: Final = 3.0  # of the grace, for a source that has never answered: it may have to load first
+_WORDS_SECONDS: Final = 1.0  # that keyword search of a follow-up waits for the vectors that settle its words
 LOOK_SECONDS: Final = 0.05  # at least, between two checks of a running search
 
 
@@ -457,11 +458,15 @@ class FanOut:
     async def _words(self, search: SourceSearch, prepared: PreparedSource) -> str:
         """Return the text for keyword search; where the drift decides it, once the vectors are there."""
         follow_up, model = self._followed(search.sub_query), prepared.traits.embed_model
-        if follow_up is None or not follow_up.topic or model is None or self._brings_vector(search.sub_query):
+        if follow_up is None or follow_up.words == follow_up.question or model is None:
+            return search.words
+        if self._brings_vector(search.sub_query):
             return search.words
         try:
-            vectors = await self._vectors(model, follow_up.texts, call_deadline())
-        except Exception:  # noqa: BLE001 (dense search raises it too, and reports it)
+            vectors = await self._vectors(
+                model, follow_up.texts, earliest(call_deadline(), deadline_after(_WORDS_SECONDS))
+            )
+        except Exception:  # noqa: BLE001 (dense search raises it too, and reports it; keyword search goes on)
             return search.words
         return follow_up.settled(vectors.__getitem__).words
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import email
 import email.policy
+import io
 import json
 import logging
 import os
@@ -132,8 +133,14 @@ def _with_scans(path: Path, sections: Iterable[tuple[str, dict[str, str]]]) -> I
 
     for (text, metadata), page in zip(sections, PdfReader(path).pages, strict=True):
         if not text.strip():
-            text = "\n".join(_recognized(image.data) for image in page.images)  # noqa: PLW2901 (the page's text)
+            text = "\n".join(_recognized_on(page))  # noqa: PLW2901 (the page's text)
         yield text, metadata
+
+
+def _recognized_on(page: Any) -> Iterator[str]:
+    with suppress(Exception):  # an image that can't be decoded (JBIG2 needs a program) costs its page, not the file
+        for image in page.images:
+            yield _recognized(image.data)
 
 
 def _image(path: Path) -> Parsed:
@@ -141,7 +148,12 @@ def _image(path: Path) -> Parsed:
 
 
 def _recognized(image: bytes) -> str:
-    lines, _ = _recognizer()(image)
+    from PIL import Image  # noqa: PLC0415 (with the extra)
+
+    picture: Image.Image = Image.open(io.BytesIO(image))
+    if picture.mode not in ("1", "L", "LA", "RGB", "RGBA"):  # RapidOCR reads a palette's indices as grey
+        picture = picture.convert("RGBA" if "transparency" in picture.info else "RGB")
+    lines, _ = _recognizer()(picture)
     return "\n".join(text for _, text, _ in lines or ())
 
 

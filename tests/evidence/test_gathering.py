@@ -56,12 +56,10 @@ class Change(BaseNodePostprocessor):
     """Changes every node, and adds some."""
 
     adds: int = 0
-    latency: float = 0.0
 
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        time.sleep(self.latency)
         for one in nodes:
             one.score = 9.0
             one.node.metadata["changed"] = query_bundle.query_str if query_bundle else None

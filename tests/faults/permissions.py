@@ -227,7 +227,9 @@ def forged_content() -> None:
         assert shown(kb) == {"rain in acme"}, hybrid
 
 
-@fault(AREA, "a principal has 300 groups", "asked in requests that Chroma can hold; nothing is widened or lost")
+@fault(
+    AREA, "a principal has 300 groups", "Chroma's limits are kept, all metadata are read; nothing is widened or lost"
+)
 def many_groups() -> None:
     groups = [*(f"group {number}" for number in range(300)), "managers"]
     many = Principal(tenant="acme", user="carol", groups=groups)

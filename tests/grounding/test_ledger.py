@@ -66,15 +66,53 @@ def test_marker_on_the_wrong_reference() -> None:
     assert ClaimFlag.MISATTRIBUTED in claim.flags
 
 
-@pytest.mark.parametrize(("date", "expected"), [("20 July 1969", True), ("20 July 1972", False)])
+@pytest.mark.parametrize(("date", "expected"), [("on 20 July 1969", True), ("on 20 July 1972", False)])
 def test_a_claim_counts_as_much_as_its_weakest_part(date: str, *, expected: bool) -> None:
     """Of a claim with several markers, each part must be supported by what its marker cites."""
-    text = (
-        f"Voyager 1 was launched on 5 September 1977 [ref_id:1], and Apollo 11 landed on the Moon on {date} [ref_id:0]."
-    )
+    text = "Voyager 1 was launched on 5 September 1977 [ref_id:1], and Apollo 11 landed on the Moon {} [ref_id:0]."
+    text = text.format(date)
     [claim] = ledger(text).claims
     assert (claim.verdict is Verdict.SUPPORTED) is expected
     assert not expected or {one.reference_id for one in claim.supports} == {"0", "1"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Voyager 1 was launched on 5 September 1977 [ref_id:7], and it carries a golden record [ref_id:8].",
+        "According to [ref_id:1], Voyager 1 was launched on 5 September 1977, and, as [ref_id:1] says, it flies.",
+    ],
+)
+def test_markers_that_name_nothing_or_stand_before_take_nothing_away(text: str) -> None:
+    """A part is then held against all references, or the sentence is taken as a whole."""
+    [claim] = ledger(text).claims
+    assert claim.verdict in (Verdict.SUPPORTED, Verdict.PARTIALLY_SUPPORTED)
+
+
+def test_a_higher_threshold_holds_for_parts_too() -> None:
+    """Below the caller's threshold a claim with several markers is flagged."""
+    text = "Voyager 1 was launched on 5 September 1977 [ref_id:1], and Apollo 11 landed on the Moon in 1969 [ref_id:0]."
+    [claim] = run(ground(text, SOURCES[:2], threshold=0.99)).claims
+    assert ClaimFlag.CITED_WITHOUT_SUPPORT in claim.flags
+
+
+def test_a_judge_is_not_asked_again_for_what_it_has_found() -> None:
+    """Its calls cost money: the parts of a claim whose references bear it are not judged."""
+    asked: list[str] = []
+
+    def judge(claim: Claim, premises: Sequence[Premise]) -> ClaimScore:
+        asked.append(claim.plain)
+        return ClaimScore(0.9, Verdict.SUPPORTED, [Evidence(at, 0.9, ()) for at in range(len(premises))])
+
+    run(ground("Voyager 1 flew [ref_id:1], and Apollo 11 landed [ref_id:0].", SOURCES[:2], Judge(judge)))
+    assert len(asked) == 1
+
+
+def test_a_statement_is_no_gap() -> None:
+    """A last clause that asserts something beside the passages is judged with the claim."""
+    said = "Voyager 1 was launched on 5 September 1977 [ref_id:1] but the passages do not mention that it exploded."
+    [claim] = ledger(said).claims
+    assert claim.verdict is not Verdict.SUPPORTED
 
 
 def test_what_the_passages_do_not_say_is_no_part_of_a_claim() -> None:

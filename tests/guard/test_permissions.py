@@ -403,3 +403,12 @@ def test_a_conversation_goes_on_when_its_principals_groups_change() -> None:
             assert seen in str(chat.chat("rain"))
     with pytest.raises(DeniedError, match=r"no principal was given|another principal's"):
         chat.chat("What was said?")
+
+
+def test_documents_that_are_not_named_are_dropped() -> None:
+    """Whatever a store makes of ``doc_ids``."""
+    named = TextNode(text="rain of d", relationships={NodeRelationship.SOURCE: RelatedNodeInfo(node_id="d")})
+    index = VectorStoreIndex([TextNode(text="rain of e"), named], embed_model=HashEmbedding())
+    source = KnowledgeSource("docs", index=index, retriever_kwargs={"doc_ids": ["d"]}, hybrid=False)
+    response = KnowledgeBase([source], effort="minimal", output_mode="extractiveData").retrieve("rain")
+    assert [one.content for one in response.extracts] == ["rain of d"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import threading
 import time
@@ -542,3 +543,17 @@ def test_a_cancelled_call_is_its_fault_only_where_it_was_given_up(given_up: str 
 
     asyncio.run(arun(work()))
     assert calls.health.circuit == ("closed" if given_up is None else "open")
+
+
+def test_a_forked_child_begins_with_free_permits() -> None:
+    """What hangs in the parent holds no permit in its child."""
+    bulkhead, release = Bulkhead("forked", 1), threading.Event()
+    with pytest.raises(DeadlineExceededError):
+        run(bulkhead.call(Call(sync=lambda: release.wait(30), deadline=deadline_after(0.05))))
+    pid = os.fork()
+    if pid == 0:
+        answer = run(bulkhead.call(Call(sync=lambda: 7, deadline=deadline_after(30))))
+        os._exit(0 if answer == 7 and bulkhead.state.abandoned == 0 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert bulkhead.state.abandoned == 1
+    release.set()

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from llama_index.core import VectorStoreIndex
-from llama_index.core.schema import TextNode
+from llama_index.core.schema import NodeWithScore, TextNode
 
-from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalResponse, RetrieverOptions
+from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Resilience, RetrievalResponse, RetrieverOptions
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.planning import contraction
 from llama_index_agentic_kb.planning.contraction import MIN_SCOPE
@@ -165,3 +166,36 @@ def test_a_model_plans_from_the_conversation_itself(documents: VectorStoreIndex)
     assert (turn.turn, turn.reason, turn.topic) == (5, ScopeReason.PLANNED, Topic.UNKNOWN)
     assert response.scope_state is not None
     assert response.scope_state.turn == 5
+
+
+hung = threading.Event()
+
+
+class Turned(HashEmbedding):
+    """Vectors of a message that points away from the conversation, and of a model that hangs, by text."""
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        if "hangs" in query:
+            hung.wait(30)
+        sign = -1.0 if "violin" in query else 1.0
+        return [sign * value for value in super()._get_query_embedding("rocket")]
+
+
+@pytest.mark.parametrize(
+    ("message", "asked"),
+    [("How do I tune its violin strings?", "How do I tune its violin strings?"), ("Why is it so, if it hangs?", None)],
+)
+def test_keyword_search_takes_the_settled_words_or_does_not_wait(message: str, asked: str | None) -> None:
+    """A message that turns away is searched alone by words too; vectors that hang do not stop keyword search."""
+    queries: list[str] = []
+
+    class Words:
+        def search(self, query: str, top_k: int, filters: object) -> list[NodeWithScore]:
+            del top_k, filters
+            queries.append(query)
+            return [NodeWithScore(node=TextNode(id_="w", text="rocket engine thrust by words"), score=1.0)]
+
+    index = VectorStoreIndex([TextNode(id_="n", text="rocket engine")], embed_model=Turned())
+    response, _ = ask(base(index, indexed=False, hybrid=Words(), resilience=Resilience(timeout=3.0)), message)
+    hung.set()
+    assert (queries == [asked]) if asked else response.extracts

@@ -169,6 +169,7 @@ def test_only_our_own_text_is_a_format() -> None:
     assert list(formats(ast.parse("question.format(x=1)")))
     ours = {
         ("planning/planner.py", "DEPENDENT.format(max_rounds=limits.rounds)"),  # a constant of prompts.py
+        ("planning/planner.py", "TODAY.format(today=models.today().isoformat())"),  # the same
         ("planning/classification.py", "LABEL.format(name=quoted(name))"),  # the same
         ("planning/classification.py", "CLASSIFICATION.format(classes='\\n'.join(lines), form=form)"),  # the same
         ("search/rerank.py", "name.format(dash)"),  # a table of the module

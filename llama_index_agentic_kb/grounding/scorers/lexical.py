@@ -81,6 +81,8 @@ _GAP: Final = re.compile(
     re.IGNORECASE,
 )
 """A sentence that says only what the evidence lacks, whatever it names."""
+_ASKS: Final = re.compile(r" (?:(?:from|to|in|at|by|for|with|of|on|until|since) )?(?:wh|how|if)", re.IGNORECASE)
+"""What is asked, after such a beginning; "that ..." would state something."""
 _BUT: Final = re.compile(r"[,;]? (?:but|and|though|although|while|yet) (?=the |these )", re.IGNORECASE)
 
 
@@ -254,7 +256,8 @@ def _stands_alone(text: str, start: int, end: int) -> bool:
 def _without_gap(claim: str) -> str:
     """Return a claim without a last clause that says only what the evidence lacks."""
     for found in _BUT.finditer(claim[:MAX_CLAIM]):
-        if _GAP.match(claim[found.end() :]):
+        gap = _GAP.match(claim, found.end())
+        if gap and _ASKS.match(claim, gap.end()):
             return f"{claim[: found.start()]}."
     return claim
 
