@@ -142,6 +142,8 @@ class JwksVerifier:
         )
 
     async def _key(self, kid: str | None) -> jwt.PyJWK:
+        if kid in self._keys and time.monotonic() - self._read_at < _JWKS_AGE:
+            return self._keys[kid]  # without waiting for a reading on another token's account
         async with self._reading:  # one for all requests that wait for it, and one try in each pause
             now = time.monotonic()
             is_wanted = kid not in self._keys or now - self._read_at >= _JWKS_AGE

@@ -131,7 +131,8 @@ class Retrieval:
 class EventStream(Response):
     """Streams the events of a retrieval, with a comment every ``HEARTBEAT_SECONDS``; a disconnect cancels it.
 
-    An error before the first activity is an ordinary JSON error response, as no header has been sent.
+    An error before the first activity, and within ``HEARTBEAT_SECONDS``, is an ordinary JSON error response, as no
+    header has been sent.
     """
 
     def __init__(self, retrieval: Retrieval) -> None:
@@ -147,15 +148,17 @@ class EventStream(Response):
         gone = asyncio.create_task(disconnected(receive))
         gone.add_done_callback(lambda _: work.cancel())
         try:
-            first = await queue.get()
-            second = await queue.get()  # an activity, or None after an error
-            if second is None and (error := _error_of(work)) is not None:
+            ready = [await queue.get()]
+            if None not in ready:
+                with suppress(TimeoutError):  # while it waits for its place
+                    ready.append(await asyncio.wait_for(queue.get(), HEARTBEAT_SECONDS))  # an activity, or the end
+            if None in ready and (error := _error_of(work)) is not None:
                 await error_response(error)(scope, receive, send)
                 return
             if work.cancelled():
                 return
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for chunk in self._chunks([first, second], queue, work):
+            async for chunk in self._chunks(ready, queue, work):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:

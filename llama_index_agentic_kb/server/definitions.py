@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -22,6 +23,10 @@ _INSTEAD: Final = {
     **dict.fromkeys(("remoteSharePoint", "workIQ", "fabricDataAgent", "fabricOntology"), _OF_OTHERS),
 }
 """Azure's kinds of sources that are not served, and what to use."""
+_PARTS: Final = ("folderPath", "targetPath", "query")
+"""Fields that narrow what Azure's services would ingest."""
+_INDEX: Final = {"azureBlob": "container_name", "indexedOneLake": "lakehouse_id", "indexedSql": "table_or_view"}
+"""By kind: the parameter that names the index. That of other kinds has the source's own name."""
 
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$")]
 """A name that needs no escaping in a URL. Azure's names are a part of these."""
@@ -162,8 +167,28 @@ class SearchIndexParameters(_Definition):
     query_hints: dict[str, Any] | None = None
 
 
+def _secret(data: object) -> str | None:
+    """Return the name of a field, at any depth, that holds a key, or more than a resource's id to connect by."""
+    if isinstance(data, list):
+        return next(filter(None, map(_secret, data)), None)
+    for name, value in data.items() if isinstance(data, Mapping) else ():
+        plain = re.sub("[^a-z]", "", str(name).lower())
+        connects = plain == "connectionstring" and not re.fullmatch(r"ResourceId=[^;=]*;?", str(value or "ResourceId="))
+        if connects or (plain.endswith("key") and value):
+            return str(name)
+        if inner := _secret(value):
+            return inner
+    return None
+
+
+def _sent(data: object, name: str) -> object:
+    """Return the value of a field that is given in camel or snake case; None if there is none."""
+    fields = data.items() if isinstance(data, Mapping) else ()
+    return next((value for key, value in fields if to_camel(str(key)) == name and value), None)
+
+
 class IndexedParameters(_Definition):
-    """What a service of Azure would ingest; here an index of the server has it, under the container's name."""
+    """What a service of Azure would ingest; here an index of the server has it."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -176,9 +201,13 @@ class IndexedParameters(_Definition):
     def _whole_and_without_secret(cls, data: object) -> object:
         if not isinstance(data, Mapping):
             return data
-        if not str(data.get("connectionString") or "ResourceId=").startswith("ResourceId="):
-            raise ValueError("connectionString: the server stores no secrets and reads no storage; leave it out")
-        if part := next((name for name in ("folderPath", "targetPath", "query") if data.get(name)), None):
+        if name := _secret(data):
+            raise ValueError(f"{name}: the server stores no secrets and reads no storage; leave it out")
+        if _sent(_sent(data, "ingestionParameters"), "ingestionPermissionOptions"):
+            raise ValueError(
+                "ingestionPermissionOptions: declare permissions on the server (stores.permissions); leave it out"
+            )
+        if part := next((name for name in _PARTS if _sent(data, name)), None):
             raise ValueError(f"{part}: this server would search everything; ingest that part under a name of its own")
         return {key: value for key, value in data.items() if key != "createdResources"}
 
@@ -220,11 +249,11 @@ class SourceDefinition(_Definition):
 
     @property
     def index_name(self) -> str:
-        """The name of the index that is searched; a ``file`` source's is its own."""
+        """The name of the index that is searched: by kind the container, lakehouse or table, or the source's own."""
         asked = self._parameters
         if isinstance(asked, SearchIndexParameters):
             return asked.search_index_name
-        return asked.container_name or asked.lakehouse_id or asked.table_or_view or self.name
+        return (getattr(asked, _INDEX[self.kind]) if self.kind in _INDEX else None) or self.name
 
     @property
     def base_filter(self) -> str | None:
@@ -235,7 +264,7 @@ class SourceDefinition(_Definition):
     def warnings(self) -> list[str]:
         """Return a sentence about each part that is stored without effect."""
         stored, own = self._parameters.to_dict(), to_camel(f"{to_snake(self.kind)}_parameters")
-        used = {"searchIndexName", "baseFilter", *map(to_camel, IndexedParameters.model_fields)}
+        used = {"searchIndexName", "baseFilter", to_camel(_INDEX.get(self.kind, "search_index_name"))}
         return [f"{own}.{name}: it has no effect on this server" for name in stored if name not in used]
 
 

@@ -58,10 +58,10 @@ class TooLargeError(RequestError):
 
 
 class TooManyRequestsError(RequestError):
-    """The caller exceeded its rate; ``Retry-After`` says when to try again."""
+    """The caller or its tenant exceeded a limit; ``Retry-After`` says when to try again."""
 
     code, status_code = "tooManyRequests", 429
-    remedy = "Wait as long as `Retry-After` says, or raise the caller's rate."
+    remedy = "Wait as long as `Retry-After` says, or raise the limit that the message names."
 
     def __init__(self, message: str, seconds: float) -> None:
         super().__init__(message)

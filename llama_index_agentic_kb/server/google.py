@@ -234,16 +234,24 @@ async def _get_answer(call: _Call) -> Response:
 
 async def _check(call: _Call) -> Response:
     query = decode_check_grounding(await call.body(), grounding_config=call.name)
-    async with call.place():
-        ledger = await arun(grounding_ledger(query, deadline=deadline_after(_SECONDS)))
-    return JSONResponse(encode_check_grounding(query, ledger))
+
+    async def checked() -> Response:
+        async with call.place():
+            ledger = await arun(grounding_ledger(query, deadline=deadline_after(_SECONDS)))
+        return JSONResponse(encode_check_grounding(query, ledger))
+
+    return await unless_gone(call.request.receive, checked()) or GONE
 
 
 async def _rank(call: _Call) -> Response:
     query = decode_rank(await call.body(), ranking_config=call.name)
-    async with call.place():
-        records = await arank(query.query, query.records, timeout=_SECONDS)
-    return JSONResponse(encode_rank(query, records))
+
+    async def ranked() -> Response:
+        async with call.place():
+            records = await arank(query.query, query.records, timeout=_SECONDS)
+        return JSONResponse(encode_rank(query, records))
+
+    return await unless_gone(call.request.receive, ranked()) or GONE
 
 
 # -- sessions ----------------------------------------------------------------------------------------------------------

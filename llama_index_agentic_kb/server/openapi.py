@@ -54,7 +54,7 @@ _WORDS: Final = {
     "409": "It contradicts what is stored.",
     "412": "The stored definition does not meet the conditions.",
     "413": "The body is too large.",
-    "429": "The caller exceeded its rate.",
+    "429": "The caller or its tenant exceeded a limit.",
     "502": "No source, or no model, answered.",
     "503": "The server is overloaded, or its database or the knowledge base's index can't be reached.",
 }

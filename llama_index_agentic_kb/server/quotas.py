@@ -53,10 +53,12 @@ class Rates:
     Args:
         per_minute: The number of requests that each may make in a minute. None means no limit.
         who: What each is, for messages.
+        what: What is counted, for messages.
     """
 
     per_minute: int | None
     who: str = "caller"
+    what: str = "requests"
     _buckets: dict[str, Bucket] = field(default_factory=dict)
 
     def count(self, name: str) -> None:
@@ -67,7 +69,8 @@ class Rates:
             self._buckets.clear()  # of users long gone, mostly; the others start anew
         bucket = self._buckets.setdefault(name, Bucket(self.per_minute))
         if not bucket.has_room():
-            raise TooManyRequestsError(f"this {self.who} may make {self.per_minute} requests a minute", bucket.seconds)
+            message = f"this {self.who} is allowed {self.per_minute} {self.what} a minute"
+            raise TooManyRequestsError(message, bucket.seconds)
 
 
 def tenant_of(caller: str, principal: Principal | None) -> str:
@@ -115,7 +118,7 @@ class FairQueue:
         self._quotas, self._capacity = quotas, capacity
         self._running = min(quotas.running, max(1, capacity // 2))  # the rest may wait
         self._tenant_running = quotas.tenant_running or self._running
-        self._rates = Rates(quotas.tenant_per_minute, "tenant")
+        self._rates = Rates(quotas.tenant_per_minute, "tenant", "questions")
         self._lines: dict[str, _Line] = {}
         self._served = 0
         self._seconds = 1.0
@@ -184,9 +187,9 @@ class FairQueue:
                 place.set_result(None)
 
     def _make_room(self, line: _Line) -> None:
-        """Refuse the newest question of the longest line, which may be the one that arrives."""
+        """Refuse the newest question of the longest line; of equal ones, the one that arrives."""
         longest = max(self._lines.values(), key=lambda line: len(line.waiting) / line.weight)
-        if longest is line or len(longest.waiting) / longest.weight < (len(line.waiting) + 1) / line.weight:
+        if longest is line or len(longest.waiting) / longest.weight <= (len(line.waiting) + 1) / line.weight:
             raise self._refusal(line)
         last = longest.waiting.pop()
         if not last.done():

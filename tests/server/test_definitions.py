@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError
+from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.server.configuration import Configuration
+from llama_index_agentic_kb.server.definitions import SourceDefinition
 from llama_index_agentic_kb.server.keys import manage_keys
 from llama_index_agentic_kb.server.running import announce_first_key
 from llama_index_agentic_kb.server.service import KnowledgeService
@@ -69,6 +70,47 @@ def test_parts_without_effect_are_named(admin: httpx.Client) -> None:
     assert shown.json()["warnings"] == ["searchIndexParameters.searchFields: it has no effect on this server"]
     assert shown.headers["etag"] == shown.json()["@odata.etag"]
     assert define(admin, "knowledgesources", "w", parameters={"searchFields": [{"name": "title"}]}).status_code == 200
+
+
+INGESTED = {
+    "embeddingModel": {"azureOpenAIParameters": {"apiKey": "S"}},
+    "aiServices": {"apiKey": "S"},
+    "assetStore": {"connectionString": "AccountKey=S"},
+    "rerankers": [{"api_key": "S"}],
+    "ingestionPermissionOptions": ["userIds"],
+}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        *({"ingestionParameters": {name: value}} for name, value in INGESTED.items()),
+        {"ingestion_parameters": {"ingestion_permission_options": ["userIds"]}},
+        {"connectionString": "ResourceId=/x;AccountKey=S"},
+        {"connection_string": "AccountKey=S"},
+        {"folder_path": "a"},
+    ],
+)
+def test_secrets_and_parts_of_storage_are_refused(parameters: dict[str, Any]) -> None:
+    """A secret at any depth and in either spelling is refused, and so is what would be ignored."""
+    sent = {"name": "s", "kind": "azureBlob", "azureBlobParameters": {"containerName": "c", **parameters}}
+    with pytest.raises(InvalidRequestError, match=r"leave it out|ingest that part"):
+        SourceDefinition.parse(sent)
+
+
+@pytest.mark.parametrize(
+    ("kind", "index"),
+    [("azureBlob", "c"), ("indexedOneLake", "l"), ("indexedSql", "t"), ("indexedSharePoint", "s"), ("file", "s")],
+)
+def test_the_index_is_named_by_the_kinds_own_parameter(kind: str, index: str) -> None:
+    """Each kind has one parameter that names its index; the others are named as without effect."""
+    fields = {"containerName": "c", "lakehouseId": "l", "tableOrView": "t", "connectionString": None}
+    parameters = {**fields, "ingestionParameters": {"assetStore": {"connectionString": "ResourceId=/x;"}}}
+    source = SourceDefinition.parse({"name": "s", "kind": kind, f"{kind}Parameters": parameters})
+    assert source.index_name == index
+    used = {"c": "containerName", "l": "lakehouseId", "t": "tableOrView"}.get(index)
+    unused = [name for name in ("containerName", "lakehouseId", "tableOrView", "ingestionParameters") if name != used]
+    assert sorted(text.partition(":")[0].partition(".")[2] for text in source.warnings()) == sorted(unused)
 
 
 def test_definitions_survive_a_restart(tmp_path: Path) -> None:

@@ -119,6 +119,14 @@ async def test_a_full_queue_refuses_the_longest_line() -> None:
     assert int(refused.value.headers["Retry-After"]) >= 1
 
 
+async def test_of_equal_lines_the_question_that_arrives_is_refused() -> None:
+    """Who has waited for long is not thrown out for a tenant whose line would be as long."""
+    asked = Asked(4, running=1)
+    for number in range(6):
+        await asked.ask(f"t{number}")
+    assert (asked.queue.running, asked.queue.waiting, asked.refused) == (1, 3, {"t4": 1, "t5": 1})
+
+
 async def hold(queue: FairQueue) -> None:
     async with queue.place("flood"):
         pass
@@ -200,7 +208,7 @@ def test_each_door_counts_a_tenants_questions(tmp_path: Path) -> None:
         assert ask("json", {"api-key": QUERY}).status_code == 200
         for door in DOORS:
             refused = ask(door, {"api-key": QUERY, "x-ms-query-source-authorization": "acme"})
-            assert "1 requests a minute" in refused.text, door
+            assert "1 questions a minute" in refused.text, door
             if door != "mcp":  # its errors are results
                 assert (refused.status_code, int(refused.headers["retry-after"]) >= 1) == (429, True), door
         assert ask("json", {"authorization": "Bearer other"}).status_code == 200

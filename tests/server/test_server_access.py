@@ -14,6 +14,7 @@ import httpx
 import jwt
 import pytest
 
+from llama_index_agentic_kb.server import access
 from llama_index_agentic_kb.server.access import JwksVerifier
 from llama_index_agentic_kb.server.catalog import Catalog
 from llama_index_agentic_kb.server.definitions import SourceDefinition
@@ -172,6 +173,28 @@ async def test_keys_that_cannot_be_read_are_asked_for_once(issuer: Issuer, tmp_p
     made = await asyncio.gather(*[verifier.verify(issuer.token()) for _ in range(20)], return_exceptions=True)
     assert {type(one) for one in made} == {UnauthorizedError}
     assert len(read) == 1
+
+
+async def test_a_forged_key_id_makes_nobody_wait(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the keys are read for a key id that nobody knows, a token of a known one is verified."""
+    reading, finish = asyncio.Event(), asyncio.Event()
+
+    class Slow(JwksVerifier):
+        async def _read(self) -> Any:
+            if self._keys:
+                reading.set()
+                await finish.wait()
+            return await super()._read()
+
+    monkeypatch.setattr(access, "_JWKS_PAUSE", 0.0)
+    verifier = Slow(issuer=ISSUER, audience=AUDIENCE, jwks=str(issuer.jwks))
+    await verifier.verify(issuer.token())
+    forged = asyncio.create_task(verifier.verify(jwt.encode({}, "x" * 32, headers={"kid": "forged"})))
+    await reading.wait()
+    await asyncio.wait_for(verifier.verify(issuer.token()), 10)
+    finish.set()
+    with pytest.raises(UnauthorizedError):
+        await forged
 
 
 def test_an_index_keeps_its_own_filter(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +17,7 @@ import pytest
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource
 from llama_index_agentic_kb.server import azure
+from llama_index_agentic_kb.server.quotas import Quotas
 from llama_index_agentic_kb.server.service import KnowledgeService
 from llama_index_agentic_kb.testing import LoopbackOpenAI, MemoryRetriever, Reply
 from tests.server.serving import QUERY, served
@@ -27,14 +28,13 @@ PATH = "/knowledgebases/kb/retrieve"
 
 @contextmanager
 def serving(
-    database: Path, llm: Any = None, max_running: int | None = None, **retriever: Any
+    database: Path, llm: Any = None, options: Mapping[str, Any] = {}, **retriever: Any
 ) -> Iterator[httpx.Client]:
     """A server over one registered knowledge base."""
     memory = MemoryRetriever(["The pump is red, the Saturn V was tall."], mode="async", **retriever)
     base = KnowledgeBase(
         [KnowledgeSource("docs", "everything", retriever=memory)], llm=llm, name="kb", effort="minimal"
     )
-    options = {} if max_running is None else {"max_running": max_running}
     with (
         served(KnowledgeService(database, bases=[base]), **options) as url,
         httpx.Client(base_url=url, headers={"api-key": QUERY}, trust_env=False, timeout=60) as client,
@@ -49,6 +49,16 @@ def test_a_slow_stream_has_heartbeats(tmp_path: Path, monkeypatch: pytest.Monkey
         text = client.post(PATH, json=ASK, headers=STREAM).text
     assert text.count(": heartbeat\n\n") >= 2
     assert events(text)[-1][0] == "response.completed"
+
+
+def test_a_stream_that_waits_for_its_place_has_heartbeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind another question a stream begins, and has comments before its first step."""
+    monkeypatch.setattr(azure, "HEARTBEAT_SECONDS", 0.05)
+    one = {"quotas": Quotas(running=1)}
+    with serving(tmp_path / "s.db", options=one, latency=1.0) as client, ThreadPoolExecutor(2) as threads:
+        texts = list(threads.map(lambda _: client.post(PATH, json=ASK, headers=STREAM).text, range(2)))
+    assert any(": heartbeat" in text.partition("event: activity.started")[0] for text in texts)
+    assert {events(text)[-1][0] for text in texts} == {"response.completed"}
 
 
 SLOW = Reply("word " * 2_000, chunk_size=5, chunk_delay=0.05)
@@ -101,7 +111,10 @@ def test_a_failure_before_the_first_step_is_no_stream(tmp_path: Path) -> None:
 
 def test_running_requests_have_a_limit(tmp_path: Path) -> None:
     """A request beyond the limit gets 503 and the time to wait; health is served all the same."""
-    with serving(tmp_path / "s.db", max_running=1, latency=1.0) as client, ThreadPoolExecutor(4) as threads:
+    with (
+        serving(tmp_path / "s.db", options={"max_running": 1}, latency=1.0) as client,
+        ThreadPoolExecutor(4) as threads,
+    ):
         begun = [threads.submit(client.post, PATH, json=ASK) for _ in range(4)]
         assert client.get("/healthz").status_code == 200
         assert {one.result().status_code for one in begun} == {200, 503}
