@@ -14,7 +14,7 @@ SHOWN = {
     "effort": ["facts of 6", "What the number of the configuration of Atlas V says", "121.6 g"],
     "evaluation": ["44 documents, 16 questions", "medium", "bridge-03 missed destinations/pluto.md"],
     "conversation": ["please tell: the order number", "R-1", "paid on 27 November", "changed:", "enter the code"],
-    "llamaindex_app": ["5 nodes", "source_2", "CBEventType.SYNTHESIZE", "110.6 m tall"],
+    "llamaindex_app": ["5 nodes", "apollo-11.md", "CBEventType.SYNTHESIZE", "110.6 m tall"],
 }
 """What each notebook shows when it is run; last the one that sets LlamaIndex's ``Settings``."""
 
