@@ -19,9 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, insert, select, update
 
 from llama_index_agentic_kb._aio import Call, WorkerPool
+from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.errors import NotFoundError
 from llama_index_agentic_kb.server.definitions import Definition, KnowledgeBaseDefinition, SourceDefinition
 from llama_index_agentic_kb.server.errors import ConflictError, PreconditionError
@@ -122,6 +123,7 @@ class Catalog:
         self._snapshot: Snapshot | None = None
         self._reading = asyncio.Lock()
         self._parsed: dict[tuple[str, str], Stored] = {}
+        self._refused: set[str] = set()
 
     @property
     def copy(self) -> Snapshot | None:
@@ -255,16 +257,25 @@ class Catalog:
         found: dict[str, dict[str, Stored]] = {kind: {} for kind in _MODELS}
         parsed: dict[tuple[str, str], Stored] = {}
         for row in connection.execute(select(definitions).order_by(definitions.c.name)):
-            stored = self._parsed.get((row.kind, row.etag))
-            if stored is None:
-                stored = Stored(_MODELS[row.kind].model_validate(json.loads(row.definition)), row.etag)
-            parsed[row.kind, row.etag] = found[row.kind][row.name] = stored
+            stored = self._parsed.get((row.kind, row.etag)) or self._stored(row)
+            if stored is not None:
+                parsed[row.kind, row.etag] = found[row.kind][row.name] = stored
         self._parsed = parsed
         keys = {
             row.hash: ApiKey(row.id, row.name, row.role, datetime.fromtimestamp(row.created_at / 1e6, UTC))
             for row in connection.execute(select(api_keys).order_by(api_keys.c.created_at))
         }
         return Snapshot(found["knowledgeBase"], found["knowledgeSource"], keys, read_at)
+
+    def _stored(self, row: Row[Any]) -> Stored | None:
+        """Return the definition of a row; None if this version would refuse it, which must not stop all others."""
+        try:
+            return Stored(_MODELS[row.kind].model_validate(json.loads(row.definition)), row.etag)
+        except ValueError:  # its text may hold a secret
+            if row.etag not in self._refused:
+                logger.error("the stored %s %r is left out: this version refuses it; store it anew", row.kind, row.name)
+            self._refused.add(row.etag)
+            return None
 
     async def _change(self, what: str, work: Callable[[Connection], T]) -> T:
         result = await self._do(what, work, write=True)

@@ -167,6 +167,10 @@ class SearchIndexParameters(_Definition):
     query_hints: dict[str, Any] | None = None
 
 
+_SECRETS: Final = ("key", "secret", "password", "token", "signature")
+"""How names of fields end that hold secrets."""
+
+
 def _secret(data: object) -> str | None:
     """Return the name of a field, at any depth, that holds a key, or more than a resource's id to connect by."""
     if isinstance(data, list):
@@ -174,7 +178,7 @@ def _secret(data: object) -> str | None:
     for name, value in data.items() if isinstance(data, Mapping) else ():
         plain = re.sub("[^a-z]", "", str(name).lower())
         connects = plain == "connectionstring" and not re.fullmatch(r"ResourceId=[^;=]*;?", str(value or "ResourceId="))
-        if connects or (plain.endswith("key") and value):
+        if connects or (plain.endswith(_SECRETS) and value):
             return str(name)
         if inner := _secret(value):
             return inner

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,7 @@ INGESTED = {
         {"ingestion_parameters": {"ingestion_permission_options": ["userIds"]}},
         {"connectionString": "ResourceId=/x;AccountKey=S"},
         {"connection_string": "AccountKey=S"},
+        {"ingestionParameters": {"identity": {"applicationSecret": "S"}}},
         {"folder_path": "a"},
     ],
 )
@@ -134,6 +137,34 @@ def test_definitions_survive_a_restart(tmp_path: Path) -> None:
             assert "access-control-allow-origin" not in client.get("/knowledgebases/other").headers
     assert statuses == [200, 503]
     assert "rockets" in response.json()["error"]["message"]
+
+
+def test_a_stored_definition_that_is_refused_now_stops_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is left out and named in the log, without its text, until it is stored anew."""
+    database, headers = tmp_path / "d.db", {"api-key": ADMIN}
+    with (
+        served(space_service(database, None)) as url,
+        httpx.Client(base_url=url, headers=headers, trust_env=False) as client,
+    ):
+        define(client, "knowledgesources", "s")
+        define(client, "knowledgesources", "other")
+        define(client, "knowledgebases", "b")
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute(
+            "UPDATE agentic_kb_definitions SET definition = '{\"apiKey\": \"S3CRET\"}' WHERE name = 'other'"
+        )
+    with (
+        served(KnowledgeService(database, indexes=indexes())) as url,
+        httpx.Client(base_url=url, headers=headers, trust_env=False) as client,
+    ):
+        assert client.post("/knowledgebases/b/retrieve", json=SEARCH, timeout=60).status_code == 200
+        assert client.get("/knowledgesources/other").status_code == 404
+        define(client, "knowledgesources", "other")
+        assert client.get("/knowledgesources/other").status_code == 200
+    assert "'other' is left out" in caplog.text
+    assert "S3CRET" not in caplog.text
 
 
 @pytest.mark.parametrize(
