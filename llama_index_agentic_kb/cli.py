@@ -539,7 +539,7 @@ def _open(store: str, llm: LLM | None, **kwargs: Any) -> KnowledgeBase:
 
 def _language_model(name: str | None, context_window: int) -> LLM | None:
     """Return the language model set by environment variables; None if neither an API key nor OPENAI_BASE_URL is set."""
-    from llama_index_agentic_kb.llm.capabilities import (  # noqa: PLC0415 (loads LlamaIndex)
+    from llama_index_agentic_kb.llm.calls import (  # noqa: PLC0415 (loads LlamaIndex)
         openai_address,
         openai_from_environment,
     )

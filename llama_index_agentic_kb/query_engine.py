@@ -32,9 +32,8 @@ from llama_index_instrumentation import get_dispatcher
 
 from llama_index_agentic_kb._aio import aiterate, arun, emit, emitting, iterate, run
 from llama_index_agentic_kb.account import GuardedCallbacks
-from llama_index_agentic_kb.account.activity_log import is_heard
+from llama_index_agentic_kb.account.activity_log import is_heard, open_events, resumed_trace
 from llama_index_agentic_kb.account.budget import set_budget
-from llama_index_agentic_kb.account.callbacks import open_events, resumed_trace
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.evidence.postprocessing import postprocess
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY

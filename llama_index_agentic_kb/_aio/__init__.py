@@ -12,26 +12,46 @@ sync entry points await async-only clients on one long-lived background loop.
         return job.result() if job.done else []
 
 The deadline of a context (``set_deadline``) limits every call that is made in it.
+
+A sync entry point runs a private event loop in the caller's own thread; if a loop already runs there (a notebook), a
+helper thread runs it while the caller waits. No client ever uses the private loop.
 """
 
-from llama_index_agentic_kb._aio.bridge import aiterate, arun, iterate, run
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextvars
+import threading
+import weakref
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from typing import Any, Generic, Self, TypeVar
+
 from llama_index_agentic_kb._aio.calls import (
+    END,
+    PARTING_TURNS,
     Call,
     Job,
+    Scope,
+    Stream,
     as_exception,
     call_deadline,
     cancel,
+    close_unstarted,
     deadline_after,
     earliest,
     emit,
     emitting,
     gather,
+    on_loop,
+    open_stream,
     outside_loop,
     set_deadline,
+    settle,
     start,
     wait,
 )
-from llama_index_agentic_kb._aio.streams import END, Stream, open_stream
 from llama_index_agentic_kb._aio.threads import WorkerPool, reset_after_fork
 
 __all__ = [
@@ -51,11 +71,164 @@ __all__ = [
     "emitting",
     "gather",
     "iterate",
+    "on_loop",
     "open_stream",
     "outside_loop",
     "reset_after_fork",
     "run",
     "set_deadline",
+    "settle",
     "start",
     "wait",
 ]
+
+T = TypeVar("T")
+
+_HELPERS = WorkerPool("bridge", max_workers=256)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Perform a coroutine and return its result. Works inside a running event loop too (and blocks it)."""
+    with _Bridge(work, contextvars.copy_context()) as bridge:
+        drive = bridge.driver()
+        while not bridge.root.done():
+            drive()
+        return bridge.root.result()
+
+
+async def arun(work: Coroutine[Any, Any, T]) -> T:
+    """Perform a coroutine and return its result. Cancelling the caller's task cancels all tasks that it started."""
+    scope, context = Scope(threads=False), contextvars.copy_context()
+    scope.enter(context, None)
+    try:
+        return await scope.create_task(work, context)
+    finally:
+        close_unstarted(work)
+        await scope.close()
+
+
+def iterate(work: Coroutine[Any, Any, Any], context: contextvars.Context | None = None) -> Generator[Any, None, None]:
+    """Perform a coroutine and yield the items that it emits; its error, if any, is raised after them.
+
+    It starts when the first item is requested, in ``context`` or a copy of the context at that time.
+    """
+    items = _iterate(work, context)
+    weakref.finalize(items, close_unstarted, work)  # one that is never read
+    return items
+
+
+def _iterate(work: Coroutine[Any, Any, Any], context: contextvars.Context | None) -> Generator[Any, None, None]:
+    with _Bridge(work, context or contextvars.copy_context(), emits=True) as bridge:
+        while not bridge.root.done():
+            bridge.driver()()
+            while bridge.emitted:
+                yield bridge.emitted.popleft()
+        bridge.root.result()
+
+
+def aiterate(work: Coroutine[Any, Any, Any], context: contextvars.Context | None = None) -> AsyncGenerator[Any, None]:
+    """Perform a coroutine and yield the items that it emits; see ``iterate``."""
+    items = _aiterate(work, context)
+    weakref.finalize(items, close_unstarted, work)
+    return items
+
+
+async def _aiterate(work: Coroutine[Any, Any, Any], context: contextvars.Context | None) -> AsyncGenerator[Any, None]:
+    emitted: asyncio.Queue[Any] = asyncio.Queue()
+    scope, context = Scope(threads=False), context or contextvars.copy_context()
+    scope.enter(context, emitted.put_nowait)
+    root = scope.create_task(work, context)
+    root.add_done_callback(lambda _: emitted.put_nowait(END))
+    try:
+        while (item := await emitted.get()) is not END:
+            yield item
+        root.result()
+    finally:
+        await scope.close()
+        close_unstarted(work)
+
+
+_open_loops: set[asyncio.AbstractEventLoop] = set()
+"""The loops of bridges that are not closed: a stream that is dropped half read is garbage-collected before its loop."""
+
+
+@atexit.register
+def _close_loops() -> None:
+    """Close the loops of streams that are still open when the interpreter exits."""
+    for loop in _open_loops:
+        if not loop.is_running():
+            loop.close()
+
+
+class _Bridge(Generic[T]):
+    """A private event loop that performs one coroutine; with ``emits``, emitted items are stored for a reader."""
+
+    def __init__(self, work: Coroutine[Any, Any, T], context: contextvars.Context, *, emits: bool = False) -> None:
+        self._work = work
+        self._scope = Scope(threads=True)
+        self._loop = asyncio.new_event_loop()
+        _open_loops.add(self._loop)
+        self.emitted: deque[Any] = deque()
+        self._scope.enter(context, self._receive if emits else None)
+        self.root: asyncio.Task[T] = self._loop.create_task(work, context=context)
+        self.root.add_done_callback(self._stop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self.root.cancel()
+            closing = self._loop.create_task(self._close())
+            closing.add_done_callback(self._stop)
+            while not closing.done():
+                self.driver()()
+        finally:
+            close_unstarted(self._work)
+            self._loop.close()
+            _open_loops.discard(self._loop)
+
+    async def _close(self) -> None:
+        await self._scope.close()
+        for _ in range(PARTING_TURNS):
+            if self.root.done():
+                break
+            await asyncio.sleep(0)
+        if self.root.done() and not self.root.cancelled():
+            self.root.exception()  # marks it as seen
+        await self._loop.shutdown_asyncgens()
+
+    def _stop(self, _: object) -> None:
+        self._loop.stop()
+
+    def _receive(self, item: Any) -> None:
+        self.emitted.append(item)
+        self._loop.stop()
+
+    def driver(self) -> Callable[[], None]:
+        """Return what runs the loop until an item is emitted, or the root task or the closing task ends."""
+        if asyncio._get_running_loop() is None:  # noqa: SLF001 (get_running_loop would be the context of every error)
+            return self._loop.run_forever
+        return self._drive_on_helper
+
+    def _drive_on_helper(self) -> None:
+        done = threading.Event()
+        failures: list[BaseException] = []
+
+        def drive() -> None:
+            try:
+                self._loop.run_forever()
+            except BaseException as error:  # noqa: BLE001 (raised in the caller's thread)
+                failures.append(error)
+            finally:
+                done.set()
+
+        _HELPERS.submit(drive)
+        try:
+            done.wait()
+        except BaseException:  # the user's interrupt: the loop must stop before it is closed
+            self._loop.call_soon_threadsafe(self.root.cancel)
+            done.wait()
+            raise
+        if failures:
+            raise failures[0]

@@ -1,8 +1,11 @@
-"""Leaf calls, concurrent jobs, streams with deadlines, and items that a coroutine emits.
+"""Leaf calls, streams with deadlines, concurrent jobs, and items that a coroutine emits.
 
 An error of a leaf call is always delivered as an ``Exception``: a ``SystemExit`` or a ``CancelledError`` that a source
 raises ends neither a loop nor a thread, and blocks no caller. No caller waits for a cancellation either, which may
 itself hang: it awaits a plain future, which fails at the deadline if the leaf call has not completed it.
+
+An error's frames must not hold the future that holds the error: only a pass of the garbage collector would free them.
+So functions that wait or deliver delete their references when they end.
 """
 
 from __future__ import annotations
@@ -12,11 +15,13 @@ import contextvars
 import inspect
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from llama_index_agentic_kb._aio.threads import SHARED_POOL, WorkerPool, on_background_thread, start_in_background
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
@@ -84,13 +89,6 @@ def set_deadline(deadline: float | None) -> None:
 _scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("agentic_kb_scope", default=None)
 
 
-class Closable(Protocol):
-    """A stream that can be closed."""
-
-    def close(self) -> None:
-        """Stop reading."""
-
-
 class Scope:
     """The tasks and streams of one ``run``, ``arun``, ``iterate`` or ``aiterate``, which end with it.
 
@@ -103,18 +101,18 @@ class Scope:
         self._on_background = threads and on_background_thread()
         self._closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._streams: list[Closable] = []
+        self.streams: list[Stream[Any]] = []
+        """The open streams, which are closed when the scope ends."""
 
     @property
     def holds_background(self) -> bool:
         """Whether this run, or an outer run, blocks the background loop until it has ended."""
         return not self._closed and (self._on_background or (self._outer is not None and self._outer.holds_background))
 
-    async def perform(self, work: Awaitable[T], receive: Callable[[Any], None] | None) -> T:
-        """Await work as the scope's outermost coroutine; ``receive`` is called with each item that it emits."""
-        _scope.set(self)
-        _emit.set(receive)
-        return await work
+    def enter(self, context: contextvars.Context, receive: Callable[[Any], None] | None) -> None:
+        """Make this the scope of a context; ``receive`` is called with each item that is emitted in it."""
+        context.run(_scope.set, self)
+        context.run(_emit.set, receive)
 
     def create_task(self, work: Coroutine[Any, Any, T], context: contextvars.Context | None = None) -> asyncio.Task[T]:
         """Create a task that is cancelled when the scope ends."""
@@ -122,10 +120,6 @@ class Scope:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
-
-    def add_stream(self, stream: Closable) -> None:
-        """Register a stream, which is closed when the scope ends."""
-        self._streams.append(stream)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -135,7 +129,7 @@ class Scope:
     async def close(self) -> None:
         """Cancel all running tasks and close all streams; sync calls are abandoned on their threads."""
         self._closed = True
-        for stream in self._streams:
+        for stream in self.streams:
             stream.close()
         for task in list(self._tasks):
             cancel_once(task)
@@ -149,15 +143,7 @@ _NO_DOOR: Final = Scope(threads=False)
 """The scope of coroutines that are awaited outside of all entry points: on the caller's loop, with async clients."""
 
 
-def current_scope() -> Scope:
-    return _scope.get() or _NO_DOOR
-
-
 # -- leaf calls -------------------------------------------------------------------------------------------------------
-
-
-def _nothing() -> None:
-    """Stand for the cancellation of a call on a thread, which has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,41 +180,43 @@ class Call(Generic[T]):
         deadline = earliest(self.deadline, call_deadline())
         if deadline is not None and time.monotonic() >= deadline:
             raise DeadlineExceededError(f"{self.what} was not begun: its deadline had passed")
-        context, loop = contextvars.copy_context(), asyncio.get_running_loop()
-        bound, answer = _Bound(deadline, _bound.get()), loop.create_future()
+        context, loop, scope = contextvars.copy_context(), asyncio.get_running_loop(), _scope.get() or _NO_DOOR
+        bound = _Bound(deadline, _bound.get())
+        abandon: Callable[[], None] | None = None
+        answer: asyncio.Future[T] = loop.create_future()
         context.run(_bound.set, bound)
-        deliver, from_thread = partial(_deliver, bound, answer, None), partial(_deliver, bound, answer, loop)
-        scope, abandon = current_scope(), _nothing
+        deliver = partial(_deliver, loop, bound, answer)
         if self.native is not None and not scope.threads:
             abandon = partial(cancel_once, scope.create_task(_deliver_awaited(self.native, deliver), context))
         elif self.sync is not None:
-            (self.pool or SHARED_POOL).submit(partial(_run_on_thread, context, self.sync, from_thread, answer))
+            (self.pool or SHARED_POOL).submit(partial(_run_on_thread, context, self.sync, deliver, answer))
         elif self.native is not None:
-            abandon = in_background(partial(_deliver_awaited, self.native, from_thread), context, scope)
+            abandon = in_background(partial(_deliver_awaited, self.native, deliver), context, scope)
         else:
             raise TypeError(f"{self.what}: a call needs a sync or a native function")
+        timer = end_at(deadline, answer, self.what)
         try:
-            return await until(answer, deadline, self.what)
+            return await answer
         except (asyncio.CancelledError, DeadlineExceededError):
-            abandon()
+            if abandon is not None:
+                abandon()
             raise
         finally:
-            del answer, deliver, from_thread, abandon  # see ``until``
+            if timer is not None:
+                timer.cancel()
+            del answer, deliver, abandon, timer
 
 
 def _deliver(
+    loop: asyncio.AbstractEventLoop,
     bound: _Bound,
     answer: asyncio.Future[Any],
-    loop: asyncio.AbstractEventLoop | None,
     value: Any,
     error: Exception | None,
 ) -> None:
-    """Settle the future of a call, on its loop if it is another thread's."""
-    bound.end()
-    if loop is None:
-        settle(answer, value, error)
-    else:
-        call_soon(loop, settle, answer, value, error)
+    """Settle the future of a call, on its loop."""
+    bound.over = True
+    on_loop(loop, settle, answer, value, error)
 
 
 def as_exception(error: BaseException) -> Exception:
@@ -252,7 +240,7 @@ def _run_on_thread(
     else:
         deliver(result, None)
     finally:
-        del deliver, answer  # see ``until``
+        del deliver, answer
 
 
 async def _deliver_awaited(native: Callable[[], Awaitable[Any]], deliver: Deliver) -> None:
@@ -264,7 +252,7 @@ async def _deliver_awaited(native: Callable[[], Awaitable[Any]], deliver: Delive
     else:
         deliver(result, None)
     finally:
-        del deliver  # see ``until``
+        del deliver
 
 
 def raise_interrupt(error: BaseException) -> None:
@@ -284,24 +272,16 @@ def in_background(
     return start_in_background(make, context)
 
 
-async def until(future: asyncio.Future[T], deadline: float | None, what: str) -> T:
-    """Await a future; at the deadline it fails with ``DeadlineExceededError`` if it is not done.
+def end_at(deadline: float | None, future: asyncio.Future[Any], what: str) -> asyncio.TimerHandle | None:
+    """Return a timer that fails a future with ``DeadlineExceededError`` at a deadline; None without a deadline."""
+    if deadline is None:
+        return None
+    return asyncio.get_running_loop().call_later(max(0.0, deadline - time.monotonic()), _end, future, what)
 
-    An error's frames must not hold the future, which holds the error: only a pass of the garbage collector would free
-    all of them.
-    """
-    timer = None
-    if deadline is not None:
-        late = DeadlineExceededError(f"{what} was still running at its deadline")
-        left = max(0.0, deadline - time.monotonic())
-        timer = asyncio.get_running_loop().call_later(left, settle, future, None, late)
-        del late
-    try:
-        return await future
-    finally:
-        if timer is not None:
-            timer.cancel()
-        del future, timer
+
+def _end(future: asyncio.Future[Any], what: str) -> None:
+    if not future.done():
+        future.set_exception(DeadlineExceededError(f"{what} was still running at its deadline"))
 
 
 def settle(future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
@@ -313,14 +293,14 @@ def settle(future: asyncio.Future[Any], value: Any, error: Exception | None) -> 
         future.set_result(value)
 
 
-def call_soon(loop: asyncio.AbstractEventLoop, action: Callable[..., None], *arguments: Any) -> None:
-    """Schedule an action on a loop from any thread; ignored if the loop is closed, as after an abandoned call."""
-    if asyncio._get_running_loop() is loop:  # noqa: SLF001 (None in another thread, where the loop must be woken)
-        loop.call_soon(action, *arguments)
+def on_loop(loop: asyncio.AbstractEventLoop, action: Callable[..., None], *arguments: Any) -> None:
+    """Perform an action in a loop's thread: at once, or soon from another thread, unless the loop is closed by then."""
+    if asyncio._get_running_loop() is loop:  # noqa: SLF001 (None in another thread)
+        action(*arguments)
         return
     try:
         loop.call_soon_threadsafe(action, *arguments)
-    except RuntimeError:
+    except RuntimeError:  # an abandoned call's
         if not loop.is_closed():
             raise
 
@@ -329,6 +309,138 @@ def cancel_once(task: asyncio.Future[Any]) -> None:
     """Cancel a task unless it is already cancelled: a second time would interrupt its clean-up."""
     if not isinstance(task, asyncio.Task) or not task.cancelling():
         task.cancel()
+
+
+# -- streams ----------------------------------------------------------------------------------------------------------
+
+
+class _End(Enum):
+    END = "END"
+
+    def __repr__(self) -> str:
+        return "END"
+
+
+END: Final = _End.END
+"""The return value of ``Stream.next`` at the end of the stream."""
+
+
+class Stream(Generic[T]):
+    """An open stream, read ahead by a thread or a task, so that the wait for each item can have a deadline."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.closed = threading.Event()
+        self.abandon: Callable[[], None] | None = None
+        self._items: deque[tuple[T | _End | None, Exception | None, float]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, value: T | _End | None, error: Exception | None, came: float) -> None:
+        """Add an item, or the error that ended the stream, with its arrival time."""
+        self._items.append((value, error, came))
+        if self._waiter is not None:
+            settle(self._waiter, None, None)
+
+    async def next(self, deadline: float | None = None) -> T | _End:
+        """Return the next item; ``END`` at and after the end of the stream.
+
+        Raises:
+            DeadlineExceededError: No item arrived before the deadline, or the context's deadline. The stream is closed.
+            Exception: The exception that the stream raised.
+        """
+        if self.closed.is_set():
+            return END
+        deadline = earliest(deadline, call_deadline())
+        try:
+            while not self._items:
+                self._waiter = asyncio.get_running_loop().create_future()
+                timer = end_at(deadline, self._waiter, self.what)
+                try:
+                    await self._waiter
+                finally:
+                    self._waiter = None
+                    if timer is not None:
+                        timer.cancel()
+        except (asyncio.CancelledError, DeadlineExceededError):
+            self.close()
+            raise
+        value, error, came = self._items.popleft()
+        if deadline is not None and came > deadline:
+            self.close()
+            raise DeadlineExceededError(f"{self.what} was still running at its deadline")
+        if error is not None:
+            raise error
+        if value is END:
+            self.closed.set()
+        return value  # type: ignore[return-value]  # without an error there is a value
+
+    def close(self) -> None:
+        """Stop reading the stream."""
+        self.closed.set()
+        if self.abandon is not None:
+            self.abandon()
+
+
+def open_stream(
+    *,
+    sync: Callable[[], Iterator[T]] | None = None,
+    native: Callable[[], Awaitable[AsyncIterator[T]]] | None = None,
+    pool: WorkerPool | None = None,
+    what: str = "stream",
+) -> Stream[T]:
+    """Open a stream; see ``Call`` for the arguments. The whole iterator runs in one context."""
+    scope, context, stream = _scope.get() or _NO_DOOR, contextvars.copy_context(), Stream[T](what)
+    scope.streams.append(stream)
+    put = partial(on_loop, asyncio.get_running_loop(), stream.put)
+    if native is not None and not scope.threads:
+        stream.abandon = partial(cancel_once, scope.create_task(_pump_async(native, stream.put), context))
+    elif sync is not None:
+        (pool or SHARED_POOL).submit(partial(_pump, context, sync, stream.closed, put))
+    elif native is not None:
+        stream.abandon = in_background(partial(_pump_async, native, put), context, scope)
+    else:
+        raise TypeError(f"{what}: a stream needs a sync or a native function")
+    return stream
+
+
+def _pump(
+    context: contextvars.Context,
+    source: Callable[[], Iterator[Any]],
+    closed: threading.Event,
+    put: Callable[[Any, Exception | None, float], None],
+) -> None:
+    """Read an iterator to its end on a worker thread; stop and close it once the stream is closed."""
+
+    def read() -> None:
+        iterator = iter(source())
+        for item in iterator:
+            if closed.is_set():
+                break
+            put(item, None, time.monotonic())
+        close = getattr(iterator, "close", None)
+        if close is not None:
+            close()
+
+    if closed.is_set():
+        return
+    try:
+        context.run(read)
+    except BaseException as error:  # noqa: BLE001 (delivered to whoever reads the stream)
+        put(None, as_exception(error), time.monotonic())
+    put(END, None, time.monotonic())
+
+
+async def _pump_async(
+    native: Callable[[], Awaitable[AsyncIterator[Any]]], put: Callable[[Any, Exception | None, float], None]
+) -> None:
+    """Read an async iterator to its end; its task is cancelled when the stream is closed."""
+    try:
+        async for item in await native():
+            put(item, None, time.monotonic())
+    except BaseException as error:  # noqa: BLE001 (delivered to whoever reads the stream)
+        put(None, as_exception(error), time.monotonic())
+        raise_interrupt(error)
+    put(END, None, time.monotonic())
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------
@@ -373,7 +485,7 @@ class Job(Generic[T]):
 
 def start(work: Coroutine[Any, Any, T] | Call[T], context: contextvars.Context | None = None) -> Job[T]:
     """Start work concurrently, in a copy of the current context or in a given one, and return its job at once."""
-    return Job(current_scope().create_task(work.perform() if isinstance(work, Call) else work, context))
+    return Job((_scope.get() or _NO_DOOR).create_task(work.perform() if isinstance(work, Call) else work, context))
 
 
 async def wait(jobs: Sequence[Job[Any]], *, deadline: float | None = None, first: bool = False) -> None:
@@ -449,7 +561,7 @@ def outside_loop() -> Iterator[None]:
     With an async entry point the user's own loop stays visible. A worker thread has no loop to hide.
     """
     loop = asyncio._get_running_loop()  # noqa: SLF001 (None if no loop runs)
-    if loop is None or not current_scope().threads:
+    if loop is None or not (_scope.get() or _NO_DOOR).threads:
         yield
         return
     task = asyncio.current_task()

@@ -1,29 +1,70 @@
-"""The activity log of one request, with one record per stage (planning, a search, an answer)."""
+"""The activity log of one request, and its reports to LlamaIndex: callback events, dispatcher events, log lines.
+
+The log has one record per stage (planning, a search, an answer). Callback handlers are wrapped ("guarded"): an
+exception of a user's handler is logged and never breaks a query.
+"""
 
 from __future__ import annotations
 
+import copy
+import json
+import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from llama_index.core.callbacks import CallbackManager
-from llama_index.core.callbacks.schema import CBEventType
+from llama_index.core.callbacks.base import global_stack_trace
+from llama_index.core.callbacks.base_handler import BaseCallbackHandler
+from llama_index.core.callbacks.schema import CBEventType, EventPayload
+from llama_index.core.instrumentation.events import BaseEvent
+from llama_index.core.settings import Settings
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.event_handlers import NullEventHandler
 
 from llama_index_agentic_kb._aio import outside_loop
 from llama_index_agentic_kb._text import error_message
-from llama_index_agentic_kb.account.callbacks import ACTIVITY_KEY, ActivityEndEvent, ActivityStartEvent
-from llama_index_agentic_kb.account.logs import logger
+from llama_index_agentic_kb.account.logs import activity_logger, logger, redacted_leaves
+from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.errors import AgenticKBError
 from llama_index_agentic_kb.schema import ActivityError, ActivityRecord, Outcome
 
 dispatcher = get_dispatcher(__name__)
 
+ACTIVITY_KEY: Final = "agentic_kb.activity"
+"""Key of the ``ActivityRecord`` in a callback event's payload."""
+
+TRACE_LIMIT: Final = 10_000
+"""Maximum number of parents in a trace map; the end of a trace, which resets the map, may never be reported."""
+
+C = TypeVar("C")
 R = TypeVar("R", bound=ActivityRecord)
+
+
+class ActivityStartEvent(BaseEvent):
+    """A stage has begun; ``activity`` is its open activity record in JSON form."""
+
+    activity: dict[str, Any]
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Name the event's class."""
+        return "AgenticKBActivityStartEvent"
+
+
+class ActivityEndEvent(BaseEvent):
+    """A stage has ended; ``activity`` is its closed activity record in JSON form."""
+
+    activity: dict[str, Any]
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Name the event's class."""
+        return "AgenticKBActivityEndEvent"
 
 
 class ActivityLog:
@@ -86,8 +127,7 @@ class ActivityLog:
         self._open[record.id] = (began, event, event_id)
         if event_id:
             self.manager.on_event_start(event, payload={**(payload or {}), ACTIVITY_KEY: record}, event_id=event_id)
-        _dispatch(ActivityStartEvent, record)
-        self._observe(record)
+        self._report(record, ActivityStartEvent)
         return record
 
     def close(self, record: ActivityRecord, payload: dict[Any, Any] | None = None, **fields: Any) -> None:
@@ -101,8 +141,7 @@ class ActivityLog:
         record.elapsed_ms = round((time.monotonic() - started) * 1000)
         if event_id:
             self.manager.on_event_end(event, payload={**(payload or {}), ACTIVITY_KEY: record}, event_id=event_id)
-        _dispatch(ActivityEndEvent, record)
-        self._observe(record)
+        self._report(record, ActivityEndEvent)
 
     def fail(self, record: ActivityRecord, error: BaseException, target: str | None = None, **fields: Any) -> None:
         """Close the record of a failed stage with its error."""
@@ -118,14 +157,19 @@ class ActivityLog:
         """Update a closed record with later results. The observer is called again, callback handlers are not."""
         for name, value in fields.items():
             setattr(record, name, value)
-        self._observe(record)
+        self._report(record)
 
     def last(self, kind: type[R], **fields: object) -> R | None:
         """Return the newest record of a class whose fields have these values; None if there is none."""
-        of_kind = (record for record in reversed(self.records) if isinstance(record, kind))
-        return next((r for r in of_kind if all(getattr(r, name) == value for name, value in fields.items())), None)
+        for record in reversed(self.records):
+            if isinstance(record, kind) and all(getattr(record, name) == value for name, value in fields.items()):
+                return record
+        return None
 
-    def _observe(self, record: ActivityRecord) -> None:
+    def _report(self, record: ActivityRecord, event: type[ActivityStartEvent | ActivityEndEvent] | None = None) -> None:
+        """Send an event, whose JSON form is built only if a handler is registered, and call the observer."""
+        if event is not None and is_heard():
+            dispatcher.event(event(activity=record.to_dict()))
         if self._observer is None:
             return
         try:
@@ -139,19 +183,243 @@ def is_heard() -> bool:
     """Return whether an event handler is registered for the dispatcher's events."""
     listening: Any = dispatcher
     while listening is not None:
-        if any(not isinstance(handler, NullEventHandler) for handler in listening.event_handlers):
-            return True
+        for handler in listening.event_handlers:
+            if not isinstance(handler, NullEventHandler):
+                return True
         listening = listening.parent if listening.propagate else None
     return False
-
-
-def _dispatch(kind: type[ActivityStartEvent | ActivityEndEvent], record: ActivityRecord) -> None:
-    """Send an event if a handler is registered; the record's JSON form is too costly to build otherwise."""
-    if is_heard():
-        dispatcher.event(kind(activity=record.to_dict()))
 
 
 def describe_error(error: BaseException, target: str | None = None, stage: str | None = None) -> ActivityError:
     """Return an error as data, with the code of the package's own errors or the class name of any other."""
     code = error.code if isinstance(error, AgenticKBError) else type(error).__name__
     return ActivityError(code=code, message=error_message(error), target=target, stage=stage)
+
+
+# -- callback handlers ------------------------------------------------------------------------------------------------
+
+
+class ActivityCallbackHandler(BaseCallbackHandler):
+    """Collects and logs the activity records of all queries.
+
+    Each closed record is logged to ``llama_index_agentic_kb.activity`` as one line of JSON (level INFO, or WARNING for
+    a failed stage), passed to ``on_activity`` and appended to ``records``. In the log, text that looks like a secret
+    is replaced by ``***``, also in questions and queries.
+
+    Args:
+        on_activity: Function that is called with each closed record.
+        log: Whether records are logged. Defaults to True.
+        limit: Maximum number of records in ``records``; the oldest are removed. Defaults to 10,000.
+    """
+
+    def __init__(
+        self, on_activity: Callable[[ActivityRecord], None] | None = None, *, log: bool = True, limit: int = 10_000
+    ) -> None:
+        super().__init__(event_starts_to_ignore=[], event_ends_to_ignore=[])
+        self.records: list[ActivityRecord] = []
+        self._on_activity = on_activity
+        self._log = activity_logger if log else None
+        self._limit = limit
+
+    def on_event_start(
+        self, event_type: CBEventType, payload: dict[str, Any] | None = None, event_id: str = "", *_: Any, **__: Any
+    ) -> str:
+        """Ignore the start of an event."""
+        del event_type, payload
+        return event_id
+
+    def on_event_end(self, event_type: CBEventType, payload: dict[str, Any] | None = None, *_: Any, **__: Any) -> None:
+        """Store, log and report the record of an ended stage."""
+        del event_type
+        record = (payload or {}).get(ACTIVITY_KEY)
+        if not isinstance(record, ActivityRecord):
+            return
+        self.records.append(record)
+        del self.records[: max(0, len(self.records) - self._limit)]
+        if self._log is not None:
+            level = logging.WARNING if record.outcome is not None and record.outcome.failed else logging.INFO
+            self._log.log(level, "%s", json.dumps(redacted_leaves(record.to_dict()), ensure_ascii=False))
+        if self._on_activity is not None:
+            self._on_activity(record)
+
+    def start_trace(self, trace_id: str | None = None) -> None:
+        """Ignore the start of a trace."""
+
+    def end_trace(self, trace_id: str | None = None, trace_map: dict[str, list[str]] | None = None) -> None:
+        """Ignore the end of a trace."""
+
+
+class _GuardedHandler(BaseCallbackHandler):
+    """Forwards all events to a handler; its exceptions are logged and not raised."""
+
+    def __init__(self, handler: BaseCallbackHandler) -> None:
+        super().__init__(list(handler.event_starts_to_ignore), list(handler.event_ends_to_ignore))
+        self.handler = handler
+
+    @classmethod
+    def of(cls, handler: BaseCallbackHandler) -> _GuardedHandler:
+        """Return a handler wrapped; one that is wrapped already is returned unchanged."""
+        return handler if isinstance(handler, cls) else cls(handler)
+
+    def on_event_start(self, *args: Any, **kwargs: Any) -> str:
+        """Forward the start of an event."""
+        self._try(self.handler.on_event_start, *args, **kwargs)
+        return str(kwargs.get("event_id", ""))
+
+    def on_event_end(self, *args: Any, **kwargs: Any) -> None:
+        """Forward the end of an event."""
+        self._try(self.handler.on_event_end, *args, **kwargs)
+
+    def start_trace(self, *args: Any, **kwargs: Any) -> None:
+        """Forward the start of a trace."""
+        self._try(self.handler.start_trace, *args, **kwargs)
+
+    def end_trace(self, *args: Any, **kwargs: Any) -> None:
+        """Forward the end of a trace."""
+        self._try(self.handler.end_trace, *args, **kwargs)
+
+    def _try(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        try:
+            with outside_loop():
+                method(*args, **kwargs)
+        except Exception:  # noqa: BLE001 (any error of a handler is only logged)
+            logger.warning("a callback handler failed: %s", type(self.handler).__name__, exc_info=True)
+
+
+class GuardedCallbackManager(CallbackManager):
+    """A callback manager that logs the exceptions of its handlers instead of raising them.
+
+    Args:
+        handlers: Handlers to wrap, or a callback manager whose current handlers are used at each event.
+        traces: The manager to whose trace the events are added. Defaults to this manager.
+    """
+
+    def __init__(
+        self, handlers: Sequence[BaseCallbackHandler] | CallbackManager, traces: GuardedCallbackManager | None = None
+    ) -> None:
+        # Not super().__init__: it would add the global handler a second time.
+        self._source = handlers if isinstance(handlers, CallbackManager) else None
+        self._own = [] if isinstance(handlers, CallbackManager) else [_GuardedHandler.of(one) for one in handlers]
+        self._wrapped: dict[int, _GuardedHandler] = {}
+        self._traces = traces
+        self._own_trace_map: dict[str, list[str]] = defaultdict(list)
+
+    @property
+    def _trace_map(self) -> dict[str, list[str]]:
+        """The event ids of the current trace, by parent id; LlamaIndex core reads this attribute."""
+        return self._own_trace_map if self._traces is None else self._traces._trace_map  # noqa: SLF001 (of its own class)
+
+    @_trace_map.setter
+    def _trace_map(self, trace_map: dict[str, list[str]]) -> None:
+        if self._traces is None:
+            self._own_trace_map = trace_map
+        else:
+            self._traces._trace_map = trace_map  # noqa: SLF001 (same)
+
+    @property
+    def handlers(self) -> list[BaseCallbackHandler]:
+        """The wrapped handlers; each handler is wrapped once."""
+        given = self._source.handlers if self._source is not None else []
+        live = [self._wrapped.setdefault(id(handler), _GuardedHandler.of(handler)) for handler in given]
+        return [*live, *self._own]
+
+    @handlers.setter
+    def handlers(self, handlers: Sequence[BaseCallbackHandler]) -> None:
+        self._source, self._own = None, [_GuardedHandler.of(handler) for handler in handlers]
+
+    def on_event_start(
+        self, event_type: CBEventType, payload: dict[str, Any] | None = None, *args: Any, **kwargs: Any
+    ) -> str:
+        """Forward the start of an event without secrets; reset the trace map if it exceeds ``TRACE_LIMIT``."""
+        if len(self._trace_map) > TRACE_LIMIT:
+            self._trace_map = defaultdict(list)
+        return super().on_event_start(event_type, _without_secrets(payload), *args, **kwargs)
+
+    def on_event_end(
+        self, event_type: CBEventType, payload: dict[str, Any] | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """Forward the end of an event without secrets."""
+        super().on_event_end(event_type, _without_secrets(payload), *args, **kwargs)
+
+    def add_handler(self, handler: BaseCallbackHandler) -> None:
+        """Wrap and add a handler."""
+        self._own.append(_GuardedHandler.of(handler))
+
+    def remove_handler(self, handler: BaseCallbackHandler) -> None:
+        """Remove a handler, given in its wrapped or original form."""
+        self._own = [guard for guard in self._own if handler not in (guard, guard.handler)]
+        if self._source is not None and handler in self._source.handlers:
+            self._source.remove_handler(handler)
+
+
+def _without_secrets(payload: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return an event's payload, with a redacted error: servers repeat keys and headers in error messages."""
+    error = (payload or {}).get(EventPayload.EXCEPTION)
+    if payload is None or not isinstance(error, BaseException):
+        return payload
+    message = error_message(error)
+    if message == (str(error) or type(error).__name__):
+        return payload
+    return {**payload, EventPayload.EXCEPTION: AgenticKBError(f"{type(error).__name__}: {message}")}
+
+
+@contextmanager
+def resumed_trace(manager: CallbackManager, events: Sequence[str]) -> Iterator[None]:
+    """Open a trace whose events stand below others that have ended: a stream's synthesis below its query.
+
+    ``events`` are their ids from the root on, as ``open_events`` returned them while the last was open.
+    """
+    with manager.as_trace("query"):
+        global_stack_trace.set([*events])
+        yield
+
+
+def open_events() -> list[str]:
+    """Return the ids of the callback events that are open in this context, from the root on."""
+    return [*global_stack_trace.get()]
+
+
+def guarded(manager: CallbackManager | None) -> GuardedCallbackManager:
+    """Return a manager with the same handlers, wrapped; ``manager`` defaults to ``Settings.callback_manager``."""
+    if isinstance(manager, GuardedCallbackManager):
+        return manager
+    return GuardedCallbackManager(manager or Settings.callback_manager)
+
+
+class GuardedCallbacks(NotPickled):
+    """Mixin with a ``callback_manager`` property whose handlers are always wrapped (``GuardedCallbackManager``)."""
+
+    _guarded: GuardedCallbackManager
+
+    @property
+    def callback_manager(self) -> CallbackManager:
+        """The component's callback manager."""
+        return self._guarded
+
+    @callback_manager.setter
+    def callback_manager(self, manager: CallbackManager | None) -> None:
+        self._guarded = guarded(manager)
+
+
+def with_handlers(component: C, manager: CallbackManager) -> C:
+    """Return a shallow copy of a model that also reports to the handlers of ``manager``, all wrapped.
+
+    The model itself is returned if no handler has to be added or wrapped; it is never changed.
+    """
+    own: CallbackManager | None = getattr(component, "callback_manager", None)
+    own_handlers = list(own.handlers) if isinstance(own, CallbackManager) else []
+    handlers = {id(getattr(h, "handler", h)): h for h in [*manager.handlers, *own_handlers]}
+    if not handlers or (isinstance(own, GuardedCallbackManager) and len(own.handlers) == len(handlers)):
+        return component
+    twin = copy.copy(component)
+    traces = manager if isinstance(manager, GuardedCallbackManager) else None
+    twin.callback_manager = GuardedCallbackManager(list(handlers.values()), traces)  # type: ignore[attr-defined]
+    return twin
+
+
+def guard_component(component: C) -> C:
+    """Return a shallow copy of a component with its own handlers wrapped; the component itself if it has none."""
+    own: CallbackManager | None = getattr(component, "callback_manager", None)
+    if not isinstance(own, CallbackManager) or not own.handlers:
+        return component
+    return with_handlers(component, own)

@@ -29,7 +29,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, Te
 
 from llama_index_agentic_kb._aio import arun
 from llama_index_agentic_kb._text import error_message
-from llama_index_agentic_kb.account.callbacks import with_handlers
+from llama_index_agentic_kb.account.activity_log import with_handlers
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.evaluation.dataset import Dataset, EvaluationQuery
 from llama_index_agentic_kb.llm import count_tokens

@@ -16,10 +16,11 @@ from llama_index_agentic_kb._aio import (
     WorkerPool,
     call_deadline,
     earliest,
+    on_loop,
     open_stream,
     reset_after_fork,
+    settle,
 )
-from llama_index_agentic_kb._aio.calls import call_soon, settle
 from llama_index_agentic_kb.errors import (
     BulkheadFullError,
     DeadlineExceededError,
@@ -56,6 +57,13 @@ class Permit:
     def at_work(self) -> bool:
         """Whether the function has been called and has not returned."""
         return self.began is not None and self.ended is None
+
+    def wait(self) -> asyncio.Future[None]:
+        """Return a future that is done when the place is free, or when somebody settles it to look."""
+        loop = asyncio.get_running_loop()
+        granted: asyncio.Future[None] = loop.create_future()
+        self.wake = partial(on_loop, loop, settle, granted, None, None)
+        return granted
 
     def __enter__(self) -> None:
         """Mark the function as started."""
@@ -184,17 +192,21 @@ class Bulkhead:
                     f"{what} was not begun: {self.max_concurrency} calls are under way, and {len(self._waiting)} wait "
                     "already"
                 )
-            loop = asyncio.get_running_loop()
-            granted: asyncio.Future[None] = loop.create_future()
-            permit.wake = partial(call_soon, loop, settle, granted, None, None)
             self._waiting[permit] = None
+            granted = permit.wait()
         try:
-            while not granted.done():
+            while True:
                 left = HANGS_AFTER if deadline is None else min(HANGS_AFTER, deadline - time.monotonic())
-                await asyncio.wait([granted], timeout=max(0.0, left))
-                if not granted.done():
-                    with self._lock:
-                        self._refuse_if_hung(what, deadline)
+                timer = granted.get_loop().call_later(max(0.0, left), settle, granted, None, None)
+                try:
+                    await granted
+                finally:
+                    timer.cancel()
+                with self._lock:
+                    if permit in self._held:
+                        return
+                    self._refuse_if_hung(what, deadline)
+                    granted = permit.wait()
         except BaseException:
             self.leave(permit)
             raise

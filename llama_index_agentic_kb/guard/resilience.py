@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from llama_index_agentic_kb._aio import (
     Call,
@@ -392,8 +392,10 @@ class ResilientCalls:
         seconds = sorted(self._seconds.copy())
         return seconds[len(seconds) // 2] if seconds else None
 
-    async def call(self, call: Call[T], progress: CallProgress | None = None) -> T:
-        """Make a call with retries, circuit breaker and bulkhead; its deadline includes all waits and attempts.
+    def call(self, call: Call[T], progress: CallProgress | None = None) -> Coroutine[Any, Any, T]:
+        """Return a coroutine that makes a call with retries, circuit breaker and bulkhead.
+
+        The call's deadline includes all waits and attempts.
 
         Raises:
             CircuitOpenError: The circuit is open after repeated failures.
@@ -404,7 +406,7 @@ class ResilientCalls:
         progress = progress or CallProgress()
         progress.calls += 1
         attempt = partial(self._attempt, call, progress)
-        return await retried(attempt, policy=self._retries, deadline=call.deadline, is_worth=_is_worth_another)
+        return retried(attempt, policy=self._retries, deadline=call.deadline, is_worth=_is_worth_another)
 
     async def _attempt(self, call: Call[T], progress: CallProgress, deadline: float | None) -> T:
         """Make one attempt; its cancellation counts as a failure only if the search was given up for being slow."""

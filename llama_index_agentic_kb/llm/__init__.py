@@ -4,8 +4,7 @@ A failed call and an unusable reply raise ``LLMError``; the planner and the synt
 ``openai_compatible`` is not imported here, because it loads the OpenAI client.
 """
 
-from llama_index_agentic_kb.llm.bill import billed, metered, recorded_calls
-from llama_index_agentic_kb.llm.capabilities import (
+from llama_index_agentic_kb.llm.calls import (
     count_tokens,
     is_function_calling,
     model_name,
@@ -15,7 +14,7 @@ from llama_index_agentic_kb.llm.capabilities import (
     tokens_of,
     warm_up_llm,
 )
-from llama_index_agentic_kb.llm.model import FALLBACK_CONTEXT_WINDOW, LanguageModel
+from llama_index_agentic_kb.llm.model import FALLBACK_CONTEXT_WINDOW, LanguageModel, billed, metered, recorded_calls
 from llama_index_agentic_kb.llm.replies import (
     CUT_SHORT,
     Reply,

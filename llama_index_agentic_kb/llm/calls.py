@@ -1,4 +1,6 @@
-"""A single model call: in the model's bulkhead, without retries, ended at its deadline, with a uniform error type.
+"""The language model to use, what it can do, and a single call of it.
+
+A call is made in the model's bulkhead, without retries; it ends at its deadline, and has a uniform error type.
 
 LlamaIndex's ``OpenAI`` retries in addition to OpenAI's client: 12 requests for one failing call. Its sync client only
 limits the time between two bytes, so a server that sends slowly can block a thread forever. Here a shallow copy of the
@@ -8,25 +10,171 @@ model is called, whose clients don't retry and share the user's connections, set
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import re
 import socket
+import sys
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.llms import LLM, CustomLLM, MockLLM
+from llama_index.core.settings import Settings
+from llama_index.core.utils import get_tokenizer
+
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import know_secrets
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.guard.bulkhead import Bulkhead, Permit
-from llama_index_agentic_kb.llm.capabilities import has_native_async, is_openai
 
 if TYPE_CHECKING:
     import httpx
+
+DEFAULT_MODEL: Final = "gpt-4o-mini"
+"""The chat model asked of a server that the environment names."""
+
+MAX_PIECE: Final = 100_000
+"""Maximum number of characters that are tokenized at once."""
+
+
+def resolve_llm(llm: LLM | None) -> LLM | None:
+    """Return the LLM to use: ``llm``, else ``Settings.llm`` if it was set, else that of the environment, else None.
+
+    Without a server's address, the environment's is core's default, if there is an OpenAI key. A disabled LLM
+    (``Settings.llm = None`` sets core's ``MockLLM``) counts as None.
+    """
+    if llm is not None:
+        return of_any_name(llm)
+    if Settings._llm is None:  # noqa: SLF001 (the getter would create core's default)
+        if openai_address() is not None:
+            return openai_from_environment()
+        if not os.environ.get("OPENAI_API_KEY"):
+            return None
+    default: LLM = Settings.llm
+    return None if isinstance(default, MockLLM) else of_any_name(default)
+
+
+def of_any_name(llm: LLM) -> LLM:
+    """Return the LLM; LlamaIndex's ``OpenAI`` with a model name that it does not know becomes ``OpenAICompatible``."""
+    module = sys.modules.get("llama_index.llms.openai.base")
+    if module is None or type(llm) is not module.OpenAI:
+        return llm
+    try:
+        _ = llm.metadata
+    except ValueError:
+        from llama_index_agentic_kb.llm.openai_compatible import OpenAICompatible  # noqa: PLC0415 (loads the client)
+
+        # Core has no public names for a user's own HTTP clients.
+        clients = {name: getattr(llm, f"_{name}") for name in ("http_client", "async_http_client")}
+        fields = {name: getattr(llm, name) for name in type(llm).model_fields}
+        return OpenAICompatible(**fields, **clients)
+    return llm
+
+
+def openai_address() -> str | None:
+    """Return the address of the OpenAI-compatible server that the environment names."""
+    return os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE") or None
+
+
+def openai_from_environment(model: str | None = None, **arguments: Any) -> LLM:
+    """Return a chat model of the environment's server: OPENAI_BASE_URL or OPENAI_API_BASE, and OPENAI_API_KEY."""
+    from llama_index_agentic_kb.llm.openai_compatible import OpenAICompatible  # noqa: PLC0415 (loads the OpenAI client)
+
+    key = os.environ.get("OPENAI_API_KEY") or None
+    return OpenAICompatible(model=model or DEFAULT_MODEL, api_key=key, api_base=openai_address(), **arguments)
+
+
+def warm_up_llm(llm: LLM) -> None:
+    """Load the tokenizer and the clients, so that the first call does not block the event loop; send no request."""
+    count_tokens("warm up")
+    if not is_openai(llm):
+        return
+    structured_output(llm, "warm_up", {})
+    for make in ("_get_client", "_get_aclient"):
+        client = getattr(llm, make, None)
+        if client is not None:
+            _ = client().chat.completions
+
+
+def tokens_of(text: str) -> list[Any]:
+    """Return the tokens of a text, by LlamaIndex's global tokenizer.
+
+    Long texts are split, which adds a token or two: OpenAI's tokenizer raises on a text of a million spaces.
+    """
+    encode = get_tokenizer()
+    if len(text) <= MAX_PIECE:
+        return encode(text)
+    return [token for start in range(0, len(text), MAX_PIECE) for token in encode(text[start : start + MAX_PIECE])]
+
+
+def count_tokens(text: str) -> int:
+    """Return the number of tokens of a text, by LlamaIndex's global tokenizer."""
+    return len(tokens_of(text))
+
+
+def model_name(llm: LLM) -> str | None:
+    """Return a model's name, or None if it has none."""
+    name = getattr(llm, "model", None) or getattr(llm, "model_name", None)
+    if isinstance(name, str):
+        return name
+    try:
+        return llm.metadata.model_name
+    except ValueError:
+        return None
+
+
+def structured_output(llm: LLM, name: str, schema: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the arguments that make an OpenAI model reply in a JSON schema; None if the model does not support it."""
+    utils = sys.modules.get("llama_index.llms.openai.utils")
+    if utils is None or not is_openai(llm) or not utils.is_json_schema_supported(llm.model):  # type: ignore[attr-defined]
+        return None
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": True}}}
+
+
+def is_function_calling(llm: LLM) -> bool:
+    """Return whether a model supports function calling."""
+    try:
+        return bool(llm.metadata.is_function_calling_model) and hasattr(llm, "chat_with_tools")
+    except ValueError:
+        return False
+
+
+def chats(llm: LLM) -> bool:
+    """Return whether a model is a chat model; otherwise it only completes prompts."""
+    try:
+        return bool(llm.metadata.is_chat_model)
+    except ValueError:  # llama_index's OpenAI raises for names that it doesn't know
+        return True
+
+
+def prompt_of(llm: LLM, messages: Sequence[ChatMessage]) -> str:
+    """Return messages as one prompt for a completion model, in the form that LlamaIndex core makes."""
+    if len(messages) == 1 and messages[0].role is MessageRole.USER:
+        return llm.completion_to_prompt(messages[0].content or "")  # type: ignore[misc]  # core's validators set both
+    return llm.messages_to_prompt(messages)  # type: ignore[misc]
+
+
+def is_openai(llm: LLM) -> bool:
+    """Return whether a model is LlamaIndex's ``OpenAI``, without importing that class."""
+    module = sys.modules.get("llama_index.llms.openai.base")
+    return module is not None and isinstance(llm, module.OpenAI)
+
+
+def has_native_async(llm: LLM, method: str = "achat") -> bool:
+    """Return whether an async method is truly async; that of core's ``CustomLLM`` blocks the event loop."""
+    if not isinstance(llm, CustomLLM):
+        return True
+    own, core = (inspect.unwrap(getattr(kind, method)) for kind in (type(llm), CustomLLM))  # core's spans wrap methods
+    return own is not core
+
+
+# -- calls ------------------------------------------------------------------------------------------------------------
 
 MODEL_PLACES: Final = 128
 """Maximum number of concurrent calls of one model object, including abandoned ones; further calls wait."""

@@ -1,26 +1,57 @@
-"""The wrapper through which the package calls a language model, with a deadline, retries and token usage."""
+"""The wrapper through which the package calls a language model, and the sum of what its calls cost.
+
+A call has a deadline, retries and token usage. A bill also adds up the calls that a LlamaIndex component makes itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+import copy
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
-from typing import Any, Final
+from types import MethodType
+from typing import Any, Final, TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.callbacks import CallbackManager
+from llama_index.core.callbacks.base_handler import BaseCallbackHandler
+from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.llms import LLM
+from pydantic import BaseModel
 
 from llama_index_agentic_kb._aio import END, emit
-from llama_index_agentic_kb.account.callbacks import with_handlers
+from llama_index_agentic_kb.account.activity_log import ActivityLog, with_handlers
 from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.errors import LLMError
 from llama_index_agentic_kb.guard.failures import is_transient
 from llama_index_agentic_kb.guard.resilience import NO_RETRIES, RetryPolicy, retried
-from llama_index_agentic_kb.llm.bill import current_bill
-from llama_index_agentic_kb.llm.calls import calls_of, once, retries_itself
-from llama_index_agentic_kb.llm.capabilities import chats, is_openai, model_name, prompt_of
-from llama_index_agentic_kb.llm.replies import Choice, Reply, Usage, as_llm_error, parsed, tool_arguments_of, usage_of
-from llama_index_agentic_kb.llm.thoughts import ThoughtFilter, without_thoughts
+from llama_index_agentic_kb.llm.calls import (
+    calls_of,
+    chats,
+    is_openai,
+    model_name,
+    once,
+    prompt_of,
+    retries_itself,
+    share_clients,
+)
+from llama_index_agentic_kb.llm.replies import (
+    Choice,
+    Reply,
+    ThoughtFilter,
+    Usage,
+    as_llm_error,
+    parsed,
+    tool_arguments_of,
+    usage_of,
+    without_thoughts,
+)
+from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, ModelInfo, Outcome
+from llama_index_agentic_kb.schema.activity import Purpose
+
+C = TypeVar("C")
 
 FALLBACK_CONTEXT_WINDOW: Final = 8_192
 """Context window in tokens that is assumed if a model's ``metadata`` does not have it."""
@@ -77,8 +108,10 @@ class LanguageModel(NotPickled):
 
     # -- whole replies ---------------------------------------------------------------------------------------------
 
-    async def chat(self, messages: Sequence[ChatMessage], *, deadline: float | None, **kwargs: Any) -> Reply:
-        """Request a complete reply, without streaming.
+    def chat(
+        self, messages: Sequence[ChatMessage], *, deadline: float | None, **kwargs: Any
+    ) -> Coroutine[Any, Any, Reply]:
+        """Return a coroutine that requests a complete reply, without streaming.
 
         Raises:
             LLMError: The call failed, the model refused, or the reply is empty or was filtered.
@@ -87,19 +120,19 @@ class LanguageModel(NotPickled):
 
         async def attempt(until: float | None) -> Reply:
             llm, method, prompt, arguments = self._arguments("chat", messages, kwargs)
-            reply = Reply.of(await self._calls.call(llm, method, prompt, deadline=until, **arguments))
+            reply = self._billed(Reply.of(await self._calls.call(llm, method, prompt, deadline=until, **arguments)))
             if len(reply.text) > MAX_REPLY:
                 reply.text, reply.finish_reason = reply.text[:MAX_REPLY], "length"
             reply.text, reply.thoughts = without_thoughts(reply.text)
             reply.check()
             return reply
 
-        return await self._retried(attempt, deadline)
+        return retried(attempt, policy=self._retries, deadline=deadline)
 
-    async def call_tool(
+    def call_tool(
         self, messages: Sequence[ChatMessage], tool: Any, *, deadline: float | None, **kwargs: Any
-    ) -> Reply:
-        """Ask a function-calling model to call one tool; the arguments are in the reply's ``tool_arguments``.
+    ) -> Coroutine[Any, Any, Reply]:
+        """Return a coroutine that asks a function-calling model to call one tool; see the reply's ``tool_arguments``.
 
         Raises:
             LLMError: The call failed, or the reply has neither a tool call nor usable text.
@@ -110,7 +143,7 @@ class LanguageModel(NotPickled):
         async def attempt(until: float | None) -> Reply:
             llm: Any = self.ready()
             response: ChatResponse = await self._calls.call(llm, "chat_with_tools", deadline=until, **arguments)
-            reply, written = Reply.of(response), tool_arguments_of(response)
+            reply, written = self._billed(Reply.of(response)), tool_arguments_of(response)
             if len(written) > MAX_REPLY:
                 raise LLMError(f"the model's reply is longer than {MAX_REPLY:,} characters", usage=reply.usage)
             read = partial(llm.get_tool_calls_from_response, response, error_on_no_tool_call=False)
@@ -122,27 +155,27 @@ class LanguageModel(NotPickled):
                 reply.check()
             return reply
 
-        return await self._retried(attempt, deadline)
+        return retried(attempt, policy=self._retries, deadline=deadline)
 
     # -- streams ---------------------------------------------------------------------------------------------------
 
-    async def stream(
+    def stream(
         self,
         messages: Sequence[ChatMessage],
         *,
         deadline: float | None,
         through: Callable[[str], str] = str,
         **kwargs: Any,
-    ) -> Reply:
-        """Request a streamed reply, emit each piece, changed by ``through``, and return the reply; see ``read``."""
+    ) -> Coroutine[Any, Any, Reply]:
+        """Return a coroutine that emits each piece of a streamed reply, changed by ``through``; see ``read``."""
 
         async def pass_on(delta: str, _: str) -> None:
             if text := through(delta):
                 await emit(text)
 
-        return await self.read(messages, pass_on, deadline=deadline, **kwargs)
+        return self.read(messages, pass_on, deadline=deadline, **kwargs)
 
-    async def read(
+    def read(
         self,
         messages: Sequence[ChatMessage],
         each: Callable[[str, str], Coroutine[Any, Any, None]],
@@ -150,8 +183,8 @@ class LanguageModel(NotPickled):
         deadline: float | None,
         max_chars: int = MAX_REPLY,
         **kwargs: Any,
-    ) -> Reply:
-        """Request a streamed reply and call a function for each piece as it arrives.
+    ) -> Coroutine[Any, Any, Reply]:
+        """Return a coroutine that requests a streamed reply and awaits a function for each piece as it arrives.
 
         Args:
             messages: The prompt messages.
@@ -165,22 +198,22 @@ class LanguageModel(NotPickled):
             DeadlineExceededError: The stream did not end by ``deadline``.
         """
         reply = Reply("")
+        attempt = partial(self._read_once, messages, each, reply, max_chars, kwargs)
 
-        async def attempt(until: float | None) -> Reply:
-            await self._read_once(messages, each, reply, until, max_chars, kwargs)
-            return reply
+        def is_worth(error: BaseException) -> bool:
+            return not reply.text and is_transient(error)
 
-        return await self._retried(attempt, deadline, is_worth=lambda error: not reply.text and is_transient(error))
+        return retried(attempt, policy=self._retries, deadline=deadline, is_worth=is_worth)
 
     async def _read_once(
         self,
         messages: Sequence[ChatMessage],
         each: Callable[[str, str], Coroutine[Any, Any, None]],
         reply: Reply,
-        deadline: float | None,
         max_chars: int,
         kwargs: dict[str, Any],
-    ) -> None:
+        deadline: float | None,
+    ) -> Reply:
         speaks_openai = is_openai(self.llm)
         if speaks_openai:  # usage is only sent at the end of a stream on request
             kwargs = {"stream_options": {"include_usage": True}, **kwargs}
@@ -205,31 +238,21 @@ class LanguageModel(NotPickled):
             await each(rest, reply.text)
         reply.thoughts = thoughts.left_out
         reply.usage.calls = 1
+        self._billed(reply)
         if wrong and speaks_openai:
             raise LLMError(wrong, usage=reply.usage)
         reply.check()
         if reply.finish_reason is None and speaks_openai:
             raise LLMError("the model's stream ended before the model did", usage=reply.usage)
+        return reply
 
     # -- shared helpers --------------------------------------------------------------------------------------------
 
-    async def _retried(
-        self,
-        attempt: Callable[[float | None], Coroutine[Any, Any, Reply]],
-        deadline: float | None,
-        is_worth: Callable[[BaseException], bool] = is_transient,
-    ) -> Reply:
-        bill, usage = current_bill(), Usage()
-        try:
-            reply = await retried(attempt, policy=self._retries, deadline=deadline, is_worth=is_worth)
-            usage = reply.usage
-        except LLMError as error:
-            usage = error.usage or usage
-            raise
-        finally:
-            if bill is not None:
-                bill.add(usage)
-                bill.model = self.name or bill.model
+    def _billed(self, reply: Reply) -> Reply:
+        """Return a reply, with its usage added to the current bill."""
+        if (bill := _bill.get()) is not None:
+            bill.add(reply.usage)
+            bill.model = self.name or bill.model
         return reply
 
     def _arguments(
@@ -240,3 +263,101 @@ class LanguageModel(NotPickled):
         if chats(llm):
             return llm, method, messages, kwargs
         return llm, method.replace("chat", "complete"), prompt_of(llm, messages), {**kwargs, "formatted": True}
+
+
+# -- what calls cost --------------------------------------------------------------------------------------------------
+
+_bill: ContextVar[Usage | None] = ContextVar("agentic_kb_bill", default=None)
+
+
+@contextmanager
+def billed() -> Iterator[Usage]:
+    """Yield a ``Usage`` to which the token usage of every model call inside the ``with`` block is added."""
+    bill, outer = Usage(), _bill.get()
+    _bill.set(bill)
+    try:
+        yield bill
+    finally:
+        _bill.set(outer)
+
+
+@contextmanager
+def recorded_calls(log: ActivityLog, purpose: Purpose) -> Iterator[None]:
+    """Record the model calls of the ``with`` block in one activity record of their own; without calls there is none."""
+    since, outcome = time.monotonic(), Outcome.ERROR
+    with billed() as bill:
+        try:
+            yield
+            outcome = Outcome.OK
+        finally:
+            if bill.calls:
+                model = None if bill.model is None else ModelInfo(model_name=bill.model)
+                kind, event = ModelAnswerSynthesisActivity, CBEventType.AGENT_STEP
+                record = log.open(kind, event, since=since, purpose=purpose, model=model, calls=bill.calls)
+                log.close(record, outcome=outcome, input_tokens=bill.input_tokens, output_tokens=bill.output_tokens)
+
+
+@contextmanager
+def metered(component: C, *, only_core: bool = False) -> Iterator[C]:
+    """Yield a copy of a LlamaIndex component whose model's calls are added to the current bill.
+
+    Without a bill, or if the component has no model of its own, it is the component itself. With ``only_core``, so is
+    a component of a class that is not LlamaIndex's: a copy may lose what it changes in itself.
+    """
+    bill, fields = _bill.get(), ("llm", "_llm")
+    name = next((name for name in fields if isinstance(getattr(component, name, None), LLM)), "")
+    is_copied = not only_core or type(component).__module__.startswith("llama_index.")
+    if bill is None or not name or not is_copied:
+        yield component
+        return
+    meter, own = _Meter(), getattr(component, name)
+    share_clients(own)
+    model = with_handlers(own, CallbackManager([meter]))
+    twin: Any = component.model_copy() if isinstance(component, BaseModel) else copy.copy(component)
+    setattr(twin, name, model)
+    for key, value in [*vars(twin).items()]:
+        if getattr(value, "__self__", None) is component:  # a method of the original, which calls the original's model
+            setattr(twin, key, MethodType(value.__func__, twin))
+    try:
+        yield twin
+    finally:
+        for usage in meter.usages:
+            bill.add(usage)
+
+
+class _Meter(BaseCallbackHandler):
+    """Collects the usage of a model's calls; one inside another, such as ``complete`` inside ``chat``, is no other."""
+
+    def __init__(self) -> None:
+        super().__init__([], [])
+        self.usages: list[Usage] = []
+        self._open: dict[str, bool] = {}
+        """By event id, whether the call is inside another."""
+
+    def on_event_start(
+        self,
+        event_type: CBEventType,
+        payload: dict[str, Any] | None = None,  # noqa: ARG002
+        event_id: str = "",
+        parent_id: str = "",
+        **_: Any,
+    ) -> str:
+        """Note that a call began."""
+        if event_type is CBEventType.LLM:
+            self._open[event_id] = parent_id in self._open
+        return event_id
+
+    def on_event_end(
+        self, event_type: CBEventType, payload: dict[str, Any] | None = None, event_id: str = "", **_: Any
+    ) -> None:
+        """Count a call that ended with a reply."""
+        ended = payload or {}
+        response = ended.get(EventPayload.RESPONSE) or ended.get(EventPayload.COMPLETION)
+        if event_type is CBEventType.LLM and not self._open.pop(event_id, False) and response is not None:
+            self.usages.append(usage_of(response))
+
+    def start_trace(self, trace_id: str | None = None) -> None:
+        """Ignore the start of a trace."""
+
+    def end_trace(self, trace_id: str | None = None, trace_map: dict[str, list[str]] | None = None) -> None:
+        """Ignore the end of a trace."""

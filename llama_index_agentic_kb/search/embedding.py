@@ -29,7 +29,7 @@ from llama_index.core.instrumentation.events.embedding import EmbeddingEndEvent,
 from llama_index_instrumentation import get_dispatcher
 
 from llama_index_agentic_kb._aio import Call, Job, WorkerPool, as_exception, gather, reset_after_fork, start, wait
-from llama_index_agentic_kb.account.callbacks import with_handlers
+from llama_index_agentic_kb.account.activity_log import with_handlers
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, DeadlineExceededError
 from llama_index_agentic_kb.guard.permissions import current_principal
 from llama_index_agentic_kb.guard.resilience import NO_RETRIES, RetryPolicy, retried

@@ -20,7 +20,7 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import BaseNode, IndexNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
 
 from llama_index_agentic_kb._aio import Call, start, wait
-from llama_index_agentic_kb.account.callbacks import guard_component
+from llama_index_agentic_kb.account.activity_log import guard_component
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.guard.resilience import CallProgress, ResilientCalls
 from llama_index_agentic_kb.schema import FilterNode, matcher

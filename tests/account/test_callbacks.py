@@ -15,7 +15,7 @@ from llama_index.core.callbacks.base_handler import BaseCallbackHandler
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource
 from llama_index_agentic_kb.account import ACTIVITY_KEY, ActivityCallbackHandler, GuardedCallbacks, guarded
-from llama_index_agentic_kb.account.callbacks import GuardedCallbackManager, guard_component, with_handlers
+from llama_index_agentic_kb.account.activity_log import GuardedCallbackManager, guard_component, with_handlers
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM
 
 TEXTS = ["The moon is far away.", "The moon is made of rock.", "Mars is farther than the moon."]
@@ -152,7 +152,7 @@ def test_activity_is_logged_as_json_lines(caplog: pytest.LogCaptureFixture) -> N
 
 def test_the_trace_map_of_a_twin_does_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A manager inside another one's trace, which never sees it end, forgets old events at its limit."""
-    monkeypatch.setattr("llama_index_agentic_kb.account.callbacks.TRACE_LIMIT", 50)
+    monkeypatch.setattr("llama_index_agentic_kb.account.activity_log.TRACE_LIMIT", 50)
     outer, twin = guarded(CallbackManager([])), GuardedCallbackManager([Recorder()])
     with outer.as_trace("query"):
         for _ in range(500):

@@ -27,6 +27,7 @@ from llama_index_agentic_kb import (
 from llama_index_agentic_kb._aio import (
     Call,
     WorkerPool,
+    _open_loops,
     aiterate,
     arun,
     deadline_after,
@@ -36,7 +37,6 @@ from llama_index_agentic_kb._aio import (
     start,
 )
 from llama_index_agentic_kb._aio import threads as workers
-from llama_index_agentic_kb._aio.bridge import _open_loops
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.testing import MemoryRetriever
 from tests.aio.conftest import until

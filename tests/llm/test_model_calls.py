@@ -21,7 +21,7 @@ from llama_index_agentic_kb._aio import arun, deadline_after, run
 from llama_index_agentic_kb.errors import LLMError
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.llm import LanguageModel, calls
-from llama_index_agentic_kb.llm.thoughts import ThoughtFilter, without_thoughts
+from llama_index_agentic_kb.llm.replies import ThoughtFilter, without_thoughts
 from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, MemoryRetriever, Reply, ScriptedLLM
 
 ASK = [ChatMessage(role="user", content="Who was first on the moon?")]

@@ -10,7 +10,7 @@ from llama_index.core.callbacks import CallbackManager, LlamaDebugHandler
 from llama_index.core.embeddings import MockEmbedding
 from pydantic import Field, PrivateAttr
 
-from llama_index_agentic_kb.account.callbacks import with_handlers
+from llama_index_agentic_kb.account.activity_log import with_handlers
 from llama_index_agentic_kb.search import embedding as module
 from llama_index_agentic_kb.search.embedding import model_identity
 from llama_index_agentic_kb.testing import HashEmbedding

@@ -34,7 +34,7 @@ from llama_index_agentic_kb import (
     cli,
 )
 from llama_index_agentic_kb._text import error_message, redacted, redacted_excerpt
-from llama_index_agentic_kb.account.callbacks import GuardedCallbackManager
+from llama_index_agentic_kb.account.activity_log import GuardedCallbackManager
 from llama_index_agentic_kb.account.logs import redacted_leaves
 from llama_index_agentic_kb.account.pickling import NotPickled, PicklingRefusedError
 from llama_index_agentic_kb.errors import AgenticKBError
