@@ -45,6 +45,8 @@ DEFAULT_STORE: Final = ".agentic-kb"
 CONFIG: Final = Path("agentic-kb.toml")
 _SKIPPED: Final = 3
 """The exit status of an ingestion that read all files but those of kinds that are not read."""
+_WIDE: Final = 200
+"""The minimum columns of tables in a file or a pipe."""
 _LISTED: Final = 20
 """The maximum number of skipped files that are named."""
 MORE: Final = "No API key: searched as asked, extracts only. For plans and cited answers set OPENAI_API_KEY, or \
@@ -393,19 +395,22 @@ def bench_command(
         raise ConfigurationError(f"--k: expected numbers above 0, comma-separated, got {k!r}")
     from llama_index_agentic_kb.evaluation.runner import bench  # noqa: PLC0415 (loads LlamaIndex)
 
-    bench(
-        folder,
-        systems=[name.strip() for name in systems.split(",")],
-        plans=plans,
-        llm=_language_model(model, context_window) if plans == "llm" else None,
-        cache=cache or _cache() / "bench",
-        console=console,
-        cutoffs=cutoffs,
-        limit=limit,
-        source_field=source_field,
-        split=split,
-        out=out,
-    )
+    with _progress() as advance:
+        report = bench(
+            folder,
+            systems=[name.strip() for name in systems.split(",")],
+            plans=plans,
+            llm=_language_model(model, context_window) if plans == "llm" else None,
+            cache=cache or _cache() / "bench",
+            progress=lambda name, done, total: advance(done, total, name),
+            cutoffs=cutoffs,
+            limit=limit,
+            source_field=source_field,
+            split=split,
+            out=out,
+        )
+    wide = console if console.is_terminal else Console(file=console.file, width=max(console.width, _WIDE))
+    wide.print(report)
 
 
 ConfigArgument = Annotated[Path, typer.Argument(help="The server's configuration, kb.yaml; see docs/server.md.")]
@@ -416,7 +421,6 @@ def plan_capacity(
     chunks: Annotated[list[float], typer.Option(help="The size of the collection; repeat it for several.", min=1)],
     qps: Annotated[float, typer.Option(help="Questions a second.")],
     effort: EffortOption = ReasoningEffort.AUTO,
-    measure: Annotated[bool, typer.Option(help="Measure this machine first (a minute); else recorded times.")] = False,
     cores: Annotated[int, typer.Option(help="Cores of a machine.", min=1)] = 16,
     memory: Annotated[float, typer.Option(help="Memory of a machine in GB.")] = 64,
     price_hour: Annotated[float, typer.Option(help="Price of a machine for an hour.")] = 0.7,
@@ -429,13 +433,10 @@ def plan_capacity(
     """Show the machines, memory, disk, time and money that a collection and its load need. Needs [capacity]."""
     from llama_index_agentic_kb.evaluation import capacity  # noqa: PLC0415 (rarely needed)
 
-    with _extra("capacity"):  # before a minute is spent on measuring
-        import simpy  # noqa: F401, PLC0415 (the extra)
-    with console.status("Measuring this machine") as status:
-        times = capacity.measure(lambda what: status.update(f"Measuring {what}")) if measure else capacity.RECORDED
     terms = capacity.Terms(cores, memory, price_hour, price_in, price_out, model_seconds)
-    plans = [capacity.plan(size, qps, effort, times, terms) for size in chunks]
-    console.print(Text(f"{qps:g} questions a second, effort {effort.value}; service times: {times.machine}"))
+    with _extra("capacity"):
+        plans = [capacity.plan(size, qps, effort, terms=terms) for size in chunks]
+    console.print(Text(f"{qps:g} questions a second, effort {effort.value}; times of {capacity.RECORDED.machine}"))
     console.print(capacity.table_of(plans))
 
 

@@ -64,19 +64,11 @@ class InvalidRequestError(AgenticKBError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class FailedSearch:
-    """A failed search as data; contains no secrets, so it can be shown to users.
-
-    Args:
-        source: The source's name.
-        stage: The stage that failed: "search", or a stage before it.
-        code: The error's ``code``, or its class name.
-        message: The error message.
-        query: The search query.
-    """
+    """A failed search as data; contains no secrets, so it can be shown to users."""
 
     source: str
-    stage: str
-    code: str
+    stage: str  # "search", or a stage before it
+    code: str  # of the error, or the name of its class
     message: str
     query: str
 

@@ -94,21 +94,13 @@ class Recording(BaseModel):
 
 @dataclass(frozen=True)
 class ScriptedReply:
-    """One reply of a :class:`ReplyingLLM`.
-
-    Args:
-        content: Text of the reply.
-        latency: Seconds before the reply, or before a stream's first piece.
-        chunk_delay: Seconds before each further piece of a stream.
-        chunk_size: Characters in each piece of a stream, at least 1.
-        error: Exception raised after the latency, or in a stream after the content. None if there is no error.
-    """
+    """One reply of a :class:`ReplyingLLM`; times are in seconds."""
 
     content: str = ""
-    latency: float = 0.0
-    chunk_delay: float = 0.0
-    chunk_size: int = 16
-    error: Exception | None = None
+    latency: float = 0.0  # before the reply, or before a stream's first piece
+    chunk_delay: float = 0.0  # before each further piece of a stream
+    chunk_size: int = 16  # characters in each piece of a stream, at least 1
+    error: Exception | None = None  # raised after the latency, or in a stream after the content
 
 
 class ReplyingLLM(CustomLLM):

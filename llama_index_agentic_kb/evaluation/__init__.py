@@ -4,8 +4,14 @@
 prints a report with bootstrap intervals. Plans come from a language model, from gold fields, or from a recorded file.
 """
 
-from llama_index_agentic_kb.evaluation.dataset import Dataset, EvaluationQuery, read_dataset
-from llama_index_agentic_kb.evaluation.plans import PlannedLLM, gold_steps, recorded_plans
+from llama_index_agentic_kb.evaluation.dataset import (
+    Dataset,
+    EvaluationQuery,
+    PlannedLLM,
+    gold_steps,
+    read_dataset,
+    recorded_plans,
+)
 from llama_index_agentic_kb.evaluation.runner import METRICS, EvaluationRun, evaluate, render_run
 from llama_index_agentic_kb.evaluation.systems import SYSTEMS, CorpusIndex, Cost, Meter, QueryResult, make_systems
 

@@ -40,23 +40,14 @@ _SENTENCE: Final = re.compile(r"(?<=[.!?\n])\s+")
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The result of a calibration.
-
-    Args:
-        index: The scope index with the calibrated settings.
-        turns: The number of imitated turns; 0 if the corpus has too few, and the defaults were kept.
-        evidence: The share of turns whose document is in the scope, after the same topic and after another.
-        scope: The mean share of the documents that is in the scope.
-        shifts: The share of changes of topic that are recognised.
-        false_shifts: The share of continued topics that are taken for a change.
-    """
+    """The result of a calibration: a scope index with the calibrated settings, and shares that they reach."""
 
     index: ScopeIndex
-    turns: int = 0
-    evidence: tuple[float, float] = (0.0, 0.0)
-    scope: float = 0.0
-    shifts: float = 0.0
-    false_shifts: float = 0.0
+    turns: int = 0  # imitated; 0 if the corpus has too few, and the defaults were kept
+    evidence: tuple[float, float] = (0.0, 0.0)  # of turns: document in the scope, after the same topic and another
+    scope: float = 0.0  # of the documents: in the scope, on average
+    shifts: float = 0.0  # of changes of topic: recognised
+    false_shifts: float = 0.0  # of continued topics: taken for a change
 
     def __str__(self) -> str:
         """Return the result as a line of text."""

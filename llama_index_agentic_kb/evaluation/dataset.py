@@ -1,9 +1,12 @@
-"""Reads evaluation sets in BEIR form (Thakur et al., NeurIPS 2021).
+"""Reads evaluation sets in BEIR form (Thakur et al., NeurIPS 2021), and plans for their questions.
 
 corpus.jsonl          {"_id", "title", "text", "metadata"}, one object for each line
 queries.jsonl         {"_id", "text", ...}, one object for each line; further fields are kept
 qrels.tsv, or         query-id, corpus-id, score, with or without a header line; or TREC's four columns
 qrels/<split>.tsv
+
+Plans use the library's normal code: a model that knows them answers the prompts of planner, findings reader and
+reviser.
 """
 
 from __future__ import annotations
@@ -11,54 +14,44 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
+from llama_index.core.base.llms.types import LLMMetadata
+from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.schema import TextNode
 
-from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb._text import normalize
+from llama_index_agentic_kb.errors import InvalidRequestError, LLMError
+from llama_index_agentic_kb.prompts import as_data
+from llama_index_agentic_kb.replay import PASSAGE, ReplyingLLM
 
 Row: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationQuery:
-    """A question of an evaluation set.
-
-    Args:
-        id: The question's ``_id``.
-        text: The question.
-        kinds: Kinds of the question (``type``, one name or several); metrics are also reported by kind.
-        history: Earlier turns as (role, text), oldest first.
-        fields: All fields of the question's line: gold decompositions, rewrites, answers.
-    """
+    """A question of an evaluation set."""
 
     id: str
     text: str
-    kinds: tuple[str, ...] = ()
-    history: tuple[tuple[str, str], ...] = ()
-    fields: Mapping[str, object] = field(default_factory=dict)
+    kinds: tuple[str, ...] = ()  # ``type``, one name or several; metrics are also reported by kind
+    history: tuple[tuple[str, str], ...] = ()  # earlier turns as (role, text), oldest first
+    fields: Mapping[str, object] = field(default_factory=dict)  # of its line: gold decompositions, rewrites, answers
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """An evaluation set.
+    """An evaluation set."""
 
-    Args:
-        name: Name of the folder.
-        documents: The corpus: one node for each document, with the document's id.
-        queries: The questions that have judgments.
-        relevant: By query id, the grades above 0 by document id.
-        warnings: Notes on omitted data and the reasons.
-    """
-
-    name: str
-    documents: Sequence[TextNode]
-    queries: Sequence[EvaluationQuery]
-    relevant: Mapping[str, Mapping[str, float]]
-    warnings: tuple[str, ...] = ()
+    name: str  # of the folder
+    documents: Sequence[TextNode]  # one node for each document, with the document's id
+    queries: Sequence[EvaluationQuery]  # that have judgments
+    relevant: Mapping[str, Mapping[str, float]]  # by query id, the grades above 0 by document id
+    warnings: tuple[str, ...] = ()  # notes on omitted data and the reasons
 
     def only(self, ids: Collection[str], why: str) -> Dataset:
         """Return the dataset with the given queries and a warning; raise ``InvalidRequestError`` if none is left."""
@@ -187,3 +180,184 @@ def _judgments(folder: Path, split: str) -> dict[str, dict[str, float]]:
         if grade > 0:
             relevant.setdefault(columns[0], {})[columns[-2]] = grade
     return relevant
+
+
+# -- plans: gold fields (an oracle), or recorded ones ------------------------------------------------------------------
+
+_QUESTION: Final = re.compile(r"^Question: ", re.MULTILINE)
+_ENDS: Final = ("\nPlan:", "\nVerdict:", "\n\n<steps>", "\nAnswer:")
+_TITLE: Final = re.compile(r' title="([^"\n]*)"')
+_STEPS: Final = re.compile(r"<steps>\n(.*?)\n</steps>", re.DOTALL)
+_STEP: Final = re.compile(r"^(\S+): (.*)$", re.MULTILINE)
+_REFERENCE: Final = re.compile(r"#(\d+)")
+_FUSION: Final = "generates multiple search queries"  # QueryFusionRetriever's own prompt
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """One step of a given plan: its query (``#1`` refers to the answer of step 1), its parents and its answers."""
+
+    id: str
+    text: str
+    depends_on: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+
+
+Steps = Callable[[EvaluationQuery], list[PlannedStep]]
+
+
+def gold_steps(query: EvaluationQuery) -> list[PlannedStep]:
+    """Return the steps of a question's gold fields: ``decomposition``, or else ``rewrite``.
+
+    This is an oracle: it knows the answers. Steps marked ``is_operation`` need no search and are omitted.
+    """
+    gold = query.fields.get("decomposition")
+    if isinstance(gold, list):
+        searched = [step for step in gold if isinstance(step, Mapping) and not step.get("is_operation")]
+        return [_step(step, step.get("answer")) for step in searched]
+    rewrite = query.fields.get("rewrite")
+    return [PlannedStep("1", str(rewrite))] if rewrite else []
+
+
+def recorded_plans(path: str | Path) -> dict[str, list[PlannedStep]]:
+    """Return recorded plans and step answers of a model by question id.
+
+    Args:
+        path: File with ``{"_id", "plan": [{"id", "text", "depends_on"}], "answers": {"1": ...}}`` in each line.
+
+    Raises:
+        InvalidRequestError: The file can't be read, or a line has another form.
+    """
+    plans = {}
+    for row, where in json_lines(Path(path)):
+        try:
+            answers = dict(row.get("answers") or {})
+            steps = [{**step, "id": step["id"], "text": step["text"]} for step in row["plan"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidRequestError(
+                f"{where}: no recorded plan ({error!r}); expected _id, plan (of id and text) and answers"
+            ) from error
+        plans[row["_id"]] = [_step(step, answers.get(str(step["id"]))) for step in steps]
+    return plans
+
+
+def _step(step: Mapping[str, Any], answer: object) -> PlannedStep:
+    text, values = str(step.get("text", "")), answer if isinstance(answer, list) else [answer]
+    parents = step.get("depends_on") or _REFERENCE.findall(text)
+    answers = tuple(str(value) for value in values if value not in (None, ""))
+    return PlannedStep(str(step.get("id", "")), text, tuple(map(str, parents)), answers)
+
+
+class PlannedLLM(ReplyingLLM):
+    """A language model that answers prompts of planning, findings and revision from given plans.
+
+    It always judges the evidence sufficient. For each answer, it cites the passage of the prompt that contains it, if
+    there is one.
+
+    Args:
+        name: Name of the plans in reports; it contains ORACLE if the plans know the answers.
+        steps: Function that returns the steps of a question's plan, or an empty list if it has no plan.
+        queries: The questions of the evaluation.
+    """
+
+    _name: str = PrivateAttr()
+    _steps: Steps = PrivateAttr()
+    _queries: dict[str, list[EvaluationQuery]] = PrivateAttr(default_factory=dict)
+
+    def __init__(self, name: str, steps: Steps, queries: Iterable[EvaluationQuery]) -> None:
+        super().__init__()
+        self._name = name
+        self._steps = steps
+        for query in queries:
+            self._queries.setdefault(normalize(as_data(query.text)), []).append(query)
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        """Metadata of a chat model with the plans' name."""
+        return LLMMetadata(context_window=128_000, num_output=4_096, is_chat_model=True, model_name=self._name)
+
+    def reply_to(self, prompt: str) -> str:
+        """Return the reply to a prompt; raise ``LLMError`` for other prompts than those of planning over the set."""
+        if _FUSION in prompt:  # the longest question of the set anywhere in it
+            asked = normalize(prompt)
+            found = [same[0] for text, same in self._queries.items() if text in asked]
+            steps = self._steps(max(found, key=lambda query: len(query.text))) if found else []
+            return "\n".join(" ".join(_REFERENCE.sub("", step.text).split()) for step in steps)
+        steps = self._steps_for(prompt)
+        match prompt.rstrip().rpartition("\n")[2]:
+            case "Plan:":
+                planned = [
+                    {
+                        "id": f"q{step.id}",
+                        "query": _REFERENCE.sub(r"#q\1", step.text),
+                        "sources": [],
+                        "depends_on": [f"q{parent}" for parent in step.depends_on],
+                    }
+                    for step in steps
+                ]
+                return json.dumps({"sub_queries": planned})
+            case "Findings:":
+                return _findings(steps, prompt)
+            case "Verdict:":
+                return json.dumps({"sufficient": True, "gaps": [], "sub_queries": []})
+        raise LLMError("given plans answer prompts of planning, findings and revision, and no others")
+
+    def _steps_for(self, prompt: str) -> list[PlannedStep]:
+        """Return the steps of the question that a prompt is about."""
+        shown = normalize(prompt)
+
+        def turns_shown(query: EvaluationQuery) -> int:
+            """Count earlier turns in the prompt, which distinguish questions with the same text ("Why?")."""
+            return sum(1 if normalize(as_data(text))[:100] in shown else -1 for _, text in query.history)
+
+        for start in reversed([match.end() for match in _QUESTION.finditer(prompt)]):
+            ends = [end for mark in _ENDS if (end := prompt.find(mark, start)) >= 0]
+            same = self._queries.get(normalize(prompt[start : min(ends, default=len(prompt))]))
+            if same:
+                return self._steps(max(same, key=turns_shown))
+        raise LLMError("the prompt holds no question of the evaluation set")
+
+
+def _findings(steps: Sequence[PlannedStep], prompt: str) -> str:
+    """Return the planned answers to the steps listed in a prompt, one JSON line per step; steps are matched by text."""
+    asked = _STEPS.findall(prompt)
+    passages = {
+        int(match[1]): normalize("\n".join([*_TITLE.findall(match[0])[:1], match[2]]))
+        for match in PASSAGE.finditer(prompt)
+    }
+    lines = []
+    for name, query in _STEP.findall(asked[-1]) if asked else []:
+        step = _step_of(name, query, steps)
+        answers = [
+            {"value": value, "ref": _ref_of(value, query, passages), "confidence": "stated"}
+            for value in (step.answers if step is not None else ())
+        ]
+        lines.append(json.dumps({"step": name, "answers": answers}, ensure_ascii=False))
+    return "\n".join(lines)
+
+
+def _ref_of(value: str, query: str, passages: Mapping[int, str]) -> int | None:
+    """Return the number of the passage that contains a value; of several, the one with most of the query's words."""
+    pattern = re.compile(rf"(?<![a-z0-9]){re.escape(normalize(value))}(?![a-z0-9])")
+    words = set(normalize(query).split())
+    holding = [number for number, text in passages.items() if pattern.search(text)]
+    return max(holding, key=lambda number: len(words & set(passages[number].split())), default=None)
+
+
+def _step_of(name: str, query: str, steps: Sequence[PlannedStep]) -> PlannedStep | None:
+    """Return the step whose text, with its references replaced by answers, gives the query. None if there is none.
+
+    "When did #1 die?" and "When did #2 die?" have the same form: answers found in the query decide, then the id.
+    """
+    asked = normalize(query)
+    answers = {step.id: step.answers for step in steps}
+
+    def is_of(step: PlannedStep) -> bool:
+        parts = [re.escape(normalize(part)).join(("\\s*", "\\s*")) for part in _REFERENCE.split(step.text)[::2]]
+        return re.fullmatch(".+?".join(parts), asked) is not None
+
+    def fit(step: PlannedStep) -> tuple[int, bool]:
+        known = [answers.get(parent, ()) for parent in step.depends_on]
+        return sum(any(normalize(value) in asked for value in values) for values in known), name == f"q{step.id}"
+
+    return max(filter(is_of, steps), key=fit, default=None)

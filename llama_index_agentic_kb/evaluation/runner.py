@@ -11,8 +11,9 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
@@ -21,15 +22,21 @@ from typing import Any, Final, TypeAlias, TypedDict
 
 import numpy as np
 from llama_index.core.llms import LLM
-from rich.console import Console, Group
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from llama_index_agentic_kb._text import one_line, printable
 from llama_index_agentic_kb.errors import ConfigurationError
-from llama_index_agentic_kb.evaluation.dataset import Dataset, EvaluationQuery, read_dataset
-from llama_index_agentic_kb.evaluation.plans import PlannedLLM, Steps, gold_steps, recorded_plans
+from llama_index_agentic_kb.evaluation.dataset import (
+    Dataset,
+    EvaluationQuery,
+    PlannedLLM,
+    Steps,
+    gold_steps,
+    read_dataset,
+    recorded_plans,
+)
 from llama_index_agentic_kb.evaluation.systems import (
     Ask,
     CorpusIndex,
@@ -65,9 +72,6 @@ COSTS: Final = {
 }
 
 RECORDED: Final = "recorded:"
-
-WIDTH: Final = 200
-"""Minimum columns of output to a file or a pipe."""
 
 Relevant: TypeAlias = Mapping[str, float]
 Estimate: TypeAlias = dict[str, float]
@@ -326,14 +330,14 @@ def bench(
     plans: str,
     llm: LLM | None,
     cache: Path,
-    console: Console,
+    progress: Callable[[str, int, int], None],
     cutoffs: Sequence[int] = (5, 10),
     limit: int | None = None,
     source_field: str | None = None,
     split: str = "test",
     out: Path | None = None,
-) -> None:
-    """Run systems over an evaluation set, print the report, and save it as JSON if requested (options: see ``cli``).
+) -> Group:
+    """Run systems over an evaluation set, save the run as JSON if requested, and return the report (see ``cli``).
 
     Raises:
         InvalidRequestError: The folder or a file of plans can't be read.
@@ -350,13 +354,10 @@ def bench(
         except OSError as error:
             raise ConfigurationError(f"--out: {out.parent} can't be made: {error}") from error
     embed_model = default_embed_model()
-    with _progress(console) as show:
-        corpus = CorpusIndex(
-            dataset, embed_model, cache, source_field=source_field, progress=lambda *n: show("embedding", *n)
-        )
-        with closing(corpus):
-            made = make_systems(systems, corpus, planner, documents=max(cutoffs))
-            run = evaluate(dataset, made, plans=plans, cutoffs=cutoffs, progress=show)
+    embedding = partial(progress, "embedding")
+    with closing(CorpusIndex(dataset, embed_model, cache, source_field=source_field, progress=embedding)) as corpus:
+        made = make_systems(systems, corpus, planner, documents=max(cutoffs))
+        run = evaluate(dataset, made, plans=plans, cutoffs=cutoffs, progress=progress)
     run.settings |= {
         "embed_model": embed_model.model_name,
         "source_field": source_field,
@@ -364,10 +365,9 @@ def bench(
         **{package: version(package) for package in ("llama-index-agentic-kb", "llama-index-core")},
     }
     summary = run.summary()
-    wide = console if console.is_terminal else Console(file=console.file, width=max(console.width, WIDTH))
-    wide.print(render_run(run, summary))
     if out is not None:
         out.write_text(json.dumps(run.to_dict() | {"summary": summary}, ensure_ascii=False) + "\n", encoding="utf-8")
+    return render_run(run, summary)
 
 
 def _planner(plans: str, llm: LLM | None, dataset: Dataset) -> Planning:
@@ -393,14 +393,3 @@ def _planned(name: str, steps: Steps, dataset: Dataset) -> Planning:
         warning = f"{without} questions have no steps in the {name}; they are searched as asked"
         dataset = replace(dataset, warnings=(*dataset.warnings, warning))
     return PlannedLLM(name, steps, dataset.queries), name, dataset
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that shows progress: (task name, completed, total)."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    shown = Console(stderr=True)
-    hidden = not shown.is_terminal or not console.is_terminal
-    with Progress(*columns, console=shown, transient=True, disable=hidden) as bar:
-        task = bar.add_task("embedding", total=None)
-        yield lambda name, done, total: bar.update(task, description=name, completed=done, total=total)

@@ -69,31 +69,18 @@ class Cost:
 
 @dataclass(slots=True)
 class QueryResult:
-    """One system's result for one question; the runner adds the last four fields.
+    """One system's result for one question; the runner adds the last four fields."""
 
-    Args:
-        documents: Ids of the documents found, best first, without duplicates.
-        cost: Cost of the question.
-        plan: The queries that were searched.
-        activity: The activity log as JSON data; empty for the baselines.
-        warnings: Warnings of this library's systems, such as a failed plan or a failed search.
-        error: The error of a failed question. None if it succeeded.
-        query_id: Id of the question.
-        kinds: Kinds of the question.
-        metrics: Metric values by name and k, such as ``R@5``.
-        milliseconds: Elapsed time in milliseconds, with concurrent questions.
-    """
-
-    documents: list[str]
+    documents: list[str]  # ids, best first, without duplicates
     cost: Cost = field(default_factory=Cost)
-    plan: list[str] = field(default_factory=list)
-    activity: list[dict[str, Any]] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    plan: list[str] = field(default_factory=list)  # the queries that were searched
+    activity: list[dict[str, Any]] = field(default_factory=list)  # records as JSON data; empty for the baselines
+    warnings: list[str] = field(default_factory=list)  # of this library's systems: a failed plan, a failed search
     error: str | None = None
     query_id: str = ""
     kinds: list[str] = field(default_factory=list)
-    metrics: dict[str, float] = field(default_factory=dict)
-    milliseconds: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)  # by name and k, such as ``R@5``
+    milliseconds: float = 0.0  # with concurrent questions
 
 
 Ask: TypeAlias = Callable[[EvaluationQuery], Awaitable[QueryResult]]

@@ -40,19 +40,12 @@ _UNKNOWN_PER_MINUTE: Final = 600
 
 @dataclass(frozen=True, slots=True)
 class VerifiedToken:
-    """What a verified bearer token says.
+    """What a verified bearer token says."""
 
-    Args:
-        subject: A name of its holder for rates and logs.
-        principal: The holder's identity for permissions. None if the token names no user, tenant or group.
-        is_admin: Whether the holder may change definitions.
-        may_query: Whether the holder may ask.
-    """
-
-    subject: str
-    principal: Principal | None
-    is_admin: bool = False
-    may_query: bool = True
+    subject: str  # a name of its holder for rates and logs
+    principal: Principal | None  # holder's identity for permissions; None if the token names no user, tenant or group
+    is_admin: bool = False  # whether the holder may change definitions
+    may_query: bool = True  # whether the holder may ask
 
 
 class TokenVerifier(Protocol):

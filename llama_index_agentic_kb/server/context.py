@@ -13,20 +13,12 @@ from llama_index_agentic_kb.server.service import KnowledgeService
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """The parts of a server that its routes use.
-
-    Args:
-        service: The knowledge bases.
-        access: Authentication and rates.
-        queue: The places of questions.
-        max_body_bytes: The maximum size of a question's body.
-        metrics: The server's metrics.
-    """
+    """The parts of a server that its routes use."""
 
     service: KnowledgeService
     access: Access
     queue: FairQueue
-    max_body_bytes: int
+    max_body_bytes: int  # of a question
     metrics: Metrics = field(default_factory=Metrics)
 
     def count(self, response: RetrievalResponse) -> None:

@@ -65,23 +65,14 @@ _STREAM_TYPE: Final = "application/json; charset=UTF-8"
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One authenticated request.
-
-    Args:
-        request: The HTTP request.
-        name: The resource name in its path, without the method after the colon.
-        context: The server.
-        principal: On whose behalf it runs.
-        tenant: Whose share it uses.
-        as_int: Whether the client wants enums as numbers.
-    """
+    """One authenticated request."""
 
     request: Request
-    name: str
+    name: str  # resource name in its path, without the method after the colon
     context: ServerContext
-    principal: Principal | None
-    tenant: str
-    as_int: bool
+    principal: Principal | None  # on whose behalf it runs
+    tenant: str  # whose share it uses
+    as_int: bool  # whether the client wants enums as numbers
 
     @property
     def owner(self) -> str:

@@ -48,17 +48,11 @@ class Bucket:
 
 @dataclass(slots=True)
 class Rates:
-    """The rate of each caller or tenant on this server.
+    """The rate of each caller or tenant on this server."""
 
-    Args:
-        per_minute: The number of requests that each may make in a minute. None means no limit.
-        who: What each is, for messages.
-        what: What is counted, for messages.
-    """
-
-    per_minute: int | None
-    who: str = "caller"
-    what: str = "requests"
+    per_minute: int | None  # number of requests that each may make in a minute; None means no limit
+    who: str = "caller"  # what each is, for messages
+    what: str = "requests"  # what is counted, for messages
     _buckets: dict[str, Bucket] = field(default_factory=dict)
 
     def count(self, name: str) -> None:
@@ -80,19 +74,12 @@ def tenant_of(caller: str, principal: Principal | None) -> str:
 
 @dataclass(frozen=True)
 class Quotas:
-    """The limits of questions, which cost more than other requests.
+    """The limits of questions, which cost more than other requests."""
 
-    Args:
-        running: The maximum number of questions that are answered at the same time; further ones wait.
-        tenant_running: How many of them may be one tenant's. None means all.
-        tenant_per_minute: The number of questions that each tenant may ask in a minute. None means no limit.
-        weights: By tenant: its share beside that of others, whose weight is 1.
-    """
-
-    running: int = 200
-    tenant_running: int | None = None
-    tenant_per_minute: int | None = None
-    weights: Mapping[str, float] = field(default_factory=dict)
+    running: int = 200  # questions that are answered at the same time; further ones wait
+    tenant_running: int | None = None  # how many of them may be one tenant's; None means all
+    tenant_per_minute: int | None = None  # questions of each tenant in a minute; None means no limit
+    weights: Mapping[str, float] = field(default_factory=dict)  # by tenant, beside others, whose weight is 1
 
 
 @dataclass(slots=True)

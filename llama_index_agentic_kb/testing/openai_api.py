@@ -83,29 +83,20 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer of the model.
+    """One answer of the model; times are in seconds.
 
-    Args:
-        content: Text of the answer; None is sent as JSON null.
-        tool_calls: Pairs of a tool's name and its arguments: an object, or a str that is sent unchanged.
-        finish_reason: The finish reason; "stop" becomes "tool_calls" if there are tool calls.
-        refusal: Text of a refusal. None if the model does not refuse.
-        latency: Seconds before the first byte.
-        chunk_delay: Seconds before each further piece of a stream.
-        chunk_size: Characters in each piece of a stream, at least 1.
-        usage: Reported and billed usage. Defaults to the counted tokens of messages and answer.
-        report_usage: Whether the answer contains the usage, which some gateways omit; it is billed in any case.
+    ``tool_calls`` are pairs of a tool's name and its arguments: an object, or a str that is sent unchanged.
     """
 
     content: str | None = None
     tool_calls: Sequence[tuple[str, Mapping[str, Any] | str]] = ()
-    finish_reason: str = "stop"
+    finish_reason: str = "stop"  # becomes "tool_calls" if there are tool calls
     refusal: str | None = None
-    latency: float = 0.0
-    chunk_delay: float = 0.0
-    chunk_size: int = 16
-    usage: Usage | None = None
-    report_usage: bool = True
+    latency: float = 0.0  # before the first byte
+    chunk_delay: float = 0.0  # before each further piece of a stream
+    chunk_size: int = 16  # characters in each piece of a stream, at least 1
+    usage: Usage | None = None  # reported and billed; defaults to the counted tokens of messages and answer
+    report_usage: bool = True  # some gateways omit it; it is billed in any case
 
     @property
     def calls(self) -> list[tuple[str, str]]:

@@ -38,19 +38,12 @@ _Fields = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """The names of one API version.
+    """The names of one API version."""
 
-    Args:
-        fields: The fields of a request.
-        params: By field of a source's parameters, the name in ``schema.SourceParams``.
-        kinds: The kinds of sources. None if any is accepted.
-        source_list: The field that holds the sources' parameters.
-    """
-
-    fields: tuple[str, ...]
-    params: Mapping[str, str]
-    kinds: tuple[str, ...] | None = None
-    source_list: str = "knowledgeSourceParams"
+    fields: tuple[str, ...]  # of a request
+    params: Mapping[str, str]  # by field of a source's parameters, the name in ``schema.SourceParams``
+    kinds: tuple[str, ...] | None = None  # kinds of sources; None if any is accepted
+    source_list: str = "knowledgeSourceParams"  # field that holds the sources' parameters
 
 
 _OF_KINDS: Final = ("filterAddOn", "filterExpressionAddOn", "language", "market", "count", "freshness")

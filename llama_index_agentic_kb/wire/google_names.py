@@ -23,20 +23,12 @@ _SESSION: Final = rf"/sessions/(?P<session>{_SEGMENT})"
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """A data store or an engine; ``str`` of it is the resource name.
+    """A data store or an engine; ``str`` of it is the resource name."""
 
-    Args:
-        project: The project id or number.
-        location: The location, such as "global".
-        id: The id of the data store or engine.
-        collection: The collection's id. Defaults to none, which only a data store permits.
-        engine: Whether the resource is an engine.
-    """
-
-    project: str
-    location: str
+    project: str  # its id or number
+    location: str  # such as "global"
     id: str
-    collection: str | None = None
+    collection: str | None = None  # an engine needs one
     engine: bool = False
 
     def __str__(self) -> str:

@@ -33,7 +33,7 @@ from llama_index_agentic_kb.evaluation import (
     read_dataset,
     recorded_plans,
 )
-from llama_index_agentic_kb.evaluation.plans import Steps
+from llama_index_agentic_kb.evaluation.dataset import Steps
 
 
 class _NotingLLM(PlannedLLM):
