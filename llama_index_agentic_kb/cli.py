@@ -444,9 +444,8 @@ def plan_capacity(
 def serve(config: ConfigArgument) -> None:
     """Serve knowledge bases over HTTP: Azure's and Google's APIs, and MCP. Needs the extra [server]."""
     with _extra("server"):
-        from llama_index_agentic_kb.server.configuration import Configuration  # noqa: PLC0415 (the extra)
-        from llama_index_agentic_kb.server.running import serve as run_server  # noqa: PLC0415 (same)
-    run_server(Configuration.load(config))
+        from llama_index_agentic_kb.server import configuration  # noqa: PLC0415 (the extra)
+    configuration.serve(configuration.Configuration.load(config))
 
 
 @app.command()
@@ -458,7 +457,7 @@ def keys(
 ) -> None:
     """List, create or revoke a server's API keys. A running server follows within a second."""
     with _extra("server"):
-        from llama_index_agentic_kb.server.keys import manage_keys  # noqa: PLC0415 (the extra)
+        from llama_index_agentic_kb.server.configuration import manage_keys  # noqa: PLC0415 (the extra)
     for line in manage_keys(config, new=new, name=name, revoke=revoke):
         typer.echo(line)
 

@@ -17,16 +17,13 @@ from starlette.types import ASGIApp
 from llama_index_agentic_kb._text import printable
 from llama_index_agentic_kb.errors import AgenticKBError, InvalidRequestError
 from llama_index_agentic_kb.server.access import Access, TokenVerifier
-from llama_index_agentic_kb.server.azure import retrieval_routes
+from llama_index_agentic_kb.server.azure import definition_routes, retrieval_routes
 from llama_index_agentic_kb.server.catalog import ApiKey
-from llama_index_agentic_kb.server.context import ServerContext
-from llama_index_agentic_kb.server.definition_routes import definition_routes
 from llama_index_agentic_kb.server.google import PREFIX, google_error, google_routes
-from llama_index_agentic_kb.server.http import Gateway, error_response
+from llama_index_agentic_kb.server.http import Gateway, ServerContext, error_response
 from llama_index_agentic_kb.server.mcp_tool import McpRoutes
 from llama_index_agentic_kb.server.openapi import describe_routes
-from llama_index_agentic_kb.server.page import page_routes
-from llama_index_agentic_kb.server.passages import passage_routes
+from llama_index_agentic_kb.server.page import page_routes, passage_routes
 from llama_index_agentic_kb.server.quotas import FairQueue, Quotas, Rates
 from llama_index_agentic_kb.server.service import KnowledgeService
 

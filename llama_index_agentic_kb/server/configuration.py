@@ -1,4 +1,4 @@
-"""The configuration file of ``agentic-kb serve``, and the service made from it.
+"""The configuration file of ``agentic-kb serve``, the service made from it, its running, and its API keys.
 
     stores: [./store]                 # folders made by agentic-kb ingest; each of their sources is an index
     models:
@@ -15,12 +15,18 @@ Secrets stand in environment variables: ``env:NAME`` is replaced by the variable
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
+import uvicorn
+import yaml
 from llama_index.core.llms import LLM
 from pydantic import BeforeValidator, Field
 
@@ -28,27 +34,58 @@ from llama_index_agentic_kb._text import know_secrets
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.schema._model import Model
-from llama_index_agentic_kb.server.app import MAX_BODY_BYTES, MAX_RUNNING, REQUESTS_PER_MINUTE
-from llama_index_agentic_kb.server.catalog import ApiKey, Role, hash_of
+from llama_index_agentic_kb.server.access import JwksVerifier
+from llama_index_agentic_kb.server.app import MAX_BODY_BYTES, MAX_RUNNING, REQUESTS_PER_MINUTE, create_app
+from llama_index_agentic_kb.server.catalog import ApiKey, Catalog, Role, hash_of
 from llama_index_agentic_kb.server.definitions import KnowledgeBaseDefinition, SourceDefinition
-from llama_index_agentic_kb.server.keys import DEFAULT_DATABASE, ENVIRONMENT, located, read_file, resolved
+from llama_index_agentic_kb.server.http import JsonFormatter
 from llama_index_agentic_kb.server.quotas import Quotas
 from llama_index_agentic_kb.server.service import Index, KnowledgeService
 from llama_index_agentic_kb.sources import KnowledgeSource
 
+DEFAULT_DATABASE: Final = "agentic-kb-server.db"
+ENVIRONMENT: Final = "env:"
+MAX_STOPPING_SECONDS: Final = 120
+"""The maximum seconds that running answers get to finish when the server stops."""
 MIN_KEY: Final = 16
 """The minimum length of an API key: shorter ones can be guessed."""
+
+
+def _read_file(path: Path) -> Mapping[str, Any]:
+    """Return the data of a configuration file; raise ``ConfigurationError`` if it is no YAML mapping."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+    if not isinstance(data, Mapping):
+        raise ConfigurationError(f"{path}: a mapping is expected, such as stores: [...]")
+    return data
+
+
+def _resolved(value: object) -> object:
+    """Return a setting; ``env:NAME`` is replaced by the environment variable, which must be set."""
+    if not isinstance(value, str) or not value.startswith(ENVIRONMENT):
+        return value
+    name = value.removeprefix(ENVIRONMENT)
+    if not os.environ.get(name):
+        raise ConfigurationError(f"the environment variable {name} is not set")
+    return os.environ[name]
+
+
+def _located(path: Path, database: str) -> str:
+    """Return a database's URL, or its path, which is relative to the folder of the configuration file."""
+    return database if "://" in database else str(path.absolute().parent / database)
 
 
 def _secret(value: object) -> object:
     if isinstance(value, str) and not value.startswith(ENVIRONMENT):
         raise ValueError("a secret does not stand in the file: write env:NAME, and set the variable NAME")
-    secret = resolved(value)
+    secret = _resolved(value)
     know_secrets([str(secret)])
     return secret
 
 
-Setting: TypeAlias = Annotated[str, BeforeValidator(resolved)]
+Setting: TypeAlias = Annotated[str, BeforeValidator(_resolved)]
 Secret: TypeAlias = Annotated[str, BeforeValidator(_secret)]
 
 
@@ -127,12 +164,12 @@ class Configuration(Model):
             ConfigurationError: The file can't be read, or is not valid; the message names the field.
         """
         try:
-            loaded = cls.parse(read_file(path))
+            loaded = cls.parse(_read_file(path))
         except InvalidRequestError as error:
             raise ConfigurationError(f"{path}: {error}") from error
         for store in loaded.stores:
-            store.path = located(path, store.path)
-        loaded.database = located(path, loaded.database)
+            store.path = _located(path, store.path)
+        loaded.database = _located(path, loaded.database)
         return loaded
 
     def service(self) -> KnowledgeService:
@@ -203,3 +240,112 @@ def _indexes_of(settings: StoreSettings) -> Iterator[tuple[str, Index]]:
                 permissions=permissions,
             ),
         )
+
+
+# -- running -----------------------------------------------------------------------------------------------------------
+
+
+def serve(configuration: Configuration) -> None:
+    """Serve until the process gets SIGTERM or SIGINT; running answers are finished first."""
+    service, keys = configuration.service(), configuration.api_keys()
+    tokens = configuration.tokens
+    if not keys and tokens is None:
+        announce_first_key(service)
+    if configuration.traces:
+        _register_traces()
+    limits = configuration.limits
+    app = create_app(
+        service,
+        keys=keys,
+        verifier=None if tokens is None else JwksVerifier(**tokens.model_dump(by_alias=False)),
+        requests_per_minute=limits.requests_per_minute,
+        max_running=limits.running_requests,
+        quotas=Quotas(
+            running=limits.running_questions,
+            tenant_running=limits.tenant_running_questions,
+            tenant_per_minute=limits.tenant_questions_per_minute,
+            weights=limits.tenant_weights,
+        ),
+        max_body_bytes=limits.body_bytes,
+        cors_origins=configuration.cors_origins,
+    )
+    with _json_logs():
+        uvicorn.run(
+            app,
+            host=configuration.host,
+            port=configuration.port,
+            access_log=False,  # the server writes its own
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=MAX_STOPPING_SECONDS,
+            ws="none",
+        )
+
+
+def _register_traces() -> None:
+    """Send LlamaIndex's spans and events to the OpenTelemetry collector of the standard environment variables."""
+    try:
+        from llama_index.observability.otel import LlamaIndexOpenTelemetry  # noqa: PLC0415 (only if traces are on)
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 (same)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError("traces: pip install llama-index-observability-otel") from error
+    LlamaIndexOpenTelemetry(service_name_or_resource="agentic-kb", span_exporter=OTLPSpanExporter()).start_registering()
+
+
+def announce_first_key(service: KnowledgeService) -> None:
+    """Create an admin key and print it, if the catalog has none: nobody could use the server otherwise."""
+
+    async def made() -> str | None:
+        if (await service.catalog.snapshot()).keys:
+            return None
+        return (await service.catalog.add_key("admin", "first"))[1]
+
+    key = asyncio.run(made())
+    if key is not None:
+        sys.stderr.write(f"admin key (shown once, stored as a hash): {key}\n")
+
+
+@contextmanager
+def _json_logs() -> Iterator[None]:
+    """Write logs as lines of JSON to stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+
+
+# -- keys: of the file only the database is read -------------------------------------------------------------------
+
+
+def manage_keys(path: Path, *, new: str | None, name: str, revoke: str | None) -> list[str]:
+    """Create or revoke an API key, and return the lines to print: the new key, or the list of keys.
+
+    Raises:
+        ConfigurationError: The role is not known.
+        NotFoundError: There is no key to revoke.
+    """
+    database = _resolved(_read_file(path).get("database", DEFAULT_DATABASE))
+    catalog = Catalog(_located(path, str(database)))
+
+    async def managed() -> list[str]:
+        if new is not None:
+            roles: dict[str, Role] = {"admin": "admin", "query": "query"}
+            if new not in roles:
+                raise ConfigurationError(f"--new: {new!r} is no role; it is admin or query")
+            made, secret = await catalog.add_key(roles[new], name)
+            return [f"id {made.id}", f"key {secret}"]
+        if revoke is not None:
+            await catalog.remove_key(revoke)
+        keys = (await catalog.snapshot()).keys.values()
+        return [f"{key.id} {key.role} {key.created_at:%Y-%m-%d} {key.name}" for key in keys]
+
+    try:
+        return asyncio.run(managed())
+    finally:
+        catalog.close()

@@ -22,9 +22,8 @@ from llama_index_agentic_kb.grounding.ranking import arank
 from llama_index_agentic_kb.knowledge_base import KnowledgeBase
 from llama_index_agentic_kb.schema import Principal
 from llama_index_agentic_kb.schema.answer_query import AnswerPiece, AnswerQuery
-from llama_index_agentic_kb.server.context import ServerContext
 from llama_index_agentic_kb.server.errors import RequestError
-from llama_index_agentic_kb.server.http import GONE, logger, read_body, unless_gone
+from llama_index_agentic_kb.server.http import GONE, ServerContext, logger, read_body, unless_gone
 from llama_index_agentic_kb.server.quotas import tenant_of
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.wire.google_answer import (

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
@@ -22,13 +23,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llama_index_agentic_kb.account.logs import logger as package_logger
-from llama_index_agentic_kb.server.errors import (
-    OverloadedError,
-    RequestError,
-    TooLargeError,
-    error_body,
-    status_of,
-)
+from llama_index_agentic_kb.schema import RetrievalResponse
+from llama_index_agentic_kb.server.access import Access
+from llama_index_agentic_kb.server.errors import OverloadedError, RequestError, TooLargeError, error_body, status_of
+from llama_index_agentic_kb.server.quotas import FairQueue
+from llama_index_agentic_kb.server.service import KnowledgeService
 
 T = TypeVar("T")
 logger: Final = logging.getLogger("llama_index_agentic_kb.server")
@@ -78,6 +77,25 @@ class Metrics:
         self.failed_searches = Counter(
             "agentic_kb_missing_parts", "Parts that responses lack.", ("outcome",), registry=self.registry
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """The parts of a server that its routes use."""
+
+    service: KnowledgeService
+    access: Access
+    queue: FairQueue
+    max_body_bytes: int  # of a question
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def count(self, response: RetrievalResponse) -> None:
+        """Add a response's tokens and missing parts to the metrics."""
+        for record in response.activity or ():
+            for direction in ("input", "output"):
+                self.metrics.tokens.labels(direction).inc(getattr(record, f"{direction}_tokens", None) or 0)
+        for part in response.missing:
+            self.metrics.failed_searches.labels(part.outcome.value).inc()
 
 
 class Gateway:

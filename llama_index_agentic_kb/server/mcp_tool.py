@@ -27,9 +27,8 @@ from starlette.types import Receive, Scope, Send
 from llama_index_agentic_kb.errors import AgenticKBError, InvalidRequestError
 from llama_index_agentic_kb.knowledge_base import KnowledgeBase
 from llama_index_agentic_kb.schema import Principal, RetrievalRequest, RetrievalResponse
-from llama_index_agentic_kb.server.context import ServerContext
 from llama_index_agentic_kb.server.errors import error_body
-from llama_index_agentic_kb.server.http import logger, request_id
+from llama_index_agentic_kb.server.http import ServerContext, logger, request_id
 from llama_index_agentic_kb.server.quotas import tenant_of
 from llama_index_agentic_kb.server.service import ServedBase
 

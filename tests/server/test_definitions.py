@@ -12,10 +12,8 @@ import httpx
 import pytest
 
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, InvalidRequestError
-from llama_index_agentic_kb.server.configuration import Configuration
+from llama_index_agentic_kb.server.configuration import Configuration, announce_first_key, manage_keys
 from llama_index_agentic_kb.server.definitions import SourceDefinition
-from llama_index_agentic_kb.server.keys import manage_keys
-from llama_index_agentic_kb.server.running import announce_first_key
 from llama_index_agentic_kb.server.service import KnowledgeService
 from llama_index_agentic_kb.testing import LoopbackOpenAI
 from tests.server.serving import ADMIN, indexes, served, space_service

@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as messages
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as service
 from opentelemetry.util._once import Once
 
-from llama_index_agentic_kb.server.running import _register_traces
+from llama_index_agentic_kb.server.configuration import _register_traces
 
 REQUEST_ID = "agentic_kb.request_id"
 

@@ -18,7 +18,7 @@ from llama_index.core.vector_stores.types import VectorStoreQuery
 from llama_index_agentic_kb import Facet, KnowledgeBase, KnowledgeSource, Permissions, Principal
 from llama_index_agentic_kb.errors import DeniedError, NotFoundError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, matches
-from llama_index_agentic_kb.server.passages import find_passage
+from llama_index_agentic_kb.server.page import find_passage
 from llama_index_agentic_kb.sources.stores import store_refusal
 from tests.filter_trees import trees
 from tests.leaks.world import SHARED_KINDS
