@@ -57,6 +57,7 @@ from llama_index_agentic_kb.tools import PassageTool, ToolQueryEngine
 if TYPE_CHECKING:  # they import the answer checks and SQLAlchemy
     from llama_index_agentic_kb.answering.policy import AnswerPolicy
     from llama_index_agentic_kb.schema.answer_query import AnswerPiece, AnswerQuery, AnswerResponse
+    from llama_index_agentic_kb.store import KnowledgeStore
     from llama_index_agentic_kb.store.sessions import SessionStore
 
 dispatcher = get_dispatcher(__name__)
@@ -154,6 +155,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
             "options": options,
         }
         self._own_sources = self._sources = list(sources)
+        self._opened: KnowledgeStore | None = None
         self.retriever = self.as_retriever()
         self.output_mode = by_value(OutputMode, output_mode or default_mode(self.retriever), "output_mode")
         self._engines: dict[OutputMode, AgenticQueryEngine] = {}
@@ -175,6 +177,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
     ) -> Self:
         """Open a store created by ``agentic-kb ingest``: each of its sources becomes a ``KnowledgeSource``.
 
+        ``close``, or the end of a ``with`` block, closes the store.
         Scope indexes made by ``agentic-kb calibrate`` are used for conversations (``RetrieverOptions.scope``).
 
         Args:
@@ -205,7 +208,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         for name, declared in allowed.items():
             if declared is not None:
                 store.check_permissions(name, declared)
-        return cls(
+        made = cls(
             [
                 KnowledgeSource(
                     info.name,
@@ -218,6 +221,21 @@ class KnowledgeBase(NotPickled, MetadataQueries):
             ],
             **kwargs,
         )
+        made._opened = store
+        return made
+
+    def close(self) -> None:
+        """Close the store that ``from_store`` opened: its files, or its connections to PostgreSQL."""
+        if self._opened is not None:
+            self._opened.close()
+
+    def __enter__(self) -> Self:
+        """Return the knowledge base itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the store that ``from_store`` opened."""
+        self.close()
 
     @property
     def llm(self) -> LLM | None:

@@ -215,8 +215,8 @@ class Conversation:
     ) -> list[tuple[Mapping[str, Vector], dict[str, ScopeIndex]]]:
         """Return the query vectors of each embedding model, and the scope indexes of the sources that it searches."""
         groups: dict[int, tuple[Mapping[str, Vector], dict[str, ScopeIndex]]] = {}
-        for name in dict.fromkeys(search.source.name for search in searches):
-            embedded = await fan_out.follow_up_vectors(name)
+        for name, source in {search.source.name: search.source for search in searches}.items():
+            embedded = await fan_out.follow_up_vectors(source)
             if embedded is not None:
                 model, vectors = embedded
                 index = self._indexes.get(name)

@@ -473,10 +473,15 @@ class FanOut:
     async def _vectors(self, model: BaseEmbedding, texts: Iterable[str], deadline: float | None) -> dict[str, Vector]:
         return {text: await self._embeddings.get(model, text, deadline=deadline) for text in texts}
 
-    async def follow_up_vectors(self, source: str) -> tuple[BaseEmbedding, dict[str, Vector]] | None:
-        """Return a source's embedding model and the vectors of the conversation's texts; None if it has none."""
-        prepared = self._prepared.get((source, ""))
-        model = prepared.traits.embed_model if isinstance(prepared, PreparedSource) else None
+    async def follow_up_vectors(self, source: KnowledgeSource) -> tuple[BaseEmbedding, dict[str, Vector]] | None:
+        """Return a source's embedding model and the vectors of the conversation's texts; None if it has none.
+
+        Of a collection in shards it is the model of the first shard that has one.
+        """
+        shards = source.shards if isinstance(source, ShardedSource) else (source,)
+        prepared = (self._prepared.get((shard.name, "")) for shard in shards)
+        models = (one.traits.embed_model for one in prepared if isinstance(one, PreparedSource))
+        model = next(filter(None, models), None)
         if model is None or self.follow_up is None:
             return None
         try:

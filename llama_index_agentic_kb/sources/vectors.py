@@ -1,7 +1,7 @@
 """Readers of the vectors of a source's chunks, from which a scope index is made (``search.prototypes``).
 
-Vectors can be read from a knowledge store, from Chroma, and from LlamaIndex's in-memory store. Of any other source
-there is no scope index, and its results are never left out.
+Vectors can be read from a knowledge store, from Chroma, from LlamaIndex's in-memory store, and from shards that are
+all of these. Of any other source there is no scope index, and its results are never left out.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ _PAGE: Final = 2_000
 
 def vector_reader(source: KnowledgeSource) -> VectorReader | None:
     """Return the reader of a source's vectors; None if they can't be read."""
+    shards: Sequence[KnowledgeSource] = getattr(source, "shards", ())
+    if shards:
+        readers = [reader for shard in shards if (reader := vector_reader(shard)) is not None]
+        return _JoinedReader(readers) if len(readers) == len(shards) else None
     index = source.index
     if not isinstance(index, VectorStoreIndex):
         return None
@@ -38,9 +42,12 @@ def vector_reader(source: KnowledgeSource) -> VectorReader | None:
 
 
 def embed_model_of(source: KnowledgeSource) -> BaseEmbedding | None:
-    """Return the embedding model of a source's index; None if it has none."""
-    model = getattr(source.index, "_embed_model", None)
-    return model if isinstance(model, BaseEmbedding) else None
+    """Return the embedding model of a source's index; None if it has none, or if its shards have different ones."""
+    models = [getattr(part.index, "_embed_model", None) for part in getattr(source, "shards", (source,))]
+    known = [model for model in models if isinstance(model, BaseEmbedding)]
+    if len(known) < len(models) or (len(known) > 1 and len({model_name_of(model) for model in known}) > 1):
+        return None
+    return known[0]
 
 
 def model_name_of(model: BaseEmbedding) -> str:
@@ -65,6 +72,22 @@ def scope_indexes(
             is_same = old is not None and old.model == name
             made[source.name] = old.updated(reader) if old is not None and is_same else ScopeIndex.build(reader, name)
     return made
+
+
+@dataclass(frozen=True)
+class _JoinedReader:
+    """Reads the shards of a collection; a document is whole in one of them."""
+
+    readers: Sequence[VectorReader]
+
+    def version(self) -> str:
+        return " ".join(reader.version() for reader in self.readers)
+
+    def chunks(self) -> dict[str, Sequence[str]]:
+        return {document: chunks for reader in self.readers for document, chunks in reader.chunks().items()}
+
+    def vectors(self, chunks: Sequence[str]) -> dict[str, Sequence[float] | Floats]:
+        return {chunk: vector for reader in self.readers for chunk, vector in reader.vectors(chunks).items()}
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ MULTILINGUAL = "intfloat/multilingual-e5-small"
 KNOWN_EMBED_MODELS = frozenset({DEFAULT_EMBED_MODEL, MULTILINGUAL})
 """The models that a store's record may name to be loaded; others have to be named by the caller."""
 
-# Texts per forward pass: on a CPU, larger batches only add padding.
-_EMBED_BATCH_SIZE = 32
+_EMBED_BATCH_SIZE = 8
+"""Texts per forward pass: on a CPU, larger batches only add padding."""
 _SAME_WEIGHTS = 0.99
 """The minimum cosine similarity of two models' vectors for one text; different weights give less than half of it."""
 _LOAD_LOCK = threading.Lock()

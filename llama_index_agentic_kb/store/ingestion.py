@@ -314,9 +314,8 @@ class Ingestion:
             texts = {chunk.embedding_hash: chunk for chunk in batch}
             vectors = self.store.documents.vectors_by_embedding(source, texts)
             new = [chunk for key, chunk in texts.items() if key not in vectors]
-            embedded = _embed(self.store, new)
+            vectors |= _embedded(self.store, new)
             self.chunks_embedded += len(new)
-            vectors |= {chunk.embedding_hash: vector for chunk, vector in zip(new, embedded, strict=True)}
             yield from ((chunk, vectors[chunk.embedding_hash]) for chunk in batch)
 
     def _remove(self, path: str) -> None:
@@ -352,12 +351,14 @@ def _within(seconds: float, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
     raise UnreadableError(f"can't be read and cut within {seconds:g} s")
 
 
-def _embed(store: KnowledgeStore, chunks: Sequence[Chunk]) -> list[Floats]:
-    """Return the vectors of chunks; raise ``IngestionError`` if the model fails or returns anything else."""
+def _embedded(store: KnowledgeStore, chunks: Sequence[Chunk]) -> dict[str, Floats]:
+    """Return the vectors of chunks by their texts' hashes; raise ``IngestionError`` if the model returns others."""
     from llama_index.core.schema import MetadataMode  # noqa: PLC0415 (takes seconds)
 
     from llama_index_agentic_kb.store.chunking import chunk_to_node  # noqa: PLC0415 (loads LlamaIndex)
 
+    # The longest last: a local model pads all texts of one pass to the longest of them.
+    chunks = sorted(chunks, key=lambda chunk: len(chunk.text))
     texts = [chunk_to_node(chunk).get_content(metadata_mode=MetadataMode.EMBED) for chunk in chunks]
     try:
         vectors = [np.asarray(vector, np.float32) for vector in store.embed_model.get_text_embedding_batch(texts)]
@@ -375,7 +376,7 @@ def _embed(store: KnowledgeStore, chunks: Sequence[Chunk]) -> list[Floats]:
         raise IngestionError(
             f"The embedding model returned a vector that is not {dimension} finite numbers, as the store's are."
         )
-    return vectors
+    return {chunk.embedding_hash: vector for chunk, vector in zip(chunks, vectors, strict=True)}
 
 
 def _is_gone(known: StoredDocument, group: SourceFiles, *, shared: bool) -> bool:

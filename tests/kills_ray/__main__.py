@@ -9,34 +9,49 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
+import json
 import random
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # has no types
 
-from llama_index_agentic_kb.store import KnowledgeStore, ingest
+from llama_index_agentic_kb import default_embed_model
+from llama_index_agentic_kb.store import KnowledgeStore
+from llama_index_agentic_kb.store.access import Access
+from llama_index_agentic_kb.store.chunking import Chunker
+from llama_index_agentic_kb.store.files import FoundFile
+from llama_index_agentic_kb.store.ingestion import DEFAULT_CHUNK_OVERLAP, DEFAULT_CHUNK_SIZE
 from llama_index_agentic_kb.store.ray_ingestion import ingest_on_ray
+from llama_index_agentic_kb.store.reading import FileReader
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.kills_sessions.postgres import PostgresServer
 
 ACTOR = "ray::_Worker"
 
 
-def write_documents(folder: Path, count: int) -> None:
-    """Write documents of three chunks each."""
+def write_documents(folder: Path, count: int, corpora: Sequence[Path] = ()) -> None:
+    """Write the texts of corpora in BEIR form as documents, or else generated ones of three chunks each."""
+    lines = itertools.chain.from_iterable(corpus.read_text().splitlines() for corpus in corpora)
+    texts = (f"# {row['title']}\n\n{row['text']}\n" for row in map(json.loads, lines) if row["text"].strip())
     for number in range(count):
         words = " ".join(f"word{(number + at) % 997}" for at in range(600))
-        (folder / f"{number}.md").write_text(f"# Document {number}\n\n{words}\n")
+        text = next(texts) if corpora else f"# Document {number}\n\n{words}\n"
+        (folder / f"{number}.md").write_text(text)
 
 
-def drive(folder: str, url: str) -> None:
+def drive(folder: str, url: str, *, embeds: bool) -> None:
     """Ingest; what a driver's process does."""
-    report = ingest_on_ray([folder], url, embed_model=HashEmbedding(latency=0.2), cpus=0.5)
+    if embeds:
+        report = ingest_on_ray([folder], url)
+    else:
+        report = ingest_on_ray([folder], url, embed_model=HashEmbedding(latency=0.2), cpus=0.5)
     print(len(report.added), len(report.unchanged), report.failed, flush=True)
     sys.exit(bool(report.failed))
 
@@ -50,11 +65,12 @@ def actors(driver: int) -> list[psutil.Process]:
 
 
 class Series:
-    """Kills, one after another."""
+    """Kills, one after another, with a pause of ``pause`` seconds in the mean."""
 
-    def __init__(self, folder: Path, server: PostgresServer, seed: int) -> None:
-        self._command = [sys.executable, "-m", "tests.kills_ray", "--drive", str(folder), server.url]
+    def __init__(self, drive: list[str], server: PostgresServer, pause: float, seed: int) -> None:
+        self._command = [sys.executable, "-m", "tests.kills_ray", *drive]
         self._server = server
+        self._pause = pause
         self._chance = random.Random(seed)
         self.killed: Counter[str] = Counter()
         self.drivers = 0
@@ -72,7 +88,7 @@ class Series:
         while driver.poll() is None and not actors(driver.pid):
             time.sleep(0.2)
         while driver.poll() is None and self.killed.total() < kills:
-            time.sleep(self._chance.uniform(0.5, 3))
+            time.sleep(self._chance.uniform(0.3, 1.7) * self._pause)
             running = actors(driver.pid)
             if driver.poll() is not None or not running:
                 continue
@@ -93,14 +109,18 @@ class Series:
                 self._server.start()
 
 
-def compare(folder: Path, url: str) -> tuple[int, int]:
-    """Return how many chunks are lost and how many doubled, beside an undisturbed ingestion into a directory."""
-    with tempfile.TemporaryDirectory() as other:
-        with KnowledgeStore.open(Path(other) / "kb", embed_model=HashEmbedding(), create=True) as expected:
-            ingest(folder, expected)
-            right = Counter(node.node_id for node in expected.nodes(folder.name))
-        with KnowledgeStore.open(url, embed_model=HashEmbedding()) as store:
-            found = Counter(node.node_id for node in store.nodes(folder.name))
+def compare(folder: Path, url: str, *, embeds: bool) -> tuple[int, int]:
+    """Return how many chunks are lost and how many doubled, beside those into which the documents are cut here."""
+    model = default_embed_model() if embeds else HashEmbedding()
+    chunker = Chunker(model, DEFAULT_CHUNK_SIZE, DEFAULT_CHUNK_OVERLAP)
+    right: Counter[str] = Counter()
+    with FileReader() as reader:
+        for path in folder.iterdir():
+            file = FoundFile(path, path.name, str(folder))
+            cut = chunker.chunks(folder.name, file, file.parsed(reader), Access(None, None, trust_urls=False))
+            right.update(chunk.node_id for chunk in cut)
+    with KnowledgeStore.open(url, embed_model=model) as store:
+        found = Counter(node.node_id for node in store.nodes(folder.name))
     print(f"{right.total()} chunks expected, {found.total()} stored", flush=True)
     return (right - found).total(), (found - right).total()
 
@@ -111,20 +131,24 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--documents", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--corpora", type=Path, nargs="*", default=[], help="Files in BEIR form, for real texts.")
+    parser.add_argument("--embed", action="store_true", help="By the default model, not by a stand-in.")
+    parser.add_argument("--pause", type=float, default=1.75, help="The mean time between kills in seconds.")
     parser.add_argument("--drive", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.drive:
-        drive(*arguments.drive)
+    given = parser.parse_args()
+    if given.drive:
+        drive(*given.drive, embeds=given.embed)
     with tempfile.TemporaryDirectory() as root, PostgresServer() as server:
         folder = Path(root) / "docs"
         folder.mkdir()
-        write_documents(folder, arguments.documents)
-        began, series = time.monotonic(), Series(folder, server, arguments.seed)
-        series.run(arguments.kills)
-        lost, doubled = compare(folder, server.url)
+        write_documents(folder, given.documents, given.corpora)
+        driven = ["--drive", str(folder), server.url, *(["--embed"] if given.embed else [])]
+        began, series = time.monotonic(), Series(driven, server, given.pause, given.seed)
+        series.run(given.kills)
+        lost, doubled = compare(folder, server.url, embeds=given.embed)
     print(f"killed: {dict(series.killed)}; {series.drivers} drivers in {time.monotonic() - began:.0f} s")
     print(f"{lost} lost, {doubled} doubled")
-    sys.exit(bool(lost or doubled or series.killed.total() < arguments.kills))
+    sys.exit(bool(lost or doubled or series.killed.total() < given.kills))
 
 
 if __name__ == "__main__":

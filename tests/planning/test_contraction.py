@@ -9,7 +9,14 @@ import pytest
 from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import NodeWithScore, TextNode
 
-from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Resilience, RetrievalResponse, RetrieverOptions
+from llama_index_agentic_kb import (
+    KnowledgeBase,
+    KnowledgeSource,
+    Resilience,
+    RetrievalResponse,
+    RetrieverOptions,
+    ShardedSource,
+)
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.planning import contraction
 from llama_index_agentic_kb.planning.contraction import MIN_SCOPE
@@ -71,6 +78,17 @@ def test_a_follow_up_is_searched_in_its_conversation(documents: VectorStoreIndex
     assert MIN_SCOPE <= turn.scope <= 120
     assert topics_of(response).count(TOPICS[0]) >= 6
     assert topics_of(alone).count(TOPICS[0]) <= 2
+
+
+def test_a_collection_in_shards_is_narrowed_as_one(documents: VectorStoreIndex) -> None:
+    """The scope and the drift are those of one big index."""
+    nodes = list(documents.docstore.docs.values())
+    parts = [VectorStoreIndex(nodes[at::2], embed_model=HashEmbedding()) for at in range(2)]
+    source = ShardedSource("docs", [KnowledgeSource(f"s{at}", index=part) for at, part in enumerate(parts)])
+    options = RetrieverOptions(scope=scope_indexes([source]))
+    kb = KnowledgeBase([source], effort="minimal", output_mode="extractiveData", options=options)
+    (_, turn), (_, whole) = ask(kb, "And detail3?"), ask(base(documents), "And detail3?")
+    assert (turn.reason, turn.scope, turn.drift) == (None, whole.scope, whole.drift)
 
 
 def test_a_message_that_stands_alone_is_searched_as_it_is(documents: VectorStoreIndex) -> None:

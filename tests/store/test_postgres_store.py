@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -85,6 +86,24 @@ def test_it_does_what_a_directory_does(url: str, tmp_path: Path) -> None:
             with pytest.raises(ConfigurationError, match="no source 'docs' any more"):
                 store.vectors("docs").search(query)
     assert seen[0] == seen[1]
+
+
+def test_a_closed_knowledge_base_has_no_connections(rows: KnowledgeStore, postgres: PostgresServer) -> None:
+    """What was opened from a store's address is closed with the block."""
+    with psycopg.connect(postgres.url, autocommit=True) as other:
+
+        def connections() -> int:
+            mine = "SELECT count(*), pg_sleep(0.05) FROM pg_stat_activity WHERE application_name LIKE 'llama-index%'"
+            (count, _), *_ = other.execute(mine).fetchall()
+            return int(count)
+
+        before = connections()
+        with KnowledgeBase.from_store(postgres.url, embed_model=MODEL, effort="minimal") as base:
+            assert base.count("rows", per="chunk") == ROWS
+            assert connections() > before
+        deadline = time.monotonic() + 60
+        while connections() > before:  # the server notices it a little later
+            assert time.monotonic() < deadline
 
 
 def test_commands(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
