@@ -1,31 +1,38 @@
-"""The HTTP application: knowledge bases behind Azure AI Search's API."""
+"""The HTTP application: knowledge bases behind Azure AI Search's API, and the OpenAPI description of its routes."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
+from functools import cache, partial
+from http import HTTPStatus
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from llama_index_agentic_kb._text import printable
 from llama_index_agentic_kb.errors import AgenticKBError, InvalidRequestError
+from llama_index_agentic_kb.schema import RetrievalRequest, RetrievalResponse
 from llama_index_agentic_kb.server.access import Access, TokenVerifier
 from llama_index_agentic_kb.server.azure import definition_routes, retrieval_routes
 from llama_index_agentic_kb.server.catalog import ApiKey
+from llama_index_agentic_kb.server.definitions import KnowledgeBaseDefinition, SourceDefinition
 from llama_index_agentic_kb.server.google import PREFIX, google_error, google_routes
 from llama_index_agentic_kb.server.http import Gateway, ServerContext, error_response
 from llama_index_agentic_kb.server.mcp_tool import McpRoutes
-from llama_index_agentic_kb.server.openapi import describe_routes
 from llama_index_agentic_kb.server.page import page_routes, passage_routes
 from llama_index_agentic_kb.server.quotas import FairQueue, Quotas, Rates
 from llama_index_agentic_kb.server.service import KnowledgeService
+from llama_index_agentic_kb.wire.azure import VERSIONS
 
 MAX_BODY_BYTES: Final = 4_000_000
 MAX_RUNNING: Final = 500
@@ -101,7 +108,7 @@ def _application(context: ServerContext) -> FastAPI:
     ):
         app.include_router(router)
     _add_own_routes(app, context)
-    describe_routes(app)
+    app.openapi = cache(partial(_described, app))  # type: ignore[method-assign]  # FastAPI's documented way
     return app
 
 
@@ -139,3 +146,105 @@ def _add_own_routes(app: FastAPI, context: ServerContext) -> None:
     async def metrics() -> Response:
         """Return the server's metrics in Prometheus' text form."""
         return Response(generate_latest(context.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+# -- the description of the routes that read their bodies themselves ---------------------------------------------------
+
+_NOTE: Final = (
+    "Azure AI Search's agentic retrieval API over knowledge bases. Each path with a name also has the OData form, "
+    "such as /knowledgebases('kb')/retrieve; /agents is an older name of /knowledgebases. Google's Answer API is at "
+    "/v1, and MCP at /knowledgebases/{name}/mcp."
+)
+_REF: Final = "#/components/schemas/{model}"
+_COMMON: Final = ("400", "401", "403", "429", "503")
+
+
+class _Error(BaseModel):
+    code: str
+    message: str
+    target: str = ""
+    details: list[dict[str, Any]] = []
+    innererror: dict[str, str] = {}
+
+
+class ErrorBody(BaseModel):
+    """The body of every error."""
+
+    error: _Error
+
+
+class _Operation(NamedTuple):
+    body: type[BaseModel] | None = None
+    done: tuple[str, ...] = ("200",)
+    refused: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
+
+
+def _of_kind(kind: str, model: type[BaseModel]) -> dict[str, _Operation]:
+    return {
+        f"list_{kind}s": _Operation(parameters=("search", "pageSize", "after")),
+        f"create_{kind}": _Operation(model, ("201",), ("409", "413")),
+        f"put_{kind}": _Operation(model, ("200", "201"), ("409", "412", "413")),
+        f"get_{kind}": _Operation(refused=("404",)),
+        f"delete_{kind}": _Operation(done=("204",), refused=("404", "409", "412")),
+    }
+
+
+_OPERATIONS: Final = {
+    "retrieve": _Operation(RetrievalRequest, ("200", "206"), ("404", "406", "413", "502")),
+    "get_passage": _Operation(refused=("404",)),
+    "get_source_status": _Operation(refused=("404",)),
+    "get_service_statistics": _Operation(),
+    **_of_kind("knowledgeBase", KnowledgeBaseDefinition),
+    **_of_kind("knowledgeSource", SourceDefinition),
+}
+
+
+def _described(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI description of an application."""
+    schema = get_openapi(title=app.title, version=app.version, description=_NOTE, routes=app.routes)
+    sent = (RetrievalRequest, KnowledgeBaseDefinition, SourceDefinition)
+    returned = (RetrievalResponse, ErrorBody)
+    _, models = models_json_schema(
+        [*((one, "validation") for one in sent), *((one, "serialization") for one in returned)], ref_template=_REF
+    )
+    schema["components"] = {
+        "schemas": models["$defs"],
+        "securitySchemes": {
+            "apiKey": {"type": "apiKey", "in": "header", "name": "api-key"},
+            "bearer": {"type": "http", "scheme": "bearer"},
+        },
+    }
+    for path in schema["paths"].values():
+        for operation in path.values():
+            known = _OPERATIONS.get(operation.get("operationId", ""))
+            if known is not None:
+                _complete(operation, known)
+            operation.get("responses", {}).pop("422", None)  # values of parameters are texts: none is refused so
+    return schema
+
+
+def _complete(operation: dict[str, Any], known: _Operation) -> None:
+    """Add parameters, body, responses and security to the description of an operation."""
+    named: dict[str, dict[str, Any]] = {"api-version": {"type": "string", "enum": [*VERSIONS]}}
+    named |= {name: {"type": "string"} for name in known.parameters}
+    operation.setdefault("parameters", []).extend(
+        {"name": name, "in": "query", "required": False, "schema": schema} for name, schema in named.items()
+    )
+    operation["security"] = [{"apiKey": []}, {"bearer": []}]
+    if known.body is not None:
+        operation["requestBody"] = {"required": True, "content": _json_of(known.body)}
+    answers = known.body is RetrievalRequest
+    done = _json_of(RetrievalResponse) if answers else {"application/json": {"schema": {"type": "object"}}}
+    contents = {status: {} if status == "204" else dict(done) for status in known.done}
+    contents |= {status: _json_of(ErrorBody) for status in (*_COMMON, *known.refused)}
+    if answers:
+        contents["200"]["text/event-stream"] = {"schema": {"type": "string"}}
+    operation["responses"] = {
+        status: {"description": HTTPStatus(int(status)).phrase, **({"content": content} if content else {})}
+        for status, content in contents.items()
+    }
+
+
+def _json_of(model: type[BaseModel]) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}

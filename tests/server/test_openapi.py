@@ -17,8 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from llama_index_agentic_kb.server.app import create_app
-from llama_index_agentic_kb.server.openapi import _OPERATIONS
+from llama_index_agentic_kb.server.app import _OPERATIONS, create_app
 from tests.server.serving import ADMIN, space_service
 
 EXAMPLES = int(os.environ.get("SERVER_EXAMPLES", "15"))
