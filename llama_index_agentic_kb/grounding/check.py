@@ -103,7 +103,7 @@ async def acheck_grounding(
 def grounding_ledger(
     query: GroundingQuery, scorer: ScorerLike = None, *, deadline: float | None = None
 ) -> Coroutine[Any, Any, GroundingLedger]:
-    """Check an answer against facts for ``wire.google_checks``; a support's ``reference_id`` is the fact's index."""
+    """Check an answer against facts for ``wire.google_methods``; a support's ``reference_id`` is the fact's index."""
     sources = [
         GroundingSource(fact.text, attributes=fact.attributes, reference_id=str(number), node_id=str(number))
         for number, fact in enumerate(query.facts)

@@ -39,18 +39,9 @@ MAX_BYTES: Final = 1_000_000
 """The maximum size of a definition."""
 MAX_PAGE: Final = 1_000
 _COUNTERS: Final = (
-    "aliasesCount",
-    "documentCount",
-    "indexesCount",
-    "indexersCount",
-    "dataSourcesCount",
-    "storageSize",
-    "synonymMaps",
-    "skillsetCount",
-    "vectorIndexSize",
-    "knowledgeBasesCount",
-    "knowledgeSourcesCount",
-)
+    "aliasesCount documentCount indexesCount indexersCount dataSourcesCount storageSize synonymMaps skillsetCount "
+    "vectorIndexSize knowledgeBasesCount knowledgeSourcesCount"
+).split()
 
 Event = tuple[str, str]
 """The name and the JSON of a server-sent event."""

@@ -35,6 +35,8 @@ Role: TypeAlias = Literal["admin", "query"]
 
 MAX_AGE: Final = 1.0
 """The age in seconds after which a server reads the catalog anew."""
+_SECONDS: Final = 10.0
+"""The time limit of each operation."""
 _MODELS: Final[Mapping[str, type[KnowledgeBaseDefinition | SourceDefinition]]] = {
     "knowledgeBase": KnowledgeBaseDefinition,
     "knowledgeSource": SourceDefinition,
@@ -113,12 +115,10 @@ class Catalog:
 
     Args:
         url: The database of the sessions: a path (SQLite) or a URL; see ``SessionStore``.
-        timeout: The time limit of each operation in seconds.
     """
 
-    def __init__(self, url: str | Path, *, timeout: float = 10.0) -> None:
-        self._timeout = timeout
-        self._database = SqlDatabase(url, SESSIONS, connections=4, timeout=timeout)
+    def __init__(self, url: str | Path) -> None:
+        self._database = SqlDatabase(url, SESSIONS, connections=4, timeout=_SECONDS)
         self._pool = WorkerPool("catalog", 4)
         self._snapshot: Snapshot | None = None
         self._reading = asyncio.Lock()
@@ -222,15 +222,12 @@ class Catalog:
 
         await self._change(f"deleting a {_WORDS[kind]}", work)
 
-    async def add_key(self, role: Role, name: str, key: str | None = None) -> tuple[ApiKey, str]:
-        """Store the hash of an API key, and return its description and the key itself, which is not stored.
+    async def add_key(self, role: Role, name: str) -> tuple[ApiKey, str]:
+        """Make an API key, and return its description and the key itself, of which only the hash is stored.
 
-        Args:
-            role: "admin" may change definitions and keys, "query" may only ask.
-            name: A name for lists and logs.
-            key: The key. Defaults to a new random one.
+        The role "admin" may change definitions and keys, "query" may only ask; the name is for lists and logs.
         """
-        secret = key or secrets.token_urlsafe(32)
+        secret = secrets.token_urlsafe(32)
         made = ApiKey(uuid.uuid4().hex, name, role, datetime.now(UTC))
         values = {"id": made.id, "name": name, "role": role, "created_at": microseconds(made.created_at)}
 
@@ -283,7 +280,7 @@ class Catalog:
         return result
 
     async def _do(self, what: str, work: Callable[[Connection], T], *, write: bool) -> T:
-        until = time.monotonic() + self._timeout
+        until = time.monotonic() + _SECONDS
         transact = partial(self._database.transact, work, write=write, deadline=until, what=what)
         return await Call(sync=transact, deadline=until, pool=self._pool, what=what)
 

@@ -33,11 +33,17 @@ from llama_index_agentic_kb.wire.google_answer import (
     encode_answer_response,
     encode_error,
 )
-from llama_index_agentic_kb.wire.google_checks import (
+from llama_index_agentic_kb.wire.google_methods import (
     decode_check_grounding,
+    decode_create_session,
+    decode_list_sessions,
     decode_rank,
+    decode_update_session,
     encode_check_grounding,
     encode_rank,
+    encode_session,
+    encode_session_page,
+    wants_answer_details,
 )
 from llama_index_agentic_kb.wire.google_names import (
     Parent,
@@ -45,14 +51,6 @@ from llama_index_agentic_kb.wire.google_names import (
     parse_parent,
     parse_serving_config,
     parse_session_name,
-)
-from llama_index_agentic_kb.wire.google_sessions import (
-    decode_create_session,
-    decode_list_sessions,
-    decode_update_session,
-    encode_session,
-    encode_session_page,
-    wants_answer_details,
 )
 
 PREFIX: Final = "/v1/"

@@ -18,7 +18,7 @@ this library adds to the response itself (``statusCode``, ``missing``, ...) are 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -40,28 +40,23 @@ _Fields = dict[str, Any]
 class _Names:
     """The names of one API version."""
 
-    fields: tuple[str, ...]  # of a request
+    fields: Sequence[str]  # of a request
     params: Mapping[str, str]  # by field of a source's parameters, the name in ``schema.SourceParams``
     kinds: tuple[str, ...] | None = None  # kinds of sources; None if any is accepted
     source_list: str = "knowledgeSourceParams"  # field that holds the sources' parameters
 
 
-_OF_KINDS: Final = ("filterAddOn", "filterExpressionAddOn", "language", "market", "count", "freshness")
 _SOURCE: Final = (
-    "knowledgeSourceName",
-    "kind",
-    "includeReferences",
-    "includeReferenceSourceData",
-    "rerankerThreshold",
-    *_OF_KINDS,
-)
+    "knowledgeSourceName kind includeReferences includeReferenceSourceData rerankerThreshold "
+    "filterAddOn filterExpressionAddOn language market count freshness"
+).split()
 _STABLE_KINDS: Final = ("searchIndex", "azureBlob", "indexedOneLake", "web")
 _KINDS: Final = (*_STABLE_KINDS, "indexedSharePoint", "remoteSharePoint")
 _PREVIEW_SOURCE: Final = {name: name for name in (*_SOURCE, "alwaysQuerySource")}
 
 _NAMES: Final[Mapping[str, _Names]] = {
     _INDEXES: _Names(
-        ("messages", "targetIndexParams"),
+        ["messages", "targetIndexParams"],
         {
             "indexName": "knowledgeSourceName",
             "filterAddOn": "filterAddOn",
@@ -73,33 +68,23 @@ _NAMES: Final[Mapping[str, _Names]] = {
         source_list="targetIndexParams",
     ),
     _CONFIGURED: _Names(
-        ("messages", "knowledgeSourceParams", "requestLimits", "outputConfiguration"),
+        ["messages", "knowledgeSourceParams", "requestLimits", "outputConfiguration"],
         {**_PREVIEW_SOURCE, "maxSubQueries": "maxSubQueries"},
         _KINDS,
     ),
     _PREVIEW: _Names(
         (
-            "messages",
-            "intents",
-            "retrievalReasoningEffort",
-            "outputMode",
-            "includeActivity",
-            "maxRuntimeInSeconds",
-            "maxOutputSize",
-            "knowledgeSourceParams",
-        ),
+            "messages intents retrievalReasoningEffort outputMode includeActivity maxRuntimeInSeconds maxOutputSize "
+            "knowledgeSourceParams"
+        ).split(),
         _PREVIEW_SOURCE,
         _KINDS,
     ),
     _STABLE: _Names(
         (
-            "intents",
-            "retrievalReasoningEffort",
-            "includeActivity",
-            "maxRuntimeInSeconds",
-            "maxOutputSizeInTokens",
-            "knowledgeSourceParams",
-        ),
+            "intents retrievalReasoningEffort includeActivity maxRuntimeInSeconds maxOutputSizeInTokens "
+            "knowledgeSourceParams"
+        ).split(),
         {name: name for name in _SOURCE},
         _STABLE_KINDS,
     ),
@@ -177,7 +162,7 @@ def _fields_of(body: object) -> _Fields:
     return {name: value for name, value in data.items() if value is not None}
 
 
-def _check_names(data: Mapping[str, object], names: Mapping[str, str] | tuple[str, ...], at: str, version: str) -> None:
+def _check_names(data: Mapping[str, object], names: Collection[str], at: str, version: str) -> None:
     for name in data:
         if name not in names:
             raise InvalidRequestError(f"{at}{str(name)[:60]}: {version} has no such field; it has {', '.join(names)}")
@@ -239,32 +224,12 @@ def _configured(fields: _Fields) -> _Fields:
 # -- responses --------------------------------------------------------------------------------------------------------
 
 _RECORD: Final = (
-    "type",
-    "id",
-    "knowledgeSourceName",
-    "inputTokens",
-    "outputTokens",
-    "reasoningTokens",
-    "retrievalReasoningEffort",
-    "queryTime",
-    "count",
-    "elapsedMs",
-    "error",
-    "warning",
-)
-_REFERENCE: Final = (
-    "type",
-    "id",
-    "activitySource",
-    "docKey",
-    "blobUrl",
-    "docUrl",
-    "webUrl",
-    "rerankerScore",
-    "sourceData",
-)
-_WEB: Final = ("type", "id", "activitySource", "url", "title", "rerankerScore", "sourceData")
-_OLD_REFERENCE: Final = ("type", "id", "activitySource", "docKey", "rerankerScore", "sourceData")
+    "type id knowledgeSourceName inputTokens outputTokens reasoningTokens retrievalReasoningEffort queryTime count "
+    "elapsedMs error warning"
+).split()
+_REFERENCE: Final = "type id activitySource docKey blobUrl docUrl webUrl rerankerScore sourceData".split()
+_WEB: Final = "type id activitySource url title rerankerScore sourceData".split()
+_OLD_REFERENCE: Final = "type id activitySource docKey rerankerScore sourceData".split()
 _OLD_TYPES: Final = {"modelQueryPlanning": "ModelQueryPlanning", "agenticReasoning": "AzureSearchSemanticRanker"}
 """The types of 2025-05-01-preview, whose searches are all of the type ``AzureSearchQuery``."""
 
@@ -302,5 +267,5 @@ def _old_record(data: Mapping[str, Any]) -> _Fields:
     return made
 
 
-def _only(data: Mapping[str, Any], names: tuple[str, ...]) -> _Fields:
+def _only(data: Mapping[str, Any], names: Sequence[str]) -> _Fields:
     return {name: data[name] for name in names if name in data}

@@ -16,7 +16,7 @@ So an answer that fails while streaming ends with state FAILED, and the array is
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from pydantic import ValidationError
@@ -85,12 +85,8 @@ _STATUS: Final = {
 # -- questions --------------------------------------------------------------------------------------------------------
 
 
-def decode_answer_query(
-    body: object, *, serving_config: str | None = None, list_fields: Collection[str] = ()
-) -> AnswerQuery:
+def decode_answer_query(body: object, *, serving_config: str | None = None) -> AnswerQuery:
     """Parse the request of ``:answer`` or ``:streamAnswer`` (``serving_config`` is the resource name in its path).
-
-    ``list_fields`` are metadata keys whose values are lists; ``field: ANY("a")`` then matches their items.
 
     Raises:
         InvalidRequestError: The request is invalid or needs an unsupported feature; the error names the field.
@@ -124,7 +120,7 @@ def decode_answer_query(
                 for one in sent.end_user_spec.end_user_metadata
                 if one.HasField("chunk_info")
             ],
-            **_search_fields(sent.search_spec, list_fields),
+            **_search_fields(sent.search_spec),
             classify=list(dict.fromkeys(classes)),
             max_rephrase_steps=rephraser.max_rephrase_steps or 1,
             unsupported=_unsupported(sent),
@@ -166,30 +162,29 @@ def _safety_settings(spec: Untyped) -> list[SafetySetting]:
     return settings
 
 
-def _search_fields(spec: Untyped, list_fields: Collection[str]) -> Fields:
+def _search_fields(spec: Untyped) -> Fields:
     if spec.HasField("search_result_list"):
         return {"search_results": [_brought_result(one) for one in spec.search_result_list.search_results]}
     params, at = spec.search_params, "searchSpec.searchParams"
     return {
-        "filters": _filter(params, at, list_fields),
+        "filters": _filter(params, at),
         "result_mode": member(ResultMode, params.search_result_mode),
         "data_stores": [
             DataStoreQuery(
                 data_store=str(parse_parent(one.data_store, f"{at}.dataStoreSpecs.{position}.dataStore")),
                 max_results=one.num_results or None,
-                filters=_filter(one, f"{at}.dataStoreSpecs.{position}", list_fields),
+                filters=_filter(one, f"{at}.dataStoreSpecs.{position}"),
             )
             for position, one in enumerate(params.data_store_specs)
         ],
     }
 
 
-def _filter(spec: Untyped, at: str, list_fields: Collection[str]) -> FilterNode | None:
+def _filter(spec: Untyped, at: str) -> FilterNode | None:
     """Return the parsed filter; the conditions of boosts are only checked for syntax."""
     for position, boost in enumerate(spec.boost_spec.condition_boost_specs):
-        place = f"{at}.boostSpec.conditionBoostSpecs.{position}.condition"
-        parse_filter(boost.condition, place, list_fields=list_fields)
-    return parse_filter(spec.filter, f"{at}.filter", list_fields=list_fields)
+        parse_filter(boost.condition, f"{at}.boostSpec.conditionBoostSpecs.{position}.condition")
+    return parse_filter(spec.filter, f"{at}.filter")
 
 
 def _brought_result(result: Untyped) -> AnswerReference:

@@ -2,7 +2,7 @@ r"""Parser of Google's filter text into filter trees.
 
     category: ANY("persona_A", "it\"s") AND (year: IN(1969, 1972e) OR score >= 0.5) AND NOT date < "2024-01-31"
 
-* ``field: ANY("a", "b")``: the field equals one of the texts or, if it is a list (``list_fields``), has an item
+* ``field: ANY("a", "b")``: the field equals one of the texts or, if it is a list (a session's labels), has an item
   that does.
 * ``field: IN(lower, upper)``: a range; ``*`` is an open end. A bound may end in ``i`` (inclusive) or ``e``
   (exclusive); by default the lower bound is inclusive and the upper one exclusive.
@@ -100,13 +100,13 @@ _DOCUMENTS: Final = Syntax(
 _SESSIONS: Final = replace(_DOCUMENTS, parser=partial(_parser, bare=True))
 
 
-def parse_filter(text: str, field: str = "filter", *, list_fields: Collection[str] = ()) -> FilterNode | None:
+def parse_filter(text: str, field: str = "filter") -> FilterNode | None:
     """Return the tree of a document filter. None if the text is empty, as in Google's service.
 
-    ``field`` is its path in errors; ``list_fields`` are keys with lists, whose items ``ANY`` matches. Raises
-    ``InvalidRequestError`` with the position of a syntax error or an unsupported expression.
+    ``field`` is its path in errors. Raises ``InvalidRequestError`` with the position of a syntax error or an
+    unsupported expression.
     """
-    return _resolved(parse(_DOCUMENTS, text, field), None, list_fields) if text.strip() else None
+    return parse(_DOCUMENTS, text, field) if text.strip() else None
 
 
 def parse_session_filter(text: str, fields: Mapping[str, str], lists: Collection[str]) -> FilterNode | None:
@@ -115,22 +115,19 @@ def parse_session_filter(text: str, fields: Mapping[str, str], lists: Collection
     ``fields`` has the key of each field by its name in the text, ``lists`` names those with lists. Other fields and
     syntax errors are an ``InvalidRequestError``.
     """
-    if not text.strip():
-        return None
-    tree = parse(_SESSIONS, text, "filter")
-    return _resolved(tree, fields, lists)
+    return _keyed(parse(_SESSIONS, text, "filter"), fields, lists) if text.strip() else None
 
 
-def _resolved(tree: FilterNode, fields: Mapping[str, str] | None, lists: Collection[str]) -> FilterNode:
-    """Return the tree with field names replaced by keys, and ``any`` by ``in`` for fields that are no lists."""
+def _keyed(tree: FilterNode, fields: Mapping[str, str], lists: Collection[str]) -> FilterNode:
+    """Return the tree with field names replaced by keys, and ``in`` by ``any`` for fields that are lists."""
     if isinstance(tree, FilterGroup):
-        return FilterGroup(logic=tree.logic, filters=[_resolved(child, fields, lists) for child in tree.filters])
-    if fields is not None and tree.key not in fields:
+        return FilterGroup(logic=tree.logic, filters=[_keyed(child, fields, lists) for child in tree.filters])
+    if tree.key not in fields:
         known = ", ".join(fields)
         raise InvalidRequestError(f"filter: there is no field {tree.key[:60]!r}; sessions are filtered by {known}")
-    single = tree.operator is FilterOperator.ANY and tree.key not in lists
-    key = tree.key if fields is None else fields[tree.key]
-    return Condition(key=key, operator=FilterOperator.IN if single else tree.operator, value=tree.value)
+    is_any = tree.operator is FilterOperator.IN and tree.key in lists
+    operator = FilterOperator.ANY if is_any else tree.operator
+    return Condition(key=fields[tree.key], operator=operator, value=tree.value)
 
 
 class _GoogleBuilder(TreeBuilder):
@@ -138,7 +135,7 @@ class _GoogleBuilder(TreeBuilder):
         field, *values = tokens
         if len(values) > MAX_VALUES:
             raise RefusedError(f"at most {MAX_VALUES} values are read", values[MAX_VALUES])
-        return Condition(key=str(field), operator=FilterOperator.ANY, value=[_value(value) for value in values])
+        return Condition(key=str(field), operator=FilterOperator.IN, value=[_value(value) for value in values])
 
     def in_range(self, tokens: list[Token]) -> FilterNode:
         field, lower, upper = tokens

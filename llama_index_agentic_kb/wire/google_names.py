@@ -59,21 +59,21 @@ def parse_parent(name: str, field: str = "parent") -> Parent:
     return _under_parent("", name, field, "")[0]
 
 
-def parse_serving_config(name: str, field: str = "servingConfig") -> Parent:
+def parse_serving_config(name: str) -> Parent:
     """Parse the resource name of a serving config, and return its parent."""
-    return _under_parent(f"/servingConfigs/{_SEGMENT}", name, field, "/servingConfigs/{id}")[0]
+    return _under_parent(f"/servingConfigs/{_SEGMENT}", name, "servingConfig", "/servingConfigs/{id}")[0]
 
 
-def parse_session_name(name: str, field: str = "session") -> SessionName:
+def parse_session_name(name: str) -> SessionName:
     """Parse the resource name of a session; its id may be ``-`` (a new session)."""
-    parent, found = _under_parent(_SESSION, name, field, "/sessions/{id}")
+    parent, found = _under_parent(_SESSION, name, "session", "/sessions/{id}")
     return SessionName(parent, found["session"])
 
 
-def parse_answer_name(name: str, field: str = "name") -> tuple[SessionName, str]:
+def parse_answer_name(name: str) -> tuple[SessionName, str]:
     """Parse the resource name of an answer, and return the session's name and the answer's id."""
     pattern = rf"{_SESSION}/answers/(?P<answer>{_SEGMENT})"
-    parent, found = _under_parent(pattern, name, field, "/sessions/{session}/answers/{answer}")
+    parent, found = _under_parent(pattern, name, "name", "/sessions/{session}/answers/{answer}")
     return SessionName(parent, found["session"]), found["answer"]
 
 

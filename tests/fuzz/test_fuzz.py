@@ -221,20 +221,19 @@ def _round_trip(model: Any, read: Any) -> None:
 def _google(text: str) -> None:
     from llama_index_agentic_kb.wire import (  # noqa: PLC0415 (of a later release than the rest)
         google_answer,
-        google_checks,
         google_filter,
+        google_methods,
         google_names,
-        google_sessions,
     )
 
     readers: tuple[Callable[[str], Any], ...] = (
         google_answer.decode_answer_query,
-        google_checks.decode_check_grounding,
-        google_checks.decode_rank,
-        google_sessions.decode_create_session,
-        google_sessions.decode_update_session,
-        lambda mask: google_sessions.decode_update_session({}, mask),
-        lambda wanted: google_sessions.decode_list_sessions({"filter": wanted, "pageSize": wanted}),
+        google_methods.decode_check_grounding,
+        google_methods.decode_rank,
+        google_methods.decode_create_session,
+        google_methods.decode_update_session,
+        lambda mask: google_methods.decode_update_session({}, mask),
+        lambda wanted: google_methods.decode_list_sessions({"filter": wanted, "pageSize": wanted}),
         google_filter.parse_filter,
         google_names.parse_serving_config,
         google_names.parse_answer_name,

@@ -32,7 +32,7 @@ from llama_index_agentic_kb.schema.answer import (
 )
 from llama_index_agentic_kb.store.session_database import labels, turns
 from llama_index_agentic_kb.store.sessions import SessionStore
-from llama_index_agentic_kb.wire.google_sessions import decode_list_sessions
+from llama_index_agentic_kb.wire.google_methods import decode_list_sessions
 from tests.wire.strategies import TEXTS, answers
 
 ANSWER = Answer(

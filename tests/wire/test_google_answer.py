@@ -18,8 +18,8 @@ from llama_index_agentic_kb.schema.answer import Session, SessionPage
 from llama_index_agentic_kb.schema.answer_query import CitationPiece, ReferencesPiece, TextPiece, WholePiece
 from llama_index_agentic_kb.wire._proto import write
 from llama_index_agentic_kb.wire.google_answer import AnswerStream, encode_answer, encode_answer_response
+from llama_index_agentic_kb.wire.google_methods import encode_session, encode_session_page
 from llama_index_agentic_kb.wire.google_names import Parent
-from llama_index_agentic_kb.wire.google_sessions import encode_session, encode_session_page
 from tests.wire.strategies import answers, many, sessions
 from tests.wire.streams import stream_answer
 

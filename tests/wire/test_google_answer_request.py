@@ -10,10 +10,11 @@ import pytest
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.schema.grounding import MAX_RECORDS
 from llama_index_agentic_kb.wire.google_answer import decode_answer_query
-from llama_index_agentic_kb.wire.google_checks import decode_check_grounding, decode_rank
-from llama_index_agentic_kb.wire.google_sessions import (
+from llama_index_agentic_kb.wire.google_methods import (
+    decode_check_grounding,
     decode_create_session,
     decode_list_sessions,
+    decode_rank,
     decode_update_session,
     wants_answer_details,
 )

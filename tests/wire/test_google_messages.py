@@ -31,7 +31,7 @@ from llama_index_agentic_kb.schema.grounding import (
     Verdict,
 )
 from llama_index_agentic_kb.wire.google_answer import decode_answer_query, encode_error
-from llama_index_agentic_kb.wire.google_checks import (
+from llama_index_agentic_kb.wire.google_methods import (
     decode_check_grounding,
     decode_rank,
     encode_check_grounding,
