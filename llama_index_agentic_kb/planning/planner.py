@@ -78,7 +78,7 @@ MAX_ITEMS: Final = 2_000
 MAX_NUMBER: Final = 2**63
 """Numbers must be below this limit; Python can't convert integers of thousands of digits to text."""
 
-_EMPTY_WORDS: Final = "a all document documents file files in of source text texts the".split()  # noqa: SIM905 (words)
+_EMPTY_WORDS: Final = "a all document documents file files in of source text texts the".split()
 """Words in a source's description that are no information for the planner."""
 
 _LISTS: Final = ("sub_queries", "subqueries", "sub_questions", "subquestions", "queries", "questions", "plan", "items")
