@@ -67,14 +67,10 @@ _WORDS: Final = {"count": "found", "inputTokens": "tokens in", "outputTokens": "
 
 
 def response_html(data: Record, *, limit: int | None = LIMIT) -> str:
-    """Render a response: missing parts, plan, answer or extracts, sources, and timeline.
+    """Render a response as HTML with scoped styles, whose element ids are derived from its content.
 
-    Args:
-        data: The JSON form of a ``RetrievalResponse``; it may have ``relatedQuestions`` too.
-        limit: The size in bytes above which lists and passages are shortened, as far as possible. None means never.
-
-    Returns:
-        An HTML fragment with scoped styles, whose element ids are derived from its content.
+    Lists and passages are shortened, as far as possible, until it has at most ``limit`` bytes (None: never). ``data``
+    is the JSON form of a ``RetrievalResponse``, which may have ``relatedQuestions`` too.
     """
     for rows, most in _SIZES:
         shown = view(data, rows)

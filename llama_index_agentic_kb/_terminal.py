@@ -64,11 +64,7 @@ def show_turn(console: Console, text: str, titles: Sequence[str]) -> None:
 
 
 class Watch:
-    """A view of a question that is being answered: its activity, and the text so far; removed at the end.
-
-    Args:
-        console: The rich console to show it on; must be a terminal.
-    """
+    """A view, on a terminal, of a question that is being answered: its activity and text so far; removed at the end."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -34,20 +34,14 @@ def one_line(text: str, limit: int = 200) -> str:
 
 
 def printable(text: str) -> str:
-    """Remove characters that control a terminal or are invisible: control, format and surrogate characters.
-
-    Line breaks and tabs are kept.
-    """
+    """Remove characters that control a terminal or are invisible, but keep line breaks and tabs."""
     if text.isprintable():  # most are, and errors are many where a server is down
         return text
     return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs"))
 
 
 def without_surrogates(text: str) -> str:
-    """Return a text that can be encoded as UTF-8: lone surrogates become U+FFFD, surrogate pairs one character.
-
-    A text without surrogates is returned unchanged.
-    """
+    """Return a text that can be encoded as UTF-8: lone surrogates become U+FFFD, surrogate pairs one character."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -56,10 +50,7 @@ def without_surrogates(text: str) -> str:
 
 
 def byte_offsets(text: str) -> Sequence[int]:
-    """Return the UTF-8 byte offset of each character, followed by the text's length in bytes.
-
-    A lone surrogate counts as three bytes, the length of its replacement U+FFFD.
-    """
+    """Return the UTF-8 byte offset of each character, and the text's length; a lone surrogate counts as U+FFFD."""
     if text.isascii():
         return range(len(text) + 1)
     return list(accumulate((len(character.encode("utf-8", "surrogatepass")) for character in text), initial=0))
@@ -191,12 +182,7 @@ def redacted(text: str) -> str:
 
 
 def error_message(error: BaseException, limit: int = MAX_ERROR) -> str:
-    """Return an error's message without secrets and control characters; if it is empty, the name of its class.
-
-    Args:
-        error: Any exception.
-        limit: The maximum number of characters; longer messages are truncated.
-    """
+    """Return an error's message without secrets and control characters; if it is empty, the name of its class."""
     try:
         words = printable(redacted_excerpt(str(error), limit))
     except Exception:  # noqa: BLE001 (anybody's class)
@@ -238,16 +224,10 @@ def _segmenter() -> Any:
 
 
 def cut_to_fit(text: str, limit: int, count: Callable[[str], int]) -> str:
-    """Truncate a text to a maximum size, at a sentence end if possible.
+    """Truncate a text to ``limit`` units of ``count``: whole sentences or, if none fits, whole words and an ellipsis.
 
-    Args:
-        text: The text to truncate.
-        limit: The maximum size in units of ``count``; below 1 the result is empty.
-        count: A function that returns a text's size, such as its tokens; it must not decrease as the text grows.
-
-    Returns:
-        The text itself if it fits; else whole sentences or, if none fits, whole words and an ellipsis. Empty if not
-        even one character fits.
+    ``count`` returns a text's size, such as its tokens; it must not decrease as the text grows. The result is empty if
+    not even one character fits.
     """
 
     def fits(part: str) -> bool:
@@ -273,16 +253,9 @@ def cut_to_fit(text: str, limit: int, count: Callable[[str], int]) -> str:
 
 
 def excerpt(text: str, around: str, words: int) -> str:
-    """Return the excerpt of a text that contains the most words of a query.
+    """Return the excerpt of so many words that contains the most words of a query, the earliest of several.
 
-    Args:
-        text: The text to excerpt.
-        around: The query; words of one or two letters are ignored.
-        words: The maximum number of words in the excerpt.
-
-    Returns:
-        The text itself if it is short enough; else the best excerpt, the earliest of several, with the matching words
-        in its middle, and with ellipses.
+    The matching words are in its middle. Words of one or two letters are ignored; a short text is returned whole.
     """
     spans = [match.span() for match in _WORD.finditer(text)]
     if len(spans) <= words:

@@ -213,11 +213,7 @@ class IngestionError(AgenticKBError):
 
 
 def by_value(kind: type[E], value: E | str, field: str) -> E:
-    """Return the enum member with the given value.
-
-    Raises:
-        ConfigurationError: The value is unknown; the message lists the known ones.
-    """
+    """Return the enum member with a value; else raise ``ConfigurationError``, which lists the known ones."""
     try:
         return kind(value)
     except ValueError:

@@ -57,10 +57,8 @@ class RecordedReply(BaseModel):
     def for_prompt(self, prompt: str) -> str:
         """Return the content with passage numbers updated to those of the prompt.
 
-        A finding whose passage is not in the prompt gets no passage (ref null).
-
-        Raises:
-            LLMError: A passage that the reply cites is not in the prompt.
+        A finding whose passage is not in the prompt gets none (null); a citation without its passage raises
+        ``LLMError``.
         """
         passages = [(number, without_signs(text)) for number, text in PASSAGE.findall(prompt)]
         numbers = {
@@ -197,12 +195,7 @@ class ReplyingLLM(CustomLLM):
 
 
 class RecordedLLM(ReplyingLLM):
-    """A language model that returns recorded replies.
-
-    Args:
-        recording: Recorded replies; a prompt gets the first one whose ``when`` it contains.
-        context_window: Maximum tokens of prompt and reply together. Defaults to 128,000.
-    """
+    """A language model that returns recorded replies; a prompt gets the first one whose ``when`` it contains."""
 
     recording: Recording
     context_window: int = 128_000

@@ -72,12 +72,10 @@ class PassageTool(RetrieverTool):
 
 
 def cited_nodes(text: str, outputs: Iterable[Any]) -> list[NodeWithScore]:
-    """Return the passages that an agent's text cites, in order of first citation.
+    """Return the passages that an agent's text cites by the markers of tools, in order of first citation.
 
-    Args:
-        text: The text, with the markers of tools of knowledge bases.
-        outputs: What the tools returned: ``ToolOutput``, ``ToolCallResult``, ``Response`` or nodes of LlamaIndex, for
-            example ``tool_calls`` of an agent's result.
+    ``outputs`` are what the tools returned (``ToolOutput``, ``ToolCallResult``, ``Response`` or nodes of LlamaIndex),
+    for example ``tool_calls`` of an agent's result.
     """
     known = {}
     for output in outputs:

@@ -64,16 +64,13 @@ class Dataset:
 
 
 def read_dataset(folder: str | Path, *, split: str = "test", limit: int | None = None, seed: int = 0) -> Dataset:
-    """Read an evaluation set from a folder in BEIR form.
+    """Read an evaluation set from a folder in BEIR form; raise ``InvalidRequestError`` with file, line and remedy.
 
     Args:
         folder: Folder with the files listed in the module's docstring.
         split: Name of the file in ``qrels/`` that is read if there is no ``qrels.tsv``.
-        limit: Number of queries drawn at random. Defaults to all.
+        limit: Number of queries drawn at random by ``seed``. Defaults to all.
         seed: Seed of the random draw.
-
-    Raises:
-        InvalidRequestError: A file is missing or malformed; the message names file, line and remedy.
     """
     path = Path(folder)
     documents = [_document(row) for row, _ in _rows(path / "corpus.jsonl")]
@@ -220,13 +217,9 @@ def gold_steps(query: EvaluationQuery) -> list[PlannedStep]:
 
 
 def recorded_plans(path: str | Path) -> dict[str, list[PlannedStep]]:
-    """Return recorded plans and step answers of a model by question id.
+    """Return recorded plans and step answers of a model by question id; raise ``InvalidRequestError`` for other lines.
 
-    Args:
-        path: File with ``{"_id", "plan": [{"id", "text", "depends_on"}], "answers": {"1": ...}}`` in each line.
-
-    Raises:
-        InvalidRequestError: The file can't be read, or a line has another form.
+    Each line of the file is ``{"_id", "plan": [{"id", "text", "depends_on"}], "answers": {"1": ...}}``.
     """
     plans = {}
     for row, where in json_lines(Path(path)):
@@ -251,13 +244,8 @@ def _step(step: Mapping[str, Any], answer: object) -> PlannedStep:
 class PlannedLLM(ReplyingLLM):
     """A language model that answers prompts of planning, findings and revision from given plans.
 
-    It always judges the evidence sufficient. For each answer, it cites the passage of the prompt that contains it, if
-    there is one.
-
-    Args:
-        name: Name of the plans in reports; it contains ORACLE if the plans know the answers.
-        steps: Function that returns the steps of a question's plan, or an empty list if it has no plan.
-        queries: The questions of the evaluation.
+    It always judges the evidence sufficient, and cites for each answer the passage of the prompt that contains it. The
+    name is shown in reports; ``steps`` returns the steps of a question's plan, none if it has no plan.
     """
 
     _name: str = PrivateAttr()

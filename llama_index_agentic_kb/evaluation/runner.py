@@ -95,17 +95,12 @@ METRICS: Final[Mapping[str, Callable[[Sequence[str], Relevant, int], float]]] = 
 """Metrics at each k: recall, whether all relevant documents were found, nDCG, and reciprocal rank."""
 
 
-def mean(values: Sequence[float] | np.ndarray, seed: int = 0) -> Estimate:
+def mean(values: Sequence[float] | np.ndarray) -> Estimate:
     """Return the mean with its 95 % bootstrap percentile interval (Efron and Tibshirani 1993, chapter 13).
 
-    Args:
-        values: One value for each question, or the difference of two systems for each question.
-        seed: Seed of the resampling.
-
-    Returns:
-        "mean", "low", "high", and "p", the two-sided bootstrap p-value for a mean of 0.
+    Values are those of each question, or differences of two systems. "p" is the two-sided p-value for a mean of 0.
     """
-    array, generator = np.asarray(values, dtype=float), np.random.default_rng(seed)
+    array, generator = np.asarray(values, dtype=float), np.random.default_rng(0)
     at_once = max(1, DRAWS_AT_ONCE // len(array))
     sizes = [min(at_once, SAMPLES - start) for start in range(0, SAMPLES, at_once)]
     draws = [array[generator.integers(0, len(array), size=(size, len(array)))].mean(axis=1) for size in sizes]
@@ -125,10 +120,7 @@ class KindSummary(TypedDict):
 
 
 class Summary(TypedDict):
-    """Summary of one system's run; costs and times are for each question.
-
-    ``plan_value`` has the shares of relevant documents gained and lost compared with ``PLAIN``.
-    """
+    """Summary of one system's run; ``plan_value``: shares of relevant documents gained and lost beside ``PLAIN``."""
 
     system: str
     kinds: dict[str, KindSummary]
@@ -141,11 +133,7 @@ class Summary(TypedDict):
 
 @dataclass(slots=True)
 class EvaluationRun:
-    """The results of an evaluation, which can be reported and saved as JSON.
-
-    ``systems`` has the results by system, in the dataset's order of questions; ``relevant`` the grades by document id,
-    by query id.
-    """
+    """The results of an evaluation by system, in the dataset's order of questions; ``relevant`` is by query id."""
 
     dataset: str
     plans: str
@@ -217,18 +205,11 @@ def evaluate(
     concurrency: int = 4,
     progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> EvaluationRun:
-    """Run every system on every question, and return the results.
+    """Run every system on every question, one system after another, and return the results.
 
-    Systems run one after another, each with several questions concurrently. A failed question counts as one without
-    results, and its error is recorded.
-
-    Args:
-        dataset: The evaluation set.
-        systems: The compared systems, by name.
-        plans: Source of the plans, for the report.
-        cutoffs: Values of k for each metric.
-        concurrency: Number of concurrent questions; use 1 to measure times for a single user.
-        progress: Function called with (system, completed questions, all questions).
+    ``concurrency`` questions are asked at the same time; use 1 to measure times for a single user. A failed question
+    counts as one without results, and its error is recorded. ``plans`` names the source of the plans in the report;
+    ``progress`` is called with (system, completed questions, all questions).
     """
     relevant = {query.id: dataset.relevant[query.id] for query in dataset.queries}
     run = EvaluationRun(dataset.name, plans, list(cutoffs), relevant=relevant, notes=list(dataset.warnings))
@@ -337,12 +318,7 @@ def bench(
     split: str = "test",
     out: Path | None = None,
 ) -> Group:
-    """Run systems over an evaluation set, save the run as JSON if requested, and return the report (see ``cli``).
-
-    Raises:
-        InvalidRequestError: The folder or a file of plans can't be read.
-        ConfigurationError: A system or a source of plans is unknown or lacks its model, or ``out`` can't be created.
-    """
+    """Run systems over an evaluation set, save the run as JSON if requested, and return the report (see ``cli``)."""
     from llama_index_agentic_kb.store import default_embed_model  # noqa: PLC0415 (loads torch)
 
     dataset = read_dataset(folder, split=split, limit=limit)

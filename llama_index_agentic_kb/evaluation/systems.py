@@ -90,10 +90,9 @@ _System: TypeAlias = Callable[[EvaluationQuery, Cost], Awaitable[QueryResult]]
 
 
 class Meter(BaseCallbackHandler):
-    """Counts each question's calls, through LlamaIndex's callback events.
+    """Counts each question's calls, through the callback events of the models and retrievers that it is attached to.
 
-    It is attached to the models (and plain retrievers) that a question uses. Questions may run concurrently, because
-    each has its own context. Events outside a question's context are not counted.
+    Questions may run concurrently, as each has its own context; events outside of a question's are not counted.
     """
 
     def __init__(self) -> None:
@@ -188,12 +187,8 @@ class LexicalRetriever(BaseRetriever):
 class CorpusIndex:
     """All documents of a dataset, with one Chroma collection and one BM25 index for each source.
 
-    Args:
-        dataset: The evaluation set.
-        embed_model: Embedding model for documents and queries.
-        cache: Folder that stores vectors between runs, by model and content.
-        source_field: Metadata key that divides the corpus into sources. None if there is one source.
-        progress: Function called with (embedded documents, all documents) of a source during embedding.
+    Vectors are kept in ``cache``, by model and content. ``source_field`` is the metadata key that divides the corpus
+    into sources; ``progress`` is called with (embedded documents, all documents) of a source.
     """
 
     def __init__(
@@ -266,10 +261,9 @@ class CorpusIndex:
 
 
 def make_systems(names: Sequence[str], corpus: CorpusIndex, llm: LLM | None, *, documents: int) -> dict[str, Ask]:
-    """Return the systems of these names (of ``SYSTEMS``), each ranking at most so many documents of the corpus.
+    """Return the systems of these names, each ranking so many documents; ``llm`` plans for those that need one.
 
-    ``llm`` is the planning model; None if no system plans. Raises ``ConfigurationError`` if a name is unknown, or a
-    system needs a language model.
+    Raises ``ConfigurationError`` if a name is unknown, or a system lacks its model.
     """
     check_systems(names, llm)
 

@@ -66,10 +66,7 @@ class Model(BaseModel):
         return self.model_dump_json(by_alias=True, exclude_none=True, indent=indent, fallback=str)
 
     def model_dump_json(self, *, indent: int | None = None, **options: Any) -> str:
-        """Return JSON text as pydantic does, with all control characters escaped, so that a terminal may show it.
-
-        Lone surrogates, which UTF-8 can't encode, become U+FFFD.
-        """
+        """Return JSON text with all control characters escaped, for terminals; lone surrogates become U+FFFD."""
         try:
             text = super().model_dump_json(indent=indent, **options)
         except PydanticSerializationError:
@@ -81,11 +78,7 @@ class Model(BaseModel):
 
     @classmethod
     def parse(cls, data: object) -> Self:
-        """Load a model from a mapping or JSON text.
-
-        Raises:
-            InvalidRequestError: The data is invalid; the message names each invalid field and the reason.
-        """
+        """Load a model from a mapping or JSON text; raise ``InvalidRequestError``, which names each invalid field."""
         try:
             if isinstance(data, (str, bytes)):
                 return cls.model_validate_json(data)

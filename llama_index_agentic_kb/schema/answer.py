@@ -202,10 +202,7 @@ class Answer(Model):
 
     @property
     def is_kept_from_prompts(self) -> bool:
-        """Whether the turn is left out of the conversation history of later questions.
-
-        True if it failed or was withheld for an adversarial or jailbreak query, a user's label or a policy violation.
-        """
+        """Whether later prompts leave out the turn: it failed, or was withheld as an attack, by label or policy."""
         return self.state is AnswerState.FAILED or bool(_OFFENSIVE.intersection(self.skipped_reasons))
 
     @model_validator(mode="after")

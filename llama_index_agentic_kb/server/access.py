@@ -52,11 +52,7 @@ class TokenVerifier(Protocol):
     """Verifies bearer tokens."""
 
     async def verify(self, token: str) -> VerifiedToken:
-        """Return what a token says.
-
-        Raises:
-            UnauthorizedError: The token is not valid.
-        """
+        """Return what a token says; raise ``UnauthorizedError`` if it is not valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +159,7 @@ class JwksVerifier:
 
 
 class Access:
-    """Authenticates requests.
-
-    Args:
-        catalog: The catalog with the API keys that were created by command.
-        keys: Further API keys, by their hash.
-        verifier: Verifies bearer tokens. None refuses them all.
-        rates: The rate of each caller.
-    """
+    """Authenticates requests, by keys of the catalog or of a file (by hash), or by tokens; None verifies no token."""
 
     def __init__(
         self, catalog: Catalog, *, keys: Mapping[str, ApiKey], verifier: TokenVerifier | None, rates: Rates
@@ -179,15 +168,11 @@ class Access:
         self._unknown = Bucket(_UNKNOWN_PER_MINUTE)
 
     async def caller(self, request: Request, *, admin: bool = False) -> Caller:
-        """Return who makes a request, counted against its rate.
-
-        Args:
-            request: The request: header ``api-key`` or ``x-goog-api-key``, or a bearer token.
-            admin: Whether the request needs the admin role.
+        """Return who makes a request, counted against its rate: by an API key, or by a bearer token.
 
         Raises:
             UnauthorizedError: There are no credentials, or they are not valid.
-            ForbiddenError: The caller lacks the role.
+            ForbiddenError: The caller lacks the role, with ``admin`` that of an administrator.
             TooManyRequestsError: The caller exceeded its rate.
         """
         key = request.headers.get("api-key") or request.headers.get("x-goog-api-key")
@@ -207,11 +192,7 @@ class Access:
         return caller
 
     async def principal(self, request: Request, caller: Caller) -> Principal | None:
-        """Return on whose behalf a request searches: the user of the query source token, else the caller's principal.
-
-        Raises:
-            UnauthorizedError: The token is not valid, names nobody, or can't be verified by this server.
-        """
+        """Return on whose behalf a request searches: the query source token's user, else the caller's principal."""
         token = request.headers.get(QUERY_SOURCE)
         if token is None:
             return caller.principal

@@ -48,11 +48,7 @@ Event = tuple[str, str]
 
 
 def api_version(request: Request) -> str:
-    """Return the API version of a request; the newest if it names none.
-
-    Raises:
-        InvalidRequestError: The version is not known.
-    """
+    """Return the API version of a request; the newest if it names none."""
     return known_version(request.query_params.get("api-version", ""))
 
 
@@ -70,15 +66,7 @@ def wants_events(accept: str) -> bool:
 
 
 class Retrieval:
-    """One ``retrieve`` request, decoded and authorised.
-
-    Args:
-        served: The knowledge base.
-        request: The request, with the principal and the stored defaults.
-        context: The server.
-        address: The server's own URL.
-        tenant: Whose share it uses.
-    """
+    """One ``retrieve`` request, decoded and authorised, with the stored defaults; ``address`` is the server's URL."""
 
     def __init__(
         self, served: ServedBase, request: RetrievalRequest, context: ServerContext, address: str, tenant: str
@@ -141,8 +129,7 @@ class Retrieval:
 class EventStream(Response):
     """Streams the events of a retrieval, with a comment every ``HEARTBEAT_SECONDS``; a disconnect cancels it.
 
-    An error before the first activity, and within ``HEARTBEAT_SECONDS``, is an ordinary JSON error response, as no
-    header has been sent.
+    An early error, before the first activity and heartbeat, is an ordinary response, as no header has been sent.
     """
 
     def __init__(self, retrieval: Retrieval) -> None:

@@ -111,11 +111,7 @@ def hash_of(key: str) -> str:
 
 
 class Catalog:
-    """Reads and changes the catalog in a database.
-
-    Args:
-        url: The database of the sessions: a path (SQLite) or a URL; see ``SessionStore``.
-    """
+    """Reads and changes the catalog in the database of the sessions: a path (SQLite) or a URL; see ``SessionStore``."""
 
     def __init__(self, url: str | Path) -> None:
         self._database = SqlDatabase(url, SESSIONS, connections=4, timeout=_SECONDS)
@@ -135,14 +131,7 @@ class Catalog:
         self._database.close()
 
     async def snapshot(self, *, since: float | None = None) -> Snapshot:
-        """Return the catalog, read anew if the copy is older than ``MAX_AGE``.
-
-        Args:
-            since: Read it anew if the copy was read before this ``time.monotonic()`` value.
-
-        Raises:
-            SessionStoreError: The database can't be read.
-        """
+        """Return the catalog, read anew if the copy is older than ``MAX_AGE``, or was read before ``since``."""
         oldest = time.monotonic() - MAX_AGE if since is None else since
         if self._snapshot is not None and self._snapshot.read_at >= oldest:
             return self._snapshot
@@ -152,11 +141,7 @@ class Catalog:
             return self._snapshot
 
     async def find(self, kind: Kind, name: str) -> Stored:
-        """Return a definition.
-
-        Raises:
-            NotFoundError: There is no such definition.
-        """
+        """Return a definition; raise ``NotFoundError`` if there is none of this name."""
         asked = time.monotonic()
         found = (await self.snapshot()).of(kind).get(name) or (await self.snapshot(since=asked)).of(kind).get(name)
         if found is None:
@@ -197,13 +182,7 @@ class Catalog:
         return Stored(definition, kept), is_new
 
     async def remove(self, kind: Kind, name: str, conditions: Conditions = ANY) -> None:
-        """Delete a definition.
-
-        Raises:
-            NotFoundError: There is no such definition.
-            ConflictError: A knowledge base uses the source.
-            PreconditionError: The stored definition does not meet the conditions.
-        """
+        """Delete a definition; raise as ``put`` does, or ``ConflictError`` if a knowledge base uses the source."""
         here = (definitions.c.kind == kind, definitions.c.name == name)
         tried = False
 
@@ -240,11 +219,7 @@ class Catalog:
         return made, secret
 
     async def remove_key(self, key_id: str) -> None:
-        """Revoke an API key; it is refused after at most ``MAX_AGE`` seconds.
-
-        Raises:
-            NotFoundError: There is no such key.
-        """
+        """Revoke an API key, which is refused after at most ``MAX_AGE`` seconds."""
         if all(key.id != key_id for key in (await self.snapshot(since=time.monotonic())).keys.values()):
             raise NotFoundError(f"API key: there is none of the id {key_id[:64]!r}")
         await self._change("revoking an API key", lambda connection: _remove(connection, api_keys.c.id == key_id))

@@ -158,11 +158,7 @@ class Configuration(Model):
 
     @classmethod
     def load(cls, path: Path) -> Configuration:
-        """Read a file; paths in it are relative to its folder.
-
-        Raises:
-            ConfigurationError: The file can't be read, or is not valid; the message names the field.
-        """
+        """Read a file; paths in it are relative to its folder. Errors are ``ConfigurationError`` and name the field."""
         try:
             loaded = cls.parse(_read_file(path))
         except InvalidRequestError as error:
@@ -324,12 +320,7 @@ def _json_logs() -> Iterator[None]:
 
 
 def manage_keys(path: Path, *, new: str | None, name: str, revoke: str | None) -> list[str]:
-    """Create or revoke an API key, and return the lines to print: the new key, or the list of keys.
-
-    Raises:
-        ConfigurationError: The role is not known.
-        NotFoundError: There is no key to revoke.
-    """
+    """Create or revoke an API key, and return the lines to print: the new key, or the list of keys."""
     database = _resolved(_read_file(path).get("database", DEFAULT_DATABASE))
     catalog = Catalog(_located(path, str(database)))
 

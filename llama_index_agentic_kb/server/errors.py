@@ -94,10 +94,7 @@ def status_of(error: BaseException) -> int:
 
 
 def error_body(error: BaseException, request_id: str) -> dict[str, Any]:
-    """Return Azure's error object; ``innererror``, whose contents each service defines, has the remedy.
-
-    The message of an unexpected error is withheld: the log has it, by request id.
-    """
+    """Return Azure's error object with the remedy; the log has the message of an unexpected error, by request id."""
     if not isinstance(error, AgenticKBError):
         message = f"The server failed; its log names the reason under the request id {request_id}."
         return {"error": {"code": "internalError", "message": message}}

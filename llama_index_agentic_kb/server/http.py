@@ -99,14 +99,7 @@ class ServerContext:
 
 
 class Gateway:
-    """The outermost ASGI application.
-
-    Args:
-        app: The application.
-        metrics: The server's metrics.
-        origins: Returns the origins of web pages that may call a path; "*" means all.
-        max_running: The maximum number of requests that run at the same time.
-    """
+    """The outermost ASGI application; ``origins`` returns those of web pages that may call a path ("*" means all)."""
 
     def __init__(
         self, app: ASGIApp, *, metrics: Metrics, origins: Callable[[str], Collection[str]], max_running: int
@@ -220,11 +213,7 @@ def error_response(error: BaseException) -> JSONResponse:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """Return a request's body.
-
-    Raises:
-        TooLargeError: The body has more than ``limit`` bytes; the rest is not read.
-    """
+    """Return a request's body; raise ``TooLargeError`` beyond ``limit`` bytes, without reading the rest."""
     too_large = TooLargeError(f"the body is larger than {limit:,} bytes")
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > limit:

@@ -55,12 +55,7 @@ Context: TypeAlias = ServerRequestContext[Any, Any]
 
 
 def tool_server(target_of: Callable[[Context], Target], count: Callable[[RetrievalResponse], None]) -> Server[Any]:
-    """Return an MCP server with the tool.
-
-    Args:
-        target_of: Returns what a message is for.
-        count: Called with each response.
-    """
+    """Return an MCP server with the tool; ``target_of`` says what a message is for, ``count`` gets each response."""
 
     async def list_tools(context: Context, _: PaginatedRequestParams | None) -> ListToolsResult:
         base = target_of(context)[0].base

@@ -115,12 +115,7 @@ def passage_routes(context: ServerContext) -> APIRouter:
 
 
 async def find_passage(base: KnowledgeBase, source: str, node_id: str, principal: Principal | None) -> dict[str, Any]:
-    """Return a passage as data.
-
-    Raises:
-        DeniedError: The source needs a principal, and there is none.
-        NotFoundError: There is no such passage, or the principal may not see it; the error does not reveal which.
-    """
+    """Return a passage as data; raise ``NotFoundError`` if there is none, or none that the principal may see."""
     found = base.sources.get(source)
     if found is not None and node_id.isprintable():
         principal = base.retriever.resolve_principal(principal)

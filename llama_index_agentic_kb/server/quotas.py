@@ -94,12 +94,7 @@ class _Line:
 
 
 class FairQueue:
-    """Hands out places for running questions, used on one event loop.
-
-    Args:
-        quotas: The limits.
-        capacity: The maximum number of questions that run or wait.
-    """
+    """Hands out places for running questions, used on one event loop; ``capacity`` counts those that run or wait."""
 
     def __init__(self, quotas: Quotas, capacity: int) -> None:
         self._quotas, self._capacity = quotas, capacity
@@ -124,8 +119,7 @@ class FairQueue:
     async def place(self, tenant: str) -> AsyncIterator[None]:
         """Wait until a question may run, and hold its place while it does.
 
-        Raises:
-            TooManyRequestsError: The tenant exceeded its rate, or the queue is full and its line the longest.
+        Raises ``TooManyRequestsError`` if the tenant exceeded its rate, or the queue is full and its line the longest.
         """
         self._rates.count(tenant)
         line = self._lines.setdefault(tenant, _Line(self._quotas.weights.get(tenant, 1.0)))

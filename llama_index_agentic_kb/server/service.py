@@ -98,9 +98,7 @@ class KnowledgeService:
     async def base(self, name: str) -> ServedBase:
         """Return a knowledge base, built or rebuilt if its definition or one of its sources' has changed.
 
-        Raises:
-            NotFoundError: There is no such knowledge base.
-            UnavailableError: Its definition names a source, an index or a model that this server lacks.
+        Raises ``NotFoundError``, or ``UnavailableError`` if its definition names what this server lacks.
         """
         if name in self._registered:
             return self._registered[name]
@@ -195,11 +193,7 @@ class KnowledgeService:
     # -- definitions -----------------------------------------------------------------------------------------------
 
     async def find(self, kind: Kind, name: str) -> dict[str, Any]:
-        """Return a definition in the form that clients get.
-
-        Raises:
-            NotFoundError: There is none of this name.
-        """
+        """Return a definition in the form that clients get; raise ``NotFoundError`` if there is none of this name."""
         if kind == "knowledgeBase" and name in self._registered:
             return _registered_definition(self._registered[name].base)
         return (await self.catalog.find(kind, name)).to_dict()

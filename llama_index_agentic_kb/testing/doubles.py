@@ -53,13 +53,7 @@ def hash_vector(text: str, dimensions: int = DIMENSIONS) -> list[float]:
 
 
 class HashEmbedding(BaseEmbedding):
-    """Embeds a text as a bag of hashed words; the cosine of two texts grows with the words they share.
-
-    Args:
-        dimensions: Length of the vectors. Defaults to 256.
-        latency: Duration of each call in seconds; a batch is one call.
-        **kwargs: Arguments of ``BaseEmbedding``, such as ``embed_batch_size``.
-    """
+    """Embeds a text as a bag of hashed words; the cosine of two texts grows with the words that they share."""
 
     model_name: str = Field(default="hash", description="The name of the model.")
     dimensions: int = Field(default=DIMENSIONS, ge=1, description="The length of the vectors.")

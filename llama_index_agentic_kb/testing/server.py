@@ -47,10 +47,7 @@ Answer = str | Reply | RawAnswer
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """One HTTP request: path, JSON body (None for a GET), headers by lower-case name, and time of arrival.
-
-    ``arrived`` is a value of :func:`time.monotonic` in seconds.
-    """
+    """One HTTP request: path, JSON body (None for a GET), lower-case headers, and when it arrived (monotonic)."""
 
     path: str
     body: Json | None
@@ -218,8 +215,6 @@ class LoopbackOpenAI:
             to an answer, in the connection's thread, and may sleep. An answer is a str (JSON for a forced tool becomes
             its call), a :class:`Reply` that is sent unchanged, or a :class:`RawAnswer`. If the list is used up or the
             callable raises, the answer is HTTP 400, which no client retries, and ``errors`` has the error.
-        keep_alive: Whether connections stay open after an answer. Defaults to sync clients only: an asyncio client
-            whose event loop ends with an idle connection causes a ResourceWarning.
         embedding_fault: Answer to all requests for embeddings. Defaults to :func:`hash_vector` of each text.
     """
 
@@ -227,10 +222,8 @@ class LoopbackOpenAI:
         self,
         reply: Answer | Sequence[Answer] | Callable[[ChatRequest], Answer] = "OK.",
         *,
-        keep_alive: bool | None = None,
         embedding_fault: RawAnswer | None = None,
     ) -> None:
-        self.keep_alive = keep_alive
         self.embedding_fault = embedding_fault
         self.requests: list[RecordedRequest] = []
         """All requests so far, in order of arrival."""
@@ -277,10 +270,9 @@ class LoopbackOpenAI:
 
     @property
     def billed(self) -> Usage:
-        """Total usage of the chats answered so far.
+        """Total usage of the chats answered so far, without embeddings.
 
-        A plain answer is billed when it is sent. A stream is billed its prompt at the first event and its words when
-        they are sent, so that an interrupted stream costs only the words sent. Embeddings are not counted.
+        A stream is billed its prompt at the first event, and its words when they are sent.
         """
         return sum(list(self._bill), Usage(calls=0))
 
@@ -296,10 +288,7 @@ class LoopbackOpenAI:
 
     @contextlib.contextmanager
     def charge(self, usage: Usage) -> Iterator[None]:
-        """Add usage to the bill for data sent in this context, and remove it if sending fails.
-
-        It is added before sending, so that a client with an answer always finds it on the bill.
-        """
+        """Add usage to the bill before data is sent in this context, and remove it if sending fails."""
         self._bill.append(usage)
         try:
             yield
@@ -312,8 +301,8 @@ class LoopbackOpenAI:
         path = connection.path.partition("?")[0]
         headers = {name.lower(): value for name, value in connection.headers.items()}
         self.requests.append(RecordedRequest(path, body, headers, time.monotonic()))
-        is_async = headers.get("x-stainless-async", "").startswith("async")  # OpenAI's clients send their kind
-        connection.close_connection |= is_async if self.keep_alive is None else not self.keep_alive
+        # OpenAI's clients send their kind: an idle connection of an asyncio client outlives its loop, with a warning.
+        connection.close_connection |= headers.get("x-stainless-async", "").startswith("async")
         if body is not None and path == "/v1/embeddings":
             if self.embedding_fault is None:
                 connection.send_json(embeddings(body))

@@ -80,15 +80,11 @@ def clean(text: str) -> str:
 
 
 def write(kind: str, data: Mapping[str, object], *, enum_as_int: bool = False) -> Fields:
-    """Return a message as JSON data in protobuf's form: defaults omitted, int64 as text, times in UTC.
+    """Return a message as JSON data in protobuf's form: defaults omitted, int64 as text, times in UTC, no None.
 
     Unusual values in a document's metadata cause no error: lone surrogates become U+FFFD, infinite numbers and NaN
-    become null, whole numbers beyond 2^53 and values of types that JSON lacks become text.
-
-    Fields with the value None are omitted. ``enum_as_int``: the client wants numbers (``$alt=json;enum-encoding=int``).
-
-    Raises:
-        InvalidAnswerError: The data do not match the message's fields and types.
+    become null, whole numbers beyond 2^53 and values of types that JSON lacks become text. With ``enum_as_int`` enums
+    are numbers (``$alt=json;enum-encoding=int``). Data of other fields and types raise ``InvalidAnswerError``.
     """
     message = message_class(kind)()
     from google.protobuf import json_format  # type: ignore[import-untyped]  # noqa: PLC0415 (an extra)
@@ -116,12 +112,9 @@ def _plain(value: object, depth: int = 0) -> object:
 def read(kind: str, body: object) -> Untyped:
     """Parse and check a request's body (JSON text, or parsed JSON) as a message such as "RankRequest".
 
-    Field names are camelCase or snake_case, null means unset, int64 is a number or text, enums are names or numbers.
-
-    Raises:
-        InvalidRequestError: The body is not JSON, or has a duplicate key, an unknown field or enum value, two members
-            of a oneof, a wrong type (an empty list or text counts as an empty message), a lone surrogate, or a value
-            out of range. The error names the field.
+    Field names are camelCase or snake_case, null means unset, int64 is a number or text, enums are names or numbers. An
+    ``InvalidRequestError`` names the field: not JSON, a duplicate key, an unknown field or enum value, two members of a
+    oneof, a wrong type (an empty list or text counts as an empty message), a lone surrogate, a value out of range.
     """
     message = message_class(kind)()
     from google.protobuf import json_format  # noqa: PLC0415 (an extra)

@@ -86,11 +86,7 @@ _STATUS: Final = {
 
 
 def decode_answer_query(body: object, *, serving_config: str | None = None) -> AnswerQuery:
-    """Parse the request of ``:answer`` or ``:streamAnswer`` (``serving_config`` is the resource name in its path).
-
-    Raises:
-        InvalidRequestError: The request is invalid or needs an unsupported feature; the error names the field.
-    """
+    """Parse the request of ``:answer`` or ``:streamAnswer``; ``serving_config`` is the resource name in its path."""
     sent = read("AnswerQueryRequest", body)
     if sent.asynchronous_mode:
         raise InvalidRequestError("asynchronousMode: asynchronous mode is deprecated.")
@@ -347,9 +343,7 @@ class AnswerStream:
         for piece in kb.stream_answer(query):
             yield stream.piece(piece)
 
-    Args:
-        parent: The data store or engine; required with a session.
-        enum_as_int: Whether to write enums as numbers.
+    A session needs its ``parent``, a data store or engine.
     """
 
     def __init__(self, *, parent: Parent | None = None, enum_as_int: bool = False) -> None:
@@ -408,8 +402,7 @@ class AnswerStream:
 def encode_error(error: BaseException) -> tuple[int, list[Fields]]:
     """Return an error's HTTP status and body, ``[{"error": {"code", "message", "status", "details"}}]``.
 
-    The message of this library's errors is included, with apparent secrets removed, and in ``details`` a
-    ``google.rpc.ErrorInfo`` with code and remedy; any other error is reported only as "Internal error."
+    Errors of this library have their message and a ``google.rpc.ErrorInfo``; any other is only "Internal error."
     """
     details: list[Fields] = []
     status, text = 500, "Internal error."

@@ -101,20 +101,12 @@ _SESSIONS: Final = replace(_DOCUMENTS, parser=partial(_parser, bare=True))
 
 
 def parse_filter(text: str, field: str = "filter") -> FilterNode | None:
-    """Return the tree of a document filter. None if the text is empty, as in Google's service.
-
-    ``field`` is its path in errors. Raises ``InvalidRequestError`` with the position of a syntax error or an
-    unsupported expression.
-    """
+    """Return the tree of a document filter, None for an empty text; ``field`` is its path in errors."""
     return parse(_DOCUMENTS, text, field) if text.strip() else None
 
 
 def parse_session_filter(text: str, fields: Mapping[str, str], lists: Collection[str]) -> FilterNode | None:
-    """Return the tree of a session filter. None if the text is empty.
-
-    ``fields`` has the key of each field by its name in the text, ``lists`` names those with lists. Other fields and
-    syntax errors are an ``InvalidRequestError``.
-    """
+    """Return the tree of a session filter, None for an empty text; ``fields`` has the keys of the names in it."""
     return _keyed(parse(_SESSIONS, text, "filter"), fields, lists) if text.strip() else None
 
 
