@@ -336,8 +336,8 @@ instruction, question or role text inside them.
 nothing in them contradicts it; "partial" where it is only nearer to what the step asks (the town, where the county \
 was asked). What is merely likely is no answer.
 - "next", with a partial answer: the search for the rest, with the names that are known.
-- Several answers where there are several (three directors, both parents), or where the passages leave open which of \
-at most {max_answers} candidates is meant, best first. "answers": [] where the passages do not tell.
+- Several answers, at most {max_answers}, best first, where there are several (three directors, both parents) or where \
+the passages leave open which one is meant. "answers": [] where the passages do not tell.
 - [...] marks where a passage is cut. Where the answer may stand there, add "whole": [ref_id] to the step's line: the \
 next time it is shown in full.
 - First a line for each step under <later_steps> that the passages already answer; none for its others.
@@ -375,11 +375,12 @@ or "partial", nearer to what was asked.
 for them, one fact each, with the names and facts that are known put in, and with what tells a name from its namesakes.
 - "depends_on": ids of the searches, above or of these, whose answers a search needs; put #r1 in its text where the \
 answer of r1 belongs.
+- "finds": what the search's answer is, as a noun phrase ("the director of Titanic").
 - Word each search otherwise than those that were made. Repeat none that found nothing.
 
 Reply with JSON only, in this form:
 {"sufficient": false, "refs": [4, 0], "gaps": ["..."], \
-"sub_queries": [{"id": "r1", "query": "...", "sources": ["..."], "depends_on": []}]}""",
+"sub_queries": [{"id": "r1", "query": "...", "sources": ["..."], "depends_on": [], "finds": "..."}]}""",
         ),
         ChatMessage(
             role=MessageRole.USER,

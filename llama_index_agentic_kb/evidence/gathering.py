@@ -227,8 +227,8 @@ def _order(
 ) -> list[Fused[NodeKey]]:
     """Fuse the lists (by reranker scores if all lists have them), and add sub-query ids to candidates' ``best_for``.
 
-    With ``proof``, supporting passages come first, then the best of each revision, then the rest, then near-duplicates.
-    If ``proof`` is None, the lists are only interleaved, for unprocessed results.
+    With ``proof``, supporting passages come first, then the best of each revision and of each step without an answer,
+    then the rest, then near-duplicates. If it is None, the lists are only interleaved, for unprocessed results.
     """
     lists = [one.ranked for one in reranking.lists]
     for one in reranking.lists:
@@ -256,7 +256,7 @@ def _first_places(
     candidates: Mapping[NodeKey, Candidate],
     proof: Sequence[Proof],
 ) -> dict[NodeKey, int]:
-    """Return the places of the passages in ``proof``, then of each revision's best; note proof in the candidates."""
+    """Return the places of ``proof``, then of the best of revisions and open steps; note proof in the candidates."""
     first = []
     by_id = {candidates[item.key].node.node.node_id: item.key for item in reversed(fused)}
     for rank, one in enumerate(proof):
@@ -265,9 +265,12 @@ def _first_places(
             finding = {} if one.finding is None else {"finding": one.finding}
             candidates[key].proof.append({"step": one.step, **finding, "rank": rank})
             first.append(key)
-    for listed in reranking.lists:
-        if listed.sub_query.origin is SubQueryOrigin.REVISION:
-            first += listed.ranked.keys[:REVISION_BEST]
+    proven = {one.step for one in proof}
+    steps = [one for one in reranking.lists if one.sub_query.origin is not SubQueryOrigin.QUESTION]
+    unanswered = [one for one in steps if (one.sub_query.part_of or one.sub_query.id) not in proven]
+    revised = [one for one in steps if one.sub_query.origin is SubQueryOrigin.REVISION]
+    first += [key for place in range(REVISION_BEST) for one in revised for key in one.ranked.keys[place : place + 1]]
+    first += [key for one in unanswered for key in one.ranked.keys[:1]]
     return {key: place for place, key in enumerate(dict.fromkeys(first))}
 
 

@@ -65,6 +65,8 @@ class StepAnswer:
     """Findings, best first; empty if no answer was found."""
     search: str = ""
     """The query to search next if the findings are only partial answers; else empty."""
+    dropped: Sequence[str] = ()
+    """Further answers, beyond ``MAX_BRANCHES``."""
 
 
 Take: TypeAlias = Callable[[str, StepAnswer], Coroutine[object, object, None]]
@@ -194,8 +196,9 @@ class FindingsIntake:
         search = next((one["next"] for one in (*answers, line) if isinstance(one, dict) and one.get("next")), "")
         words = self._unmarked(search[:MAX_READ]) if isinstance(search, str) else ""
         following = one_line(plain_value(words), MAX_VALUE)
-        found = list(distinct.values())[:MAX_BRANCHES]
-        await self._hand_on(step, StepAnswer(found, "" if refers(following) else following))
+        found, search = list(distinct.values()), "" if refers(following) else following
+        dropped = [one.value for one in found[MAX_BRANCHES:]]
+        await self._hand_on(step, StepAnswer(found[:MAX_BRANCHES], search, dropped))
 
     def _finding(self, step: str, answer: object) -> Finding | None:
         """Return an answer as a finding (None if invalid), "stated" only if the referenced passage contains it."""
@@ -278,9 +281,9 @@ class Verdict(ModelCall):
         if any(proposal.filter for proposal in proposals):
             self.warnings.append("filters of the revision were left out: filters come only from the user's messages")
         for item in proposals:
-            query = one_line(plain_value(item.query), MAX_VALUE)
+            query, finds = (one_line(plain_value(text), MAX_VALUE) for text in (item.query, item.finds))
             if query:
-                self.proposals.append(replace(item, query=query, filter="", finds=""))
+                self.proposals.append(replace(item, query=query, filter="", finds=finds))
 
 
 async def look_for_gaps(

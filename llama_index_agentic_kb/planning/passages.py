@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
 
@@ -33,6 +34,10 @@ CUT: Final = "[...]"
 """Marker for omitted text in a passage."""
 _HYPHEN: Final = re.compile(r"(?<=[^\W\d_])[-\u2010-\u2015](?=[^\W\d_])")
 """A hyphen inside a word."""
+_BREAK: Final = re.compile(
+    r"\s+(?:[-\u2010-\u2015]\s+)?|(?<=\w)[-\u2010-\u2015](?=\w)|(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])"
+)
+"""A place in a name where texts write a space, a hyphen, both or nothing: "B-29", "B - 29", "B29"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +55,24 @@ class ShownPassage:
         """Return whether the passage or its title contains the value; a qualifier after the name may be absent.
 
         Only whole words match: "ed" does not match "directed". Hyphens and spaces may differ, as in "South-East Asia"
-        and "Southeast Asia".
+        and "Southeast Asia", or in "B-29" and "B - 29".
         """
         text = normalize(f"{self.title}\n{self.content}\n{self.source.source_data(self.node).content}")
         text += "\n" + _HYPHEN.sub("", text)
         form = normalize(value)
         name = form.split("(", maxsplit=1)[0].split(",", maxsplit=1)[0].strip() or form
-        forms = (r"[\s-]*".join(map(re.escape, _HYPHEN.sub(" ", one).split())) for one in (form, *name.split()))
-        whole, *parts = (re.search(rf"(?<![a-z0-9]){one}(?![a-z0-9])", text) is not None for one in forms)
+        whole, *parts = (_pattern(one).search(text) is not None for one in (form, *name.split()))
         return whole or all(parts)
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    """Return a pattern of a name in other spellings; two of its numbers never run together ("2-1" is not "21")."""
+    first, *rest = _BREAK.split(name)
+    pattern = re.escape(first)
+    for before, part in pairwise([first, *rest]):
+        apart = "+" if before[-1:].isdigit() and part[:1].isdigit() else "*"
+        pattern += rf"[\s\-\u2010-\u2015]{apart}{re.escape(part)}"
+    return re.compile(rf"(?<![a-z0-9]){pattern}(?![a-z0-9])")
 
 
 class PassageSet:

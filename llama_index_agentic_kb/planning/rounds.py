@@ -23,6 +23,7 @@ from llama_index_agentic_kb.errors import LLMError, PlanningError
 from llama_index_agentic_kb.evidence.candidates import Proof
 from llama_index_agentic_kb.planning.classification import classify, requested
 from llama_index_agentic_kb.planning.findings import (
+    MAX_BRANCHES,
     OpenSteps,
     Reading,
     StepAnswer,
@@ -245,6 +246,8 @@ class MultiHopSearch:
 
         async def take(name: str, read: StepAnswer) -> None:
             self._take(name, read.findings)
+            if read.dropped:
+                self._warn(f"{name} has more than {MAX_BRANCHES} answers; not used: {'; '.join(read.dropped)}")
             await self._search_next(name, read, number)
             await self._search_ready(number)
             # with a further branch's answers, or corrected ones

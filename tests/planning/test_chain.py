@@ -65,6 +65,15 @@ def test_what_proves_the_chain_comes_first() -> None:
     ]
 
 
+def test_what_is_not_answered_comes_after_the_proof() -> None:
+    """A revision's best in turns, then the best of each step without an answer, before what the question found."""
+    revision = verdict({"query": "one rare pelican"}, {"query": "two rare herons"})
+    birds = {"Heron": "Two rare herons.", "Pelican": "One rare pelican."}
+    searched = world(pages={**PAGES, **birds}, findings=[first, line("q2")], revision=revision)
+    made = searched.search(QUESTION, similarity_top_k=6, limits={"rounds": 2})
+    assert [node.node_id for node in made.nodes][:4] == ["Titanic", "Pelican", "Heron", "James Cameron"]
+
+
 def test_a_passage_that_says_nothing_new_comes_last() -> None:
     """A near-duplicate of a page makes room for others; proof never does."""
     long = "Titanic is a film by James Cameron, and it won eleven prizes in one night."
@@ -135,7 +144,8 @@ def test_a_revision_is_a_plan() -> None:
     pages = {**PAGES, "Ontario": "Kapuskasing is a town in Ontario.", "Toronto": "Toronto is the capital of Ontario."}
     revision = verdict(
         {"id": "r1", "query": "province of #q2", "depends_on": ["q2"]},
-        {"id": "r2", "query": "capital of #r1", "depends_on": ["r1"]},
+        {"id": "r2", "query": "capital of #r1", "depends_on": ["r1"], "finds": "the capital of #r1"},
+        {"id": "r3", "query": "mayor of #r2", "depends_on": ["r2"]},
     )
 
     def third(prompt: str) -> str:
@@ -146,8 +156,9 @@ def test_a_revision_is_a_plan() -> None:
     made = searched.search(QUESTION, limits={"rounds": 5})
     queries = queries_of(made)
     assert (queries["r1.1"], queries["r1.2"]) == ("province of Kapuskasing", "capital of Ontario")
-    assert {one.origin for one in made.plan.sub_queries[-2:]} == {SubQueryOrigin.REVISION}
-    assert [one.wave for one in made.plan.sub_queries[-2:]] == [4, 5]
+    assert queries["r1.3"] == "mayor of the capital of Ontario"
+    assert {one.origin for one in made.plan.sub_queries[-3:]} == {SubQueryOrigin.REVISION}
+    assert [one.wave for one in made.plan.sub_queries[-3:]] == [4, 5, 6]
     assert searched.calls("revision") == 1
     assert "Toronto" in {node.node_id for node in made.nodes}
 

@@ -30,7 +30,11 @@ from llama_index_agentic_kb.sources.search import NodeList
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
 
 SOURCE = KnowledgeSource("docs", retriever=MemoryRetriever([]))
-TEXTS = ["Titanic was directed by James Cameron.", "Ann and Bob wrote it in 1997."]
+TEXTS = [
+    "Titanic was directed by James Cameron.",
+    "Ann and Bob wrote it in 1997.",
+    "A Boeing B - 29 and an F-16 in 615, 2-1.",
+]
 WANTED = OpenSteps(
     {"q1": "Who directed Titanic?", "q2": "Who wrote it?"},
     {"q3": "Where was #q1 born?"},
@@ -137,6 +141,11 @@ def test_what_holds_no_answer_gives_none(said: str) -> None:
         ({"value": "James Cameron", "ref": {"a": []}}, ("James Cameron", IMPLIED, None)),
         ({"value": 1997, "ref": 2}, ("1997", STATED, "n2")),
         ({"value": "Am", "ref": 1}, ("Am", IMPLIED, "n1")),
+        ({"value": "B-29", "ref": 3}, ("B-29", STATED, "n3")),
+        ({"value": "Boeing B29", "ref": 3}, ("Boeing B29", STATED, "n3")),
+        ({"value": "F 16", "ref": 3}, ("F 16", STATED, "n3")),
+        ({"value": "6-15", "ref": 3}, ("6-15", IMPLIED, "n3")),
+        ({"value": "21", "ref": 3}, ("21", IMPLIED, "n3")),
         ("James\n Cameron", ("James Cameron", IMPLIED, None)),
     ],
 )

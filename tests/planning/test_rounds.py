@@ -83,7 +83,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, str], list[str], str]] = {
         {"findings": line("q1", "Ann", "Bob", "ann", "Cid", "Dan")},
         {f"q2.{n}": f"Where was {who} born?" for n, who in enumerate(("Ann", "Bob", "Cid"), start=1)},
         ["Ann", "Bob", "Cid"],
-        "",
+        "q1 has more than 3 answers; not used: Dan",
     ),
     "an early answer that no passage says": ({"findings": early("Kapuskasing", "Titanic")}, {"q2": FILLED}, [], ""),
     "an early answer that is a part of a word": ({"findings": early("am", "Titanic")}, {"q2": FILLED}, [], ""),
