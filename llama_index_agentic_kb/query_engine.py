@@ -35,7 +35,7 @@ from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.account.activity_log import is_heard, open_events, resumed_trace
 from llama_index_agentic_kb.account.budget import set_budget
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
-from llama_index_agentic_kb.evidence.postprocessing import postprocess
+from llama_index_agentic_kb.evidence.gathering import postprocess
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
 from llama_index_agentic_kb.grounding.citations import MarkerFilter, Markers, cited_ids
 from llama_index_agentic_kb.grounding.notices import withheld_text

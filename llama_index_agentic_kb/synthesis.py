@@ -71,10 +71,7 @@ async def synthesize(
     streaming: bool = False,
     aside: Callable[[Spotlight], str] | None = None,
 ) -> Synthesis:
-    """Write the answer and record it; modes without a model amend the reasoning activity record instead.
-
-    Of LlamaIndex's synthesizers only the model calls are recorded, and they get no instructions.
-    """
+    """Write the answer and record it; LlamaIndex's synthesizers get no instructions."""
     if retrieval.reply:  # a question of a tool, or what became of its call
         if streaming:
             await emit(retrieval.reply)
@@ -195,9 +192,7 @@ async def replacement(
 ) -> Synthesis:
     """Return what replaces a failed answer: its partial text, or else the evidence as extracted data.
 
-    Raises:
-        SynthesisError: The model failed with an error other than an unavailable server.
-        DeadlineExceededError: The answer is an object (``output_cls``), which can't be partial.
+    The error is raised again if the answer is an object, or if it is no unavailable server's.
     """
     late = isinstance(error, DeadlineExceededError)
     if makes_objects(synthesizer) or not (late or is_transient(error)):
@@ -247,11 +242,7 @@ def _answer_missing(outcome: Outcome, reason: str) -> MissingPart:
 async def check_answer(
     text: str, retrieval: Retrieval, settings: Grounding, synthesizer: BaseSynthesizer
 ) -> tuple[str, GroundingLedger, bool]:
-    """Check an answer against its evidence, and repair it if so configured.
-
-    Returns:
-        The text after repair, with its markers processed; its ledger; and whether it is to be withheld.
-    """
+    """Check an answer, and repair it if so configured; return its text, its ledger and whether it is to be withheld."""
     from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground  # noqa: PLC0415 (loads the scorers)
     from llama_index_agentic_kb.grounding.repair import is_low_grounded, repair  # noqa: PLC0415 (same)
 

@@ -96,10 +96,7 @@ async def answer_query(
     observer: Observer = None,
     streaming: bool = False,
 ) -> AnswerResponse:
-    """Answer a query by an engine whose synthesizer needs a model; for the rest see ``KnowledgeBase.answer``.
-
-    If streaming, lists of pieces are emitted: steps, references, text and citations, the whole response.
-    """
+    """Answer a query by an engine whose synthesizer needs a model; if streaming, emit lists of pieces."""
     query = query.model_copy(update={"request": _instructed(query, engine.instructions)})
     retriever = engine.retriever
     owner = session_owner(retriever.resolve_principal(query.request.principal))
@@ -332,14 +329,7 @@ class _Answering:
 
 
 def _request_of(query: AnswerQuery, history: Sequence[Message], retriever: AgenticRetriever) -> RetrievalRequest:
-    """Return the retrieval request of a query.
-
-    The query's filters apply to every source. If it names data stores, only the sources of these names are searched.
-    Unless the request sets an effort, it is medium if the query allows several rephrasing steps.
-
-    Raises:
-        InvalidRequestError: A data store is not the name of a source.
-    """
+    """Return the retrieval request of a query, at medium effort if the query allows several rephrasing steps."""
     request = query.request
     changes: dict[str, object] = {}
     if history and request.messages:
@@ -392,10 +382,7 @@ def _unclassified(spec: ClassificationSpec | None, plan: QueryPlan) -> list[str]
 
 
 def _instructed(query: AnswerQuery, instructions: str) -> RetrievalRequest:
-    """Return the query's request; its instructions for the answer end with the preamble and the answer's language.
-
-    ``instructions`` are the knowledge base's, used if the request has none.
-    """
+    """Return the query's request, with the preamble and the language after its (or the default) instructions."""
     size = sum(len(chunk.content) for chunk in query.end_user_chunks)
     if size > MAX_SUPPLIED:  # it would leave no room for evidence
         raise InvalidRequestError(f"endUserSpec: {size:,} characters are too many; at most {MAX_SUPPLIED:,} together")

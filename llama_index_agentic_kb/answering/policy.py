@@ -103,8 +103,7 @@ async def rate(
 ) -> tuple[list[SafetyRating], str | None]:
     """Return the safety hook's ratings, if the query requests them, and a message if the hook failed.
 
-    A rating is blocked if the hook sets ``blocked`` or if its probability reaches the threshold of its category.
-    Without ``safety_settings`` the threshold is "low" for all categories; with them, only listed categories have one.
+    Without ``safety_settings`` the threshold is "low" for all categories; with them, only listed ones have one.
     """
     if not query.safety or hook is None:
         return [], None
@@ -172,11 +171,7 @@ def skip_reasons(
 
 
 def judge_relevance(nodes: Sequence[NodeWithScore], *, gate: bool | None) -> tuple[SkippedReason | None, bool]:
-    """Return the reason why the evidence can't support an answer, or None, and whether relevance could be judged.
-
-    ``gate`` True withholds the answer if the evidence is barely relevant, None if it is unrelated, False only if there
-    is no evidence.
-    """
+    """Return the reason why the evidence can't support an answer, or None, and whether relevance could be judged."""
     if not any(node.node.get_content(MetadataMode.NONE).strip() for node in nodes):
         return SkippedReason.NO_RELEVANT_CONTENT, True
     marks = [mark for node in nodes if (mark := provenance(node)) is not None]

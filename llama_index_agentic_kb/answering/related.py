@@ -52,12 +52,7 @@ async def related_questions(
     spotlighting: Spotlighting | None = "delimit",
     deadline: float | None = None,
 ) -> tuple[list[str], list[str]]:
-    """Return related questions, best first, and warnings. Failures are returned as warnings, never raised.
-
-    A question is rejected if its quote does not occur in the named passage or has fewer than three words, if it is
-    longer than 200 characters, or if it nearly repeats the original question or an earlier one. What ``answer`` says is
-    not asked for again. Without nodes the model is not called.
-    """
+    """Return related questions, best first, and warnings, which failures become; without nodes no model is called."""
     if not nodes:
         return [], []
     try:
@@ -100,11 +95,7 @@ def _chosen(text: str, shown: Sequence[Passage], question: str) -> tuple[list[st
 
 
 def _proposals(text: str, spotlight: Spotlight) -> Iterator[tuple[str, int, str]]:
-    """Yield question, reference id and quote of each proposal of a reply: an object, a list, or broken JSON.
-
-    Raises:
-        LLMError: The reply contains no list of questions.
-    """
+    """Yield question, reference id and quote of each proposal; raise ``LLMError`` if the reply has no list of them."""
     value = read_json(text, "{[")
     if isinstance(value, dict):
         value = value.get("questions", value.get("related_questions"))

@@ -170,10 +170,8 @@ def _small_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 def answer_steps(retrieval: Retrieval, mode: ResultMode | None = None) -> list[AnswerStep]:
     """Return a step for each round of searches, including revisions, with an action for each query.
 
-    The results of an action are the evidence found by its search (as passages in mode ``chunks``, else as documents
-    with snippets): empty if none was kept, None if the search failed or was skipped. A step has failed if all its
-    searches failed. Its thought contains the earlier findings it builds on; the first step adds the reason for planning
-    or not, the last step the reason for stopping.
+    The results of an action are the evidence that its search found, in mode ``chunks`` as passages: None if the search
+    failed or was skipped. A step has failed if all its searches failed.
     """
     outcomes = _outcomes(retrieval.log.records)
     for part in retrieval.missing:
@@ -233,10 +231,7 @@ def _description(planned: Sequence[SubQuery], ended: Sequence[Outcome]) -> str:
 
 
 def _thoughts(retrieval: Retrieval, rounds: Sequence[int]) -> dict[int, str]:
-    """Return the thought of each round, without findings from passages that are not shown.
-
-    A finding is assigned to the first round that builds on it, else to the round of its sub-query, else to the last.
-    """
+    """Return the thought of each round; a finding stands in the first round that builds on it, else in its own."""
     reasoning, plan = retrieval.log.last(AgenticReasoningActivity), retrieval.plan
     if reasoning is None or not rounds:
         return dict.fromkeys(rounds, "")
@@ -295,11 +290,9 @@ _WHY: Final = {
 
 
 def unanswered_parts(retrieval: Retrieval) -> list[MissingPart]:
-    """Return the parts of a question without evidence, which are planned sub-queries without results.
+    """Return the planned sub-queries without evidence: nothing was found, or others wait for an answer that is missing.
 
-    A sub-query is reported if all its searches (and those of its branches) failed or were empty, or if other
-    sub-queries depend on its answer and no passage has one. Its outcome is that of its failed searches, else EMPTY or
-    SKIPPED. The question itself is not reported here: if nothing at all is found, the evidence is reported as missing.
+    The question itself is not reported here: if nothing at all is found, the evidence is reported as missing.
     """
     plan, records = retrieval.plan, retrieval.log.records
     outcomes = _outcomes(records)
@@ -348,9 +341,7 @@ def make_answer(
 ) -> Answer:
     """Return the ``Answer`` to a query, with the parts that the query requests.
 
-    The grounding score is included if the query requests supports or sets a filtering level. A withheld answer has no
-    citations or supports, since its text was replaced, but keeps its steps and references. ``InvalidRequestError`` if
-    the ledger does not match the text.
+    A withheld answer has no citations or supports, since its text was replaced, but keeps its steps and references.
     """
     references = references or {}
     checked = GroundingLedger() if ledger is None or skipped_reasons else ledger
@@ -451,10 +442,7 @@ class Pieces:
         return pieces
 
     def _leave_paragraphs(self, claims: Sequence[Claim]) -> None:
-        """Move the start position to the current paragraph, so that earlier text is not parsed again.
-
-        Not within a code block, which may contain empty lines.
-        """
+        """Move the start to the current paragraph, but not within a code block, which may contain empty lines."""
         base = self._base
         end = self._raw.rfind("\n\n", base, base + claims[self._cited].span.start)
         if end < 0 or len(_FENCE.findall(self._raw, base, end)) % 2:

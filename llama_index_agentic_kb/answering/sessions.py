@@ -57,11 +57,7 @@ END_USER_RULE: Final = (
 
 
 def end_user_part(chunks: Sequence[EndUserChunk], spotlight: Spotlight = PLAIN) -> str:
-    """Return the prompt part with the end user's own text chunks (Google's ``endUserSpec``); empty without text.
-
-    It is separate from the evidence and marked as data, in blocks without a reference id, so that the model can use but
-    not cite it.
-    """
+    """Return the prompt part with the end user's own text chunks (``endUserSpec``): data that can't be cited."""
     blocks = []
     for chunk in chunks:
         if chunk.content.strip():
@@ -71,10 +67,7 @@ def end_user_part(chunks: Sequence[EndUserChunk], spotlight: Spotlight = PLAIN) 
 
 
 def session_owner(principal: Principal | None) -> str:
-    """Return the owner key of a principal's sessions; all requests without a principal share one.
-
-    The key of a principal with a user name does not depend on its groups; that of one without a name does.
-    """
+    """Return the owner key of a principal's sessions: its user, else its groups; all without a principal share one."""
     if principal is None:
         return "anyone"
     tenant = quote(principal.tenant or "", safe="")
@@ -85,10 +78,7 @@ def session_owner(principal: Principal | None) -> str:
 
 
 def parsed_states(stored: Mapping[str, Any]) -> dict[str, Model]:
-    """Return the state of a conversation from its stored form, by field of ``RetrievalRequest``.
-
-    A part that another release stored in a form that can't be read is left out.
-    """
+    """Return the stored state of a conversation, by field of requests; a part that can't be read is left out."""
     states: dict[str, Model] = {"scope_state": ScopeState()}
     for name in STATES.keys() & stored.keys():
         with suppress(InvalidRequestError):
@@ -104,12 +94,7 @@ def states_of(retrieval: object) -> dict[str, Model]:
 async def read_session(
     store: SessionStore | None, query: AnswerQuery, owner: str, deadline: float | None
 ) -> tuple[list[Message], dict[str, Model]]:
-    """Return the earlier messages and the state of the query's session; a state of the request takes precedence.
-
-    Raises:
-        InvalidRequestError: The query names a session, and there is no store.
-        NotFoundError: The owner has no session of this name.
-    """
+    """Return the earlier messages and the state of the query's session; a state of the request takes precedence."""
     session = query.session
     if session is None:
         return [], {}
@@ -125,11 +110,7 @@ async def read_session(
 async def keep_turn(
     store: SessionStore | None, query: AnswerQuery, owner: str, answer: Answer, states: Mapping[str, Model]
 ) -> tuple[Answer, Session | None]:
-    """Store a turn; return the answer with its id, and the session without its turns.
-
-    Only the store's own timeout applies, so that turns are stored even if the request's time is used up. The state of
-    the conversation is stored too, unless the turn is left out of it.
-    """
+    """Store a turn, also if the request's time is used up; return the answer with its id, and the session."""
     if store is None or query.session is None:
         return answer, None
     turn = await store.aadd_turn(
@@ -367,10 +348,7 @@ class SessionMemory(BaseMemory):
 
 
 def _completed(messages: Sequence[ChatMessage], waiting: str | None) -> tuple[list[tuple[str, str]], str | None]:
-    """Return the completed turns as (question, answer), and the unanswered question after them, if any.
-
-    Messages that are neither questions nor answers are skipped, and so are questions followed by another question.
-    """
+    """Return the completed turns as (question, answer), and the unanswered question after them; the rest is skipped."""
     turns = []
     for message in messages:
         calls = any(block.block_type == "tool_call" for block in message.blocks)

@@ -35,11 +35,7 @@ MAX_NAME: Final = 1_000
 
 
 class SuppliedResults(KnowledgeSource):
-    """A source that returns all supplied results, in the given order, for every query.
-
-    Each becomes one node: a document with its passages as paragraphs, a record as JSON text. The node id is the name of
-    the passage or document, with a suffix for duplicates.
-    """
+    """A source that returns all supplied results, in the given order, for every query; each becomes one node."""
 
     def __init__(self, results: Sequence[AnswerReference]) -> None:
         nodes: dict[str, TextNode] = {}
@@ -100,11 +96,7 @@ class _SameNodes(BaseRetriever):
 
 
 def supplied_retriever(results: Sequence[AnswerReference], like: AgenticRetriever) -> AgenticRetriever:
-    """Return a retriever over supplied results only, with the model, options, limits and callbacks of another.
-
-    The results are not ranked, joined or dropped: the other retriever's sources, filters, postprocessors and reranker
-    are not used. Its memory is not used either, since the conversation is part of the request.
-    """
+    """Return a retriever over supplied results only, unranked, with the model, options and callbacks of another."""
     shared: dict[str, Any] = {
         name: getattr(like, name)
         for name in ("llm", "max_runtime_in_seconds", "principal", "observer", "callback_manager")

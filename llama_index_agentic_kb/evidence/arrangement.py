@@ -63,9 +63,8 @@ def arrange(
 ) -> Arrangement:
     """Select at most ``limit`` pieces of evidence from ranked nodes, each a node or several joined neighbours.
 
-    A node that is adjacent to a piece is joined to it. A node whose document already has ``max_per_document`` pieces
-    is moved to the end, unless it is proof or a sub-query's best evidence. The selection ends at the first node that
-    exceeds the limit.
+    A node whose document already has ``max_per_document`` pieces is moved to the end, unless it is proof or a
+    sub-query's best evidence.
     """
     pieces = _Pieces(joining)
     waiting: list[tuple[_Document, _Part]] = []
@@ -154,9 +153,7 @@ def follows(first: BaseNode, second: BaseNode) -> bool:
     """Return whether ``second`` comes directly after ``first`` in their document and can be joined to it.
 
     Both must be plain text of one source with equal metadata, because a joined node has only one set of metadata (a
-    page, an audience). Only the chunk number and the provenance may differ. Adjacency is decided by LlamaIndex's
-    links (``NodeRelationship.NEXT`` and ``PREVIOUS``), else within one document by consecutive ``chunk_index``
-    metadata, else by touching character positions.
+    page, an audience). Adjacency is decided by LlamaIndex's links, else by ``chunk_index``, else by positions.
     """
     if first.node_id == second.node_id or not _adjacent(first, second):
         return False
@@ -196,10 +193,9 @@ def _span(node: BaseNode) -> tuple[int, int] | None:
 
 
 def join(parts: Sequence[_Part]) -> NodeWithScore:
-    """Return one node made of adjacent chunks in document order; the part with the lowest rank is the best.
+    """Return one node made of adjacent chunks in document order, with the id and metadata of the best of them.
 
-    The node has the id and metadata of the best part, the highest score of all parts, the combined text without
-    repeated overlaps, and the parts in its provenance. It has no embedding, as none was computed for that text.
+    It has no embedding, as none was computed for its text.
     """
     best = min(parts, key=lambda part: part[0])[1]
     if len(parts) == 1:

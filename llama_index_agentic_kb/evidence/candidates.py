@@ -100,10 +100,8 @@ class CandidateList:
 def collect(searches: Sequence[SourceSearch]) -> dict[NodeKey, Candidate]:
     """Return all found nodes without duplicates (by id and text), each with all searches that found it.
 
-    A candidate's score is the highest that a source returned; fusion does not change it. If a source was searched
-    both by vectors and by keywords, only the similarities count, as BM25 scores can't be compared with them: a node
-    that only BM25 found then has the score None (and ``SimilarityPostprocessor`` drops it). A source with a single
-    list keeps that list's scores. ``searches`` contains all scores of all lists.
+    A candidate's score is the highest that a source returned. Beside similarities, BM25 scores do not count, as they
+    can't be compared: what only BM25 found has the score None (and ``SimilarityPostprocessor`` drops it).
     """
     found: dict[NodeKey, Candidate] = {}
     for search in searches:
@@ -135,10 +133,9 @@ def best_of(searches: Sequence[SourceSearch], fusion: Fusion) -> list[Candidate]
 def lists_by_sub_query(searches: Sequence[SourceSearch], fusion: Fusion) -> list[CandidateList]:
     """Return one list per sub-query, in the plan's order.
 
-    Searches with comparable dense scores (same embedding model and kind of store) are of one corpus. Its dense lists
-    are merged by score times source weight. Its lexical lists are interleaved by weight, because BM25 scores depend on
-    the word frequencies of their own index. Both are fused by relative scores (``search.fusion`` has the measurement).
-    The lists of several corpora, which have different documents and scores, are fused by ``fusion``.
+    Searches with comparable dense scores are of one corpus: their dense lists are merged by score, their lexical ones
+    interleaved, because BM25 scores depend on the word frequencies of their own index. Both are fused by relative
+    scores (``search.fusion`` has the measurement), and the lists of several corpora by ``fusion``.
     """
     by_sub_query: dict[str, dict[Hashable, list[SourceSearch]]] = {}
     for search in searches:

@@ -16,9 +16,10 @@ from typing import Any, Final, Literal, TypeVar
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb._aio import Call, gather, outside_loop
+from llama_index_agentic_kb._aio import Call, WorkerPool, gather, outside_loop
 from llama_index_agentic_kb._text import error_message, normalize, one_line
-from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.account.logs import logger
+from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
 from llama_index_agentic_kb.evidence.arrangement import arrange, pieces_per_document
 from llama_index_agentic_kb.evidence.candidates import (
     Candidate,
@@ -29,14 +30,14 @@ from llama_index_agentic_kb.evidence.candidates import (
     lists_by_search,
     lists_by_sub_query,
 )
-from llama_index_agentic_kb.evidence.postprocessing import postprocess
-from llama_index_agentic_kb.evidence.provenance import provenance
-from llama_index_agentic_kb.schema import MissingPart, ResultsProcessing, SourceActivity, SubQueryOrigin
+from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance
+from llama_index_agentic_kb.llm import metered
+from llama_index_agentic_kb.schema import MissingPart, Outcome, ResultsProcessing, SourceActivity, SubQueryOrigin
 from llama_index_agentic_kb.search.fusion import Fused, Ranked, interleave, with_coverage
 from llama_index_agentic_kb.search.rerank import Reranked, Reranker
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.sources.search import NodeKey, node_key
-from llama_index_agentic_kb.sources.selection import SelectedSource
+from llama_index_agentic_kb.sources.selection import SelectedSource, passing
 
 T = TypeVar("T")
 
@@ -148,14 +149,10 @@ async def gather_evidence(
 ) -> GatheredEvidence:
     """Rerank, fuse and postprocess the results of a plan's searches, join neighbours and select the evidence.
 
-    If any source has ``resultsProcessing: none``, lists are not merged: all searches are interleaved in the plan's
-    order (those of other sources in the reranker's order), neighbours are not joined and documents are not capped.
-
-    At most ``ranked`` candidates per sub-query go to the reranker, and as many fused nodes to the postprocessors; the
-    result has at most ``limit``. A postprocessor that runs at ``deadline`` is abandoned and its nodes are withheld, as
-    it may be an access filter; the reranker is abandoned at ``rerank_deadline`` (default ``deadline``). Passages of
-    ``proof`` are ranked first. Candidates ``outside`` are left out; the order of the others does not change. Of a
-    question that ``follows`` a conversation, what was planned counts more than its own words.
+    If any source has ``resultsProcessing: none``, lists are only interleaved. At most ``ranked`` candidates per
+    sub-query go to the reranker (until ``rerank_deadline``), and as many fused nodes to the postprocessors. Passages
+    of ``proof`` come first; candidates ``outside`` are left out. Of a question that ``follows`` a conversation, what
+    was planned counts more than its own words.
     """
     found = sum(len(one.nodes) for search in searches for one in search.lists)
     untouched = {name for name in (one.source.name for one in searches) if _is_untouched(name, selected, options)}
@@ -344,9 +341,8 @@ async def rerank(
 ) -> Reranking:
     """Rerank the lists whose ``processed`` is true, in one reranker call per sub-query for candidates of all sources.
 
-    A candidate found by several sub-queries has its best score, and is dropped if all its scores are below its source's
-    threshold. If a reranker call fails or misses the deadline, the sub-query's fused order is kept, and the result's
-    ``warning`` is set; no error is raised. Candidates beyond ``limit`` of a sub-query are dropped.
+    A candidate has its best score, and is dropped if all are below its source's threshold. If a call fails or is
+    late, the sub-query's fused order is kept, and the result's ``warning`` is set.
     """
     made = Reranking([])
     groups: dict[str, list[CandidateList]] = {}
@@ -409,3 +405,73 @@ def _judged(
             scores += [] if verdict.score is None else [verdict.score]
     ranked = Ranked(kept, one.ranked.weight, scores if len(scores) == len(kept) else None)
     return replace(one, ranked=ranked, judged=True)
+
+
+# -- postprocessing ----------------------------------------------------------------------------------------------------
+# A postprocessor may be an access filter: nodes of one that is late are withheld, never shown as they were.
+
+_POOL: Final = WorkerPool("postprocessors")
+"""Separate thread pool, so that postprocessors that hang block no other work."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostprocessedNodes:
+    """The nodes after postprocessing, with the numbers of removed and added ones; ``missing`` is what was withheld."""
+
+    nodes: list[NodeWithScore]
+    dropped: int = 0
+    added: int = 0
+    missing: MissingPart | None = None
+
+
+async def postprocess(
+    nodes: list[NodeWithScore],
+    postprocessors: Sequence[BaseNodePostprocessor],
+    bundle: QueryBundle,
+    deadline: float | None,
+    selected: Mapping[str, SelectedSource],
+) -> PostprocessedNodes:
+    """Apply postprocessors in order; nodes that they create must pass the filters of the ``selected`` sources."""
+    if not postprocessors:
+        return PostprocessedNodes(nodes)
+    dropped = added = 0
+    shown = _showing(nodes, selected)
+    for postprocessor in postprocessors:
+        before, name = len(nodes), type(postprocessor).__name__
+        try:
+            with metered(postprocessor, only_core=True) as counted:
+                work = partial(counted.postprocess_nodes, nodes, query_bundle=bundle)
+                made = await Call(sync=work, deadline=deadline, pool=_POOL, what=f"node postprocessor {name}")
+        except DeadlineExceededError as late:
+            reason = f"{late}; its nodes are withheld"
+            missing = MissingPart(what=f"node postprocessor {name}", outcome=Outcome.TIMEOUT, reason=reason)
+            return PostprocessedNodes([], dropped + before, added, missing)
+        nodes = [allowed for node in made if (allowed := shown(node)) is not None]
+        if len(nodes) < len(made):
+            logger.warning("%d nodes that %s brought do not pass the sources' filters", len(made) - len(nodes), name)
+        dropped += max(0, before - len(nodes))
+        added += max(0, len(nodes) - before)
+    return PostprocessedNodes(nodes, dropped, added)
+
+
+def _showing(
+    found: Sequence[NodeWithScore], selected: Mapping[str, SelectedSource]
+) -> Callable[[NodeWithScore], NodeWithScore | None]:
+    """Return a function that returns a node if it may be shown, with its true provenance, given those ``found``."""
+    known = {node_key(node.node) for node in found}
+    marks = {node.node.node_id: mark for node in found if (mark := provenance(node)) is not None}
+    passes = passing(selected, {name: str(mark["source"]) for name, mark in marks.items()})
+
+    def shown(node: NodeWithScore) -> NodeWithScore | None:
+        mark = marks.get(node.node.node_id)
+        if node_key(node.node) in known:
+            return node
+        if not passes(node.node):
+            return None
+        if provenance(node) == mark:
+            return node
+        metadata = {key: value for key, value in node.node.metadata.items() if key != PROVENANCE_KEY}
+        metadata |= {} if mark is None else {PROVENANCE_KEY: mark}
+        return NodeWithScore(node=node.node.model_copy(update={"metadata": metadata}), score=node.score)
+
+    return shown

@@ -66,10 +66,7 @@ def shown_metadata(node: NodeWithScore, permissions: Permissions | None, known: 
 
 
 def references(nodes: Sequence[NodeWithScore], selected: Mapping[str, SelectedSource]) -> list[Reference]:
-    """Return the references of the evidence; the id of a reference is its node's position, from 0.
-
-    Sources with ``includeReferences: false`` get no references; the other ids do not change.
-    """
+    """Return the references of the evidence, by position; sources with ``includeReferences: false`` get none."""
     made = []
     for position, node in enumerate(nodes):
         mark = provenance(node)

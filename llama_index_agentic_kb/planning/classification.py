@@ -97,10 +97,7 @@ def requested(spec: ClassificationSpec | None) -> ClassificationSpec | None:
 
 
 def ask_for_classes(messages: Sequence[ChatMessage], spec: ClassificationSpec) -> list[ChatMessage]:
-    """Return a planner's messages, of any prompt template, with the classification rules added.
-
-    Names and descriptions come from the application. They are escaped, so they can't end a line or a block.
-    """
+    """Return a planner's messages with the classification rules added; the application's names can't end a line."""
     lines = []
     for key, name in spec.keys.items():
         definition = CLASSES.get(key)

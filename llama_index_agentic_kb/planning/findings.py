@@ -91,10 +91,7 @@ async def read_findings(
     deadline: float | None,
     log: ActivityLog,
 ) -> Reading:
-    """Ask the model for the answers of steps; ``take`` is called for each step as soon as its line is complete.
-
-    If the call fails, the result has the error; answers that were read before have already been passed to ``take``.
-    """
+    """Ask the model for the answers of steps; ``take`` gets each as soon as its line is complete."""
     call = Reading()
     spotlight = draw(models.spotlighting)
     intake = FindingsIntake(open_steps, passages, take, spotlight)
@@ -119,10 +116,7 @@ async def read_findings(
 
 
 def as_found(findings: Iterable[Finding], refs: Mapping[str, int]) -> str:
-    """Return findings as prompt text: "James Cameron (stated, ref_id 3)"; ``refs`` has passage numbers by node id.
-
-    What a passage states is called so only where the passage is shown.
-    """
+    """Return findings as prompt text; "stated" is said only where the passage is shown, by its number in ``refs``."""
     shown = []
     for one in findings:
         ref = refs.get(one.node_id or "")
@@ -298,10 +292,7 @@ async def look_for_gaps(
     log: ActivityLog,
     instructions: str = "",
 ) -> Verdict:
-    """Ask the model whether the evidence is sufficient; a failure is reported in the result, never raised.
-
-    ``searches`` lists the searches and their findings, one per line; at most ``limit`` further ones are asked for.
-    """
+    """Ask whether the evidence is sufficient, or for at most ``limit`` further searches; a failure is in the result."""
     verdict = Verdict(fields={"sub_queries": []})
     spotlight = draw(models.spotlighting)
     with verdict.recorded(log, models.model, "revision"):

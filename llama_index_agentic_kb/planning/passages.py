@@ -76,10 +76,7 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 
 class PassageSet:
-    """The passages of one prompt, without duplicates, numbered from 0: at most ``per_query`` of each sub-query.
-
-    ``words`` are the numbers of words to which passages are shortened, by node id; else ``PASSAGE_WORDS``.
-    """
+    """The passages of one prompt, numbered from 0: at most ``per_query`` of each query, cut to ``words`` by node id."""
 
     def __init__(self, per_query: int = PASSAGES_PER_QUERY, words: Mapping[str, int] = MappingProxyType({})) -> None:
         self.passages: dict[int, ShownPassage] = {}

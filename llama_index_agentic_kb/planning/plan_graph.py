@@ -126,10 +126,7 @@ class PlanGraph:
         return len(self._parents) >= self._limit
 
     def add(self, proposals: Sequence[Proposal]) -> list[SubQuery]:
-        """Add those of all proposals parsed so far that are new, and return copies of the sub-queries to search now.
-
-        These are new ones without dependencies, and earlier ones with the further sources that were proposed for them.
-        """
+        """Add what is new in the proposals parsed so far; return copies of what to search now, with its new sources."""
         ready: dict[str, tuple[SubQuery, list[str]]] = {}
         for proposal in proposals:
             if proposal in self._seen:
@@ -198,11 +195,7 @@ class PlanGraph:
     # -- when the plan is complete ---------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Resolve the dependencies of all sub-queries; unknown parents and cycles are removed, with a warning.
-
-        Sets the ``template`` (with our ids) and the round number of every sub-query with dependencies. In its
-        ``query``, references are replaced by descriptions of the missing answers.
-        """
+        """Resolve the dependencies of all sub-queries; unknown parents and cycles are removed, with a warning."""
         planned = {one.id: one for one in self.plan.sub_queries if one.id in self._parents}
         for sub_query in planned.values():
             sub_query.depends_on = self._known_parents(sub_query)
@@ -285,10 +278,7 @@ def refers(text: str) -> bool:
 
 
 def fill(template: str, answers: Mapping[str, str], *, add: bool = True) -> str:
-    """Replace the references (``#q1``) in a template by answers, by id; return one line of ``MAX_QUERY`` characters.
-
-    With ``add``, an answer that the template does not refer to is appended.
-    """
+    """Replace the references (``#q1``) in a template by answers, by id; with ``add``, append those it does not name."""
     text = _replace(template, lambda name, written: answers.get(name, "") if _STEP_ID.fullmatch(name) else written)
     words, form, named = text.split(), normalize(text), _names_in(template)
     for name, answer in answers.items() if add else ():

@@ -248,10 +248,7 @@ def _messages(
 
 
 def describe_sources(sources: Sequence[PlannerSource]) -> str:
-    """Return the sources as prompt text, one per line, each followed by the fields that a filter may use.
-
-    A description that adds nothing to the name ("documents of docs") is left out.
-    """
+    """Return the sources as prompt text, one per line, with their fields for filters; no description that is empty."""
     lines = []
     for source in sources:
         words = {*re.findall(r"\w+", normalize(source.description))}
@@ -268,11 +265,7 @@ async def _ask(
     sources: Sequence[PlannerSource],
     deadline: float | None,
 ) -> Reply:
-    """Ask for structured output if the model supports it; if its server refuses that, ask for plain text.
-
-    The refusal is remembered once the same prompt succeeds as plain text. A model that can't stream is asked for a
-    complete reply.
-    """
+    """Ask for structured output if the model supports it, or for plain text once its server has refused that."""
 
     async def ask(form: dict[str, object]) -> Reply:
         try:
@@ -314,13 +307,7 @@ class _Intake:
             await self.take(read_partial_plan(text))
 
     def read_whole(self, reply: str) -> list[Proposal]:
-        """Return the proposals of a complete reply, and store its verdicts.
-
-        Verdicts without a plan are valid: some models only classify a harmful question.
-
-        Raises:
-            PlanningError: The reply contains neither a plan nor a verdict.
-        """
+        """Return the proposals of a complete reply, and store its verdicts, which are valid without a plan."""
         if self.spec is not None:
             self.verdicts = read_verdicts(reply, self.spec) or self.verdicts
         try:
@@ -360,12 +347,10 @@ def plan_schema(sources: Sequence[PlannerSource], spec: ClassificationSpec | Non
 
 
 def read_proposals(reply: str | Mapping[str, Any], prefix: str = "q") -> list[Proposal]:
-    """Return the proposals of a reply: JSON with or without preamble and fences, broken JSON, or a numbered list.
-
-    A proposal without an id gets ``prefix`` and its number.
+    """Return the proposals of a reply in any form; those without an id get ``prefix`` and their number.
 
     Raises:
-        PlanningError: The reply contains no plan.
+    PlanningError: The reply contains no plan.
     """
     items = _items_of_text(reply[:MAX_REPLY]) if isinstance(reply, str) else _items(reply)
     if items is None:
@@ -374,10 +359,7 @@ def read_proposals(reply: str | Mapping[str, Any], prefix: str = "q") -> list[Pr
 
 
 def read_partial_plan(text: str) -> list[Proposal]:
-    """Return the complete proposals of a reply that is still being streamed.
-
-    The last one is complete when its object ends, or when its last key (``finds``, not needed to search it) begins.
-    """
+    """Return the complete proposals of a reply that is still being streamed; the last one needs no ``finds``."""
     items: list[object] = []
     start = _FIRST_ITEM.search(text[:MAX_PARTIAL])
     while start is not None:

@@ -126,10 +126,7 @@ class MultiHopSearch:
     async def search(
         self, question: QueryPlan, first: Sequence[SourceSearch] | None = None, why: str = ""
     ) -> PlanOutcome:
-        """Plan and search until the evidence is complete, a limit is reached or no further search is left.
-
-        The question is searched while the model plans; ``first`` are its searches if they were started already.
-        """
+        """Plan and search, beside the question, until the evidence is complete or a limit is reached."""
         self._decide(why)
         deadline, log, begin = self._call_deadline, self._task.log, self._search
         scope = self._task.scope
@@ -164,10 +161,7 @@ class MultiHopSearch:
         await self._search(started)
 
     async def _wait_for(self, ids: Collection[str]) -> None:
-        """Wait for these searches (see ``FanOut.wait_for``), then up to ``OTHERS_SECONDS`` for all others.
-
-        So the passages that the model reads do not depend on which search finished first.
-        """
+        """Wait for these searches, and shortly for all others: prompts must not depend on which search was first."""
         await self._task.fan_out.wait_for([search for search in self._running if search.sub_query.id in ids])
         jobs = [search.job for search in self._running if not search.job.done]
         await wait(jobs, deadline=earliest(self._deadline, deadline_after(OTHERS_SECONDS)))
@@ -197,10 +191,7 @@ class MultiHopSearch:
         self._readable = self._planned | common
 
     async def _follow(self, number: int) -> None:
-        """Search the independent steps, then the dependent ones as soon as their parents' answers are read.
-
-        ``number`` is the number of the first round. After a revision, every unanswered parent step is read again.
-        """
+        """Search the independent steps, then dependent ones as answers are read; ``number`` is the first round's."""
         steps, revised = self._steps, self._outcome.revisions > 0
         new = [
             one
@@ -265,10 +256,7 @@ class MultiHopSearch:
         )
 
     def _take(self, name: str, answers: list[Finding]) -> None:
-        """Store a step's answers. A step not yet searched needs no search if a passage states its answer.
-
-        Implied answers are used as well, and the step is still searched to confirm them.
-        """
+        """Store a step's answers; a step that waits needs no search if a passage states its answer."""
         if name in self._steps.waiting:
             early = [one for one in answers if one.confidence is not Confidence.PARTIAL and one.node_id]
             stated = [one for one in early if one.confidence is Confidence.STATED]
@@ -293,10 +281,7 @@ class MultiHopSearch:
                 await self._search(started)
 
     async def _search_ready(self, number: int, read: Collection[str] = ()) -> None:
-        """Search the waiting steps whose parents all have answers, or were read without finding one.
-
-        A missing answer is replaced by a description in the question's own words, never by an empty string.
-        """
+        """Search the waiting steps whose parents have answers, or were read; missing answers are described."""
         steps, started = self._steps, list[SubQuery]()
         while ready := [
             one

@@ -174,10 +174,7 @@ class Steps:
                 self.waiting[one.id] = one
 
     def to_read(self, *, every: bool = False) -> list[str]:
-        """Return unanswered steps that waiting steps depend on, and those with a follow-up query.
-
-        With ``every``, searched parents of any step are added.
-        """
+        """Return unanswered steps that others wait for, or with a follow-up query; ``every`` adds searched parents."""
         parents = {parent for child in self.waiting.values() for parent in child.depends_on} - self.waiting.keys()
         parents |= self.next.keys()
         if every:
@@ -202,10 +199,7 @@ class Steps:
         return list(distinct.values())[:MAX_BRANCHES]
 
     def take(self, search: str, answers: Sequence[Finding]) -> list[Finding]:
-        """Store the answers of a search, and return the earlier answers that they correct, if any.
-
-        A less certain answer never replaces a stated one, and a partial answer never replaces a complete one.
-        """
+        """Store the answers of a search, unless earlier ones are surer; return the earlier answers they correct."""
         before = self.found.get(search, [])
         sure, sure_before = (max((_SURE[one.confidence] for one in read), default=0) for read in (answers, before))
         if not answers or (sure < sure_before and (sure_before == _SURE[Confidence.STATED] or sure == 1)):
@@ -226,8 +220,7 @@ class Steps:
     def _queries_and_sources(self, step: SubQuery, query: str) -> dict[str, tuple[str, list[str]]]:
         """Return each query of a step, by its normal form, with the sources that may get it.
 
-        What the planner wrote may go to all of the step's sources, as the planner reads no passages. A source that may
-        not get what was written later gets the planner's words instead.
+        What the planner wrote may go to all, as it read no passages; a source gets it in place of what it may not get.
         """
         texts = {normalize(text): text for text in ([query] if query else self._queries(step))}
         own = None if step.origin is SubQueryOrigin.REVISION else normalize(step.query)
@@ -242,8 +235,7 @@ class Steps:
     def searches_for(self, step: SubQuery, number: int, started: Sequence[SubQuery], query: str = "") -> list[SubQuery]:
         """Return one search for each combination of the answers that a step depends on, best first.
 
-        A query that was searched before, or ``started`` in this round, is not searched again in the same sources; its
-        results are shared. If ``query`` is set, it replaces the step's own query.
+        What was searched before, or ``started`` in this round, is shared. ``query`` replaces the step's own.
         """
         known = {normalize(one.query): one for one in (*self.searched.values(), *started)}
         queries = self._queries_and_sources(step, query)
@@ -276,10 +268,7 @@ class Steps:
             yield fill(template, dict(zip(step.depends_on, values, strict=True)))
 
     def description_of(self, name: str, named: Collection[str] = ()) -> str:
-        """Return a step's partial answer, or a searchable description with its parents' known answers filled in.
-
-        Answers of steps that the query has ``named`` already are not appended.
-        """
+        """Return a step's partial answer, or its description with known answers filled in, but those ``named``."""
         step, nearer = self.planned[name], self.answers_of(name, partial=True)
         if nearer:
             return nearer[0].value

@@ -270,11 +270,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
 
     @dispatcher.span
     def get_response(self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any) -> RESPONSE_TEXT_TYPE:
-        """Answer from texts, for LlamaIndex code that has no nodes: text N is ``[ref_id:N]``; see ``synthesize``.
-
-        Returns:
-            The answer text, the object if ``output_cls`` is set, or a generator of tokens if streaming.
-        """
+        """Answer from texts, for LlamaIndex code that has no nodes: text N is ``[ref_id:N]``; see ``synthesize``."""
         work = self.synthesis(QueryBundle(query_str), _as_nodes(text_chunks), **response_kwargs)
         if self._streaming:
             return iterate(work, contextvars.copy_context())

@@ -72,11 +72,7 @@ class TextAnswer(NamedTuple):
 
 
 def read_answer(reply: str, earlier: TextAnswer | None = None) -> TextAnswer:
-    """Parse a reply, or its start, and remove the control words of the prompt.
-
-    The earlier answer is returned if the reply is ``UNCHANGED``, if only the earlier one is an answer, or if the reply
-    cites nothing while the earlier answer does (some models write a remark that nothing changed instead).
-    """
+    """Parse a reply, or its start; ``earlier`` is kept if it is UNCHANGED, no answer, or cites nothing beside it."""
     opening = _OPENING.match(reply)
     answer = TextAnswer(reply) if opening is None else TextAnswer(reply[opening.end() :], answerable=False)
     if earlier is None:
@@ -179,11 +175,7 @@ class Draft:
         max_calls: int | None = None,
         **variables: str,
     ) -> list[list[Passage]]:
-        """Pack passages (all by default) into at most ``max_calls`` prompts, and count dropped ones in ``result``.
-
-        Raises:
-            SynthesisError: The question and the template leave no room for evidence.
-        """
+        """Pack passages (all by default) into at most ``max_calls`` prompts; ``SynthesisError`` if none has room."""
         listed = self.passages if candidates is None else candidates
 
         def work() -> Packed:
@@ -228,10 +220,9 @@ class Draft:
         earlier: TextAnswer | None = None,
         **variables: str,
     ) -> TextAnswer:
-        """Call the model once and return its answer; it may cite the ``valid`` reference ids and link to references.
+        """Call the model once and return its answer, which may cite the ``valid`` ids; ``earlier`` if it is unchanged.
 
-        If streaming, deltas of the reply are emitted. ``earlier`` is the answer that this call refines; it is returned
-        if the reply leaves it unchanged. ``step`` is the 0-based number of the call, for errors.
+        If streaming, deltas of the reply are emitted. ``step`` is the 0-based number of the call, for errors.
         """
         messages, parser = self.messages(template, variables), self.model.llm.output_parser
         rules = self.rules(valid)
@@ -352,10 +343,7 @@ def ids_of(*groups: Sequence[Passage]) -> set[int]:
 async def side_by_side(
     calls: Sequence[Coroutine[Any, Any, T]], each: Callable[[int, T], Awaitable[None]] | None = None
 ) -> list[T]:
-    """Run calls concurrently and return their results in order; the first failure cancels the rest and is raised.
-
-    ``each`` is called with the position and result of each call, in order, as soon as all earlier ones are complete.
-    """
+    """Run calls concurrently and return their results, which ``each`` gets in order; a failure cancels the rest."""
     jobs = [start(call) for call in calls]
     results: list[T] = []
     try:

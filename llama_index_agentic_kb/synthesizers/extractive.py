@@ -77,12 +77,7 @@ class NoText(AgenticSynthesizer):
 
 
 def extract(passages: Sequence[Passage], budget: int) -> tuple[str, Packed]:
-    """Return passages as a JSON array, and the numbers of truncated and dropped passages.
-
-    Args:
-        passages: The passages, best first.
-        budget: The maximum tokens of the array (LlamaIndex's global tokenizer); an empty array is always returned.
-    """
+    """Return passages as a JSON array of at most ``budget`` tokens, and the numbers of cut and dropped ones."""
     packed, items = Packed(), list[str]()
     room = budget - count_tokens("[]")
     for passage in passages:

@@ -166,10 +166,7 @@ class TreeSummarize(AgenticSynthesizer):
 
 
 def join(answers: Sequence[str], room: int, limit: int) -> tuple[list[str], int]:
-    """Return partial answers packed into contexts of ``room`` tokens, and the number of truncated answers.
-
-    If more than ``limit`` contexts are needed, all answers are truncated to equal shares of one.
-    """
+    """Return answers packed into contexts of ``room`` tokens (cut into one if over ``limit``), and the cut ones."""
     contexts: list[list[str]] = []
     used = room
     for number, answer in enumerate(answers, start=1):

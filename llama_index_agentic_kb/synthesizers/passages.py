@@ -48,11 +48,7 @@ def passages(
     sources: Mapping[str, KnowledgeSource] | None = None,
     spotlight: Spotlight = PLAIN,
 ) -> list[Passage]:
-    """Convert nodes to passages: node N gets reference id N. Hidden characters are removed from the texts.
-
-    The sources, by name, define the title and content of their nodes. For other nodes, the title is the metadata
-    "title" or "file_name", or the node id, and the content LlamaIndex's LLM text.
-    """
+    """Convert nodes to passages: node N gets reference id N; sources, by name, define its title and content."""
     made = []
     for position, node in enumerate(nodes):
         mark = provenance(node)
@@ -79,10 +75,7 @@ def cost(passage: Passage, content: str | None = None) -> int:
 
 
 def shortened(content: str, room: int, measure: Callable[[str], int]) -> str:
-    """Return a prefix of a text that fits into ``room``, truncated at a sentence end; empty if too little would fit.
-
-    ``measure`` returns the tokens of a text including its frame.
-    """
+    """Return a prefix that fits into ``room`` by ``measure``, cut at a sentence end; empty if too little would fit."""
     if measure("") + MIN_CONTENT > room:
         return ""
     end = room * 6
@@ -135,10 +128,7 @@ def share(candidates: Sequence[Passage], room: int, _: float = 0.0) -> Packed:
 
 
 def singly(candidates: Sequence[Passage], room: int, overlap: float = 0.0) -> Packed:
-    """Put each passage into its own prompt; passages too long for a prompt are split at sentence ends.
-
-    All parts keep the passage's reference id; there are at most ``MAX_PARTS``.
-    """
+    """Put each passage into its own prompt; one too long is split at sentence ends, into at most ``MAX_PARTS``."""
     packed = Packed()
     for passage in candidates:
         parts, is_cut = _split(passage, room, overlap)
@@ -184,8 +174,7 @@ def _split(passage: Passage, room: int, overlap: float) -> tuple[list[Passage], 
 def _part_end(passage: Passage, text: str, room: int) -> int:
     """Return the end of the first part of a text: a sentence end in its second half, else the end of a word.
 
-    A regular expression finds sentence ends: it is a hundred times faster than the segmenter, and errors are harmless
-    here. The length is found by interpolation, to within 10 % of the maximum.
+    Sentence ends are found by a pattern: it is a hundred times faster than the segmenter, and errors are harmless here.
     """
     low, high, guess = 1, len(text) + 1, min(len(text), room * 4)
     while high - low > 1:

@@ -130,14 +130,8 @@ def read_object(
 ) -> tuple[M, CheckedText]:
     """Return the object in a reply, without invalid markers and links, and the counts of what was removed.
 
-    Args:
-        reply: A reply with tool call arguments, or with JSON, which may have a preamble, fences or syntax errors.
-        output_cls: The class to validate the object with.
-        rules: The allowed citation markers and links.
-        spotlight: The marking of retrieved text in the prompt, which is removed from the reply.
-
     Raises:
-        UnreadableReplyError: The reply contains no valid object of the class.
+    UnreadableReplyError: The reply contains no valid object of the class.
     """
     spoken = reply.text if reply.tool_arguments is None else json.dumps(reply.tool_arguments, ensure_ascii=False)
     why = "it holds no JSON object"
