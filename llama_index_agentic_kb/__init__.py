@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.grounding.scorers import LexicalScorer as LexicalScorer
     from llama_index_agentic_kb.grounding.scorers import LLMJudge as LLMJudge
     from llama_index_agentic_kb.grounding.settings import Grounding as Grounding
-    from llama_index_agentic_kb.guard.limits import InputLimits as InputLimits
     from llama_index_agentic_kb.guard.permissions import Permissions as Permissions
     from llama_index_agentic_kb.guard.permissions import acting_as as acting_as
     from llama_index_agentic_kb.guard.resilience import NO_RETRIES as NO_RETRIES
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.llm.openai_compatible import OpenAICompatible as OpenAICompatible
     from llama_index_agentic_kb.planning import DEFAULT_LIMITS as DEFAULT_LIMITS
     from llama_index_agentic_kb.planning import EffortLimits as EffortLimits
+    from llama_index_agentic_kb.planning.effort import InputLimits as InputLimits
     from llama_index_agentic_kb.query_engine import AgenticAsyncStreamingResponse as AgenticAsyncStreamingResponse
     from llama_index_agentic_kb.query_engine import AgenticQueryEngine as AgenticQueryEngine
     from llama_index_agentic_kb.query_engine import AgenticResponse as AgenticResponse
@@ -126,12 +126,12 @@ grounding.check: acheck_grounding check_grounding
 grounding.ranking: arank rank
 grounding.scorers: CrossEncoderScorer LLMJudge LexicalScorer
 grounding.settings: Grounding
-guard.limits: InputLimits
 guard.permissions: Permissions acting_as
 guard.resilience: NO_RETRIES BreakerPolicy Resilience RetryPolicy
 index: AgenticVectorStoreIndex
 knowledge_base: KnowledgeBase
 llm.openai_compatible: OpenAICompatible
+planning.effort: InputLimits
 planning: DEFAULT_LIMITS EffortLimits
 query_engine: AgenticAsyncStreamingResponse AgenticQueryEngine AgenticResponse AgenticStreamingResponse
 retriever: AgenticRetriever RetrieverOptions

@@ -31,8 +31,7 @@ from llama_index_agentic_kb.errors import (
 )
 from llama_index_agentic_kb.evidence.candidates import Fusion
 from llama_index_agentic_kb.evidence.gathering import EvidenceOptions, gather_evidence
-from llama_index_agentic_kb.evidence.provenance import references, without_provenance
-from llama_index_agentic_kb.guard.limits import DEFAULT_INPUT_LIMITS, InputLimits
+from llama_index_agentic_kb.evidence.provenance import drop_provenance, references
 from llama_index_agentic_kb.guard.permissions import (
     Permissions,
     current_principal,
@@ -46,7 +45,14 @@ from llama_index_agentic_kb.guard.spotlighting import Spotlighting, as_spotlight
 from llama_index_agentic_kb.llm import LanguageModel, billed, resolve_llm
 from llama_index_agentic_kb.planning import ClassificationSpec, EffortLimits, Scope
 from llama_index_agentic_kb.planning.contraction import NOT_NARROWED, Conversation, Narrowing
-from llama_index_agentic_kb.planning.effort import MAX_RANKED, as_effort, as_limits, planned_use
+from llama_index_agentic_kb.planning.effort import (
+    DEFAULT_INPUT_LIMITS,
+    MAX_RANKED,
+    InputLimits,
+    as_effort,
+    as_limits,
+    planned_use,
+)
 from llama_index_agentic_kb.planning.planner import PlanningModel
 from llama_index_agentic_kb.planning.steps import FoundStep, PlanOutcome, Task
 from llama_index_agentic_kb.planning.tool_turn import search_turn
@@ -171,7 +177,7 @@ class Retrieval:
 
     def plain_nodes(self) -> list[NodeWithScore]:
         """Return the nodes as LlamaIndex's retrievers do: with provenance, equal nodes of two searches would differ."""
-        return [without_provenance(node) for node in self.concealed(self.nodes, but=searched_under.get())]
+        return [drop_provenance(node) for node in self.concealed(self.nodes, but=searched_under.get())]
 
     def concealed(self, nodes: Sequence[NodeWithScore], but: Permissions | None = None) -> list[NodeWithScore]:
         """Return nodes without the metadata that lists who else may see them, except the fields that ``but`` declares.

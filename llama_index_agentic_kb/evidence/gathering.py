@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
@@ -116,7 +116,7 @@ class EvidenceCounts:
 
     def as_fields(self) -> dict[str, Any]:
         """Return the counts as fields of an activity record."""
-        return asdict(self)
+        return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,12 +38,13 @@ def provenance(node: NodeWithScore) -> dict[str, Any] | None:
     return mark if isinstance(mark, dict) else None
 
 
-def without_provenance(node: NodeWithScore) -> NodeWithScore:
-    """Return a copy of a node without its provenance."""
-    changed: dict[str, Any] = {"metadata": {k: v for k, v in node.node.metadata.items() if k != PROVENANCE_KEY}}
-    for name in ("excluded_llm_metadata_keys", "excluded_embed_metadata_keys"):
-        changed[name] = [key for key in getattr(node.node, name) if key != PROVENANCE_KEY]
-    return NodeWithScore(node=node.node.model_copy(update=changed), score=node.score)
+def drop_provenance(node: NodeWithScore) -> NodeWithScore:
+    """Return a node of the evidence, a copy that a request has made, after removing its provenance in place."""
+    if node.node.metadata.pop(PROVENANCE_KEY, None) is not None:
+        for keys in (node.node.excluded_llm_metadata_keys, node.node.excluded_embed_metadata_keys):
+            if PROVENANCE_KEY in keys:
+                keys.remove(PROVENANCE_KEY)
+    return node
 
 
 def shown_metadata(node: NodeWithScore, permissions: Permissions | None, known: Collection[str | None] = ()) -> str:

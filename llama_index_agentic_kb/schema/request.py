@@ -6,6 +6,7 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import (
@@ -378,4 +379,9 @@ class RetrievalRequest(_Sent):
         for params in self.knowledge_source_params:
             if params.knowledge_source_name == source:
                 return params
-        return SourceParams(knowledge_source_name=source)
+        return _default_params(source)
+
+
+@lru_cache(maxsize=1_024)
+def _default_params(source: str) -> SourceParams:
+    return SourceParams(knowledge_source_name=source)

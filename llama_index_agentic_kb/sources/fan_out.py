@@ -264,8 +264,8 @@ class FanOut:
         """Cancel those of the searches that become stragglers, unless they get their whole timeout."""
         watched = [one for one in searches if one.source.resilience.grace is not None and not one.must_answer]
         self._watched += watched
-        if watched:
-            self._look_in(min(search.grace for search in watched))
+        if watched:  # none can be late before that
+            self._look_in(min(search.source.resilience.grace or 0.0 for search in watched))
 
     def _look_in(self, seconds: float) -> None:
         """Look for stragglers in ``seconds``, or earlier if that was due, with one timer for all searches."""

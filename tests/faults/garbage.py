@@ -15,7 +15,7 @@ from llama_index.core.schema import Document, ImageNode, IndexNode, NodeWithScor
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Resilience, RetrievalError, RetrievalResponse
 from llama_index_agentic_kb.schema import Outcome, SourceActivity
-from llama_index_agentic_kb.sources.cleaning import MAX_CHARACTERS
+from llama_index_agentic_kb.sources.search import MAX_CHARACTERS
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, Verbatim
 from tests.faults.registry import fault
 

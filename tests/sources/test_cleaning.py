@@ -4,7 +4,7 @@ from typing import Any
 
 from llama_index.core.schema import NodeWithScore, TextNode
 
-from llama_index_agentic_kb.sources.cleaning import clean_nodes
+from llama_index_agentic_kb.sources.search import clean_nodes
 
 
 def scored(text: str = "rain", **fields: Any) -> NodeWithScore:
