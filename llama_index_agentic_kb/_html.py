@@ -24,22 +24,16 @@ if TYPE_CHECKING:
 
 Record: TypeAlias = Mapping[str, Any]
 
-ROWS: Final = 100
-"""Maximum rows of a list to show."""
-LONG: Final = 360
-"""Number of characters above which an extract is collapsed."""
-MOST: Final = 20_000
-"""Maximum characters of a passage to show."""
-LIMIT: Final = 15_000
-"""Size in bytes of a fragment for notebooks, which are saved with all that they show."""
+ROWS: Final = 100  # maximum rows of a list to show
+LONG: Final = 360  # number of characters above which an extract is collapsed
+MOST: Final = 20_000  # maximum characters of a passage to show
+LIMIT: Final = 15_000  # size in bytes of a fragment for notebooks, which are saved with all that they show
 _SIZES: Final = ((ROWS, MOST), (ROWS, 1_000), (25, 300), (8, 80))
 """Numbers of rows and of characters of a passage to try until a fragment is small enough."""
 MAX_MARKDOWN: Final = 20_000
 """Maximum characters of an answer whose Markdown is rendered; longer ones are shown as text."""
-MAX_BOXES: Final = 24
-"""Maximum searches in the picture of a plan."""
-MAX_COLUMNS: Final = 5
-"""Maximum columns in the picture of a plan; later rounds share the last one."""
+MAX_BOXES: Final = 24  # maximum searches in the picture of a plan
+MAX_COLUMNS: Final = 5  # maximum columns in the picture of a plan; later rounds share the last one
 
 _START, _END = "\u2e14", "\u2e15"
 """Signs at the bounds of a claim while Markdown is parsed: punctuation, beside which emphasis is read as it stands."""

@@ -21,10 +21,8 @@ _SIGNS: Final = re.compile(r"\A[ \t]*(?:(?:[-*+|]|\d{1,9}[.)]|#{1,6}|>)[ \t]+)*|
 _HEADING: Final = re.compile(r"\A#+ [^\n]*\n")
 _COLOURS: Final = {"ok": "green", "warn": "yellow", "bad": "red", "none": ""}
 _PLACES: Final = {"page_label": "p.", "sheet": "sheet"}
-BAR: Final = 24
-"""Width of a timeline bar in columns."""
-MAX_EXTRACT: Final = 300
-"""Maximum characters of an extract to show."""
+BAR: Final = 24  # width of a timeline bar in columns
+MAX_EXTRACT: Final = 300  # maximum characters of an extract to show
 
 
 def show_response(console: Console, response: RetrievalResponse) -> None:

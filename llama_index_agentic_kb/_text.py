@@ -14,10 +14,8 @@ from urllib.parse import quote
 
 WINDOW: Final = 2_000
 """Number of characters before a cut that are searched for a sentence end; the segmenter is slow on long text."""
-MAX_ERROR: Final = 10_000
-"""Maximum number of characters of an error message, as a server may return a whole page."""
-READ_ON: Final = 1_000
-"""Number of characters after a cut that are searched for the rest of a secret."""
+MAX_ERROR: Final = 10_000  # maximum number of characters of an error message, as a server may return a whole page
+READ_ON: Final = 1_000  # number of characters after a cut that are searched for the rest of a secret
 _WORD: Final = re.compile(r"\S{1,16}")  # scripts without spaces are cut too
 _MARKS: Final = ".,;:!?\"'()[]"
 
@@ -141,11 +139,9 @@ def _pattern(text: str) -> re.Pattern[str]:
 _KNOWN: dict[str, None] = {}
 """Secrets of clients in the order of registration, in several encodings; see ``know_secrets``."""
 
-MIN_SECRET: Final = 8
-"""Minimum number of characters of a registered secret; a shorter one may be an ordinary word."""
+MIN_SECRET: Final = 8  # minimum number of characters of a registered secret; a shorter one may be an ordinary word
 
-MAX_SECRETS: Final = 1_000
-"""Maximum number of registered secrets; the oldest are removed first."""
+MAX_SECRETS: Final = 1_000  # maximum number of registered secrets; the oldest are removed first
 
 
 def know_secrets(values: Iterable[str]) -> None:

@@ -43,12 +43,9 @@ DEMO_SOURCES: Final = {
 DEMO_QUESTION: Final = "Which rocket launched Cassini-Huygens, how tall was it, and how wide is Titan?"
 DEFAULT_STORE: Final = ".agentic-kb"
 CONFIG: Final = Path("agentic-kb.toml")
-_SKIPPED: Final = 3
-"""The exit status of an ingestion that read all files but those of kinds that are not read."""
-_WIDE: Final = 200
-"""The minimum columns of tables in a file or a pipe."""
-_LISTED: Final = 20
-"""The maximum number of skipped files that are named."""
+_SKIPPED: Final = 3  # exit status of an ingestion that read all files but those of kinds that are not read
+_WIDE: Final = 200  # minimum columns of tables in a file or a pipe
+_LISTED: Final = 20  # maximum number of skipped files that are named
 MORE: Final = "No API key: searched as asked, extracts only. For plans and cited answers set OPENAI_API_KEY, or \
 OPENAI_BASE_URL for any OpenAI-compatible server, and choose a model with --model."
 

@@ -25,15 +25,11 @@ from llama_index_agentic_kb.search.prototypes import Floats, ScopeIndex, ScopeSe
 from llama_index_agentic_kb.store import KnowledgeStore
 from llama_index_agentic_kb.store.embedding_model import embed_model_name
 
-TARGET: Final = 0.98
-"""The share of the evidence that a scope must keep."""
+TARGET: Final = 0.98  # share of the evidence that a scope must keep
 GRID: Final = (1.5, 1.25, 1.0, 0.75, 0.5)
-SAMPLE: Final = 150
-"""Maximum number of imitated turns."""
-MAX_CHUNKS: Final = 20
-"""Maximum number of chunks of a document from which sentences are drawn."""
-MIN_TURNS: Final = 20
-"""Number of imitated turns below which the defaults are kept."""
+SAMPLE: Final = 150  # maximum number of imitated turns
+MAX_CHUNKS: Final = 20  # maximum number of chunks of a document from which sentences are drawn
+MIN_TURNS: Final = 20  # number of imitated turns below which the defaults are kept
 _WORDS: Final = (5, 30)
 _SENTENCE: Final = re.compile(r"(?<=[.!?\n])\s+")
 

@@ -23,16 +23,13 @@ from llama_index_agentic_kb.schema import ReasoningEffort
 if TYPE_CHECKING:
     from rich.table import Table
 
-BUSY: Final = 0.7
-"""The share of the time for which a core may be busy; beyond it, waits grow fast."""
-FILLED: Final = 0.8
-"""The share of a server's memory that its shard may fill."""
+BUSY: Final = 0.7  # share of the time for which a core may be busy; beyond it, waits grow fast
+FILLED: Final = 0.8  # share of a server's memory that its shard may fill
 SIMULATED: Final = 16
 """The maximum number of shards that are simulated; more change the slowest of them little, and take long."""
 ANSWER_TOKENS: Final = (2_900, 200)
 """Tokens that the model reads and writes for an answer: ten passages of 254 tokens, and the instructions."""
-PROCESS_BYTES: Final = 700e6
-"""The memory of an API process with the embedding model."""
+PROCESS_BYTES: Final = 700e6  # memory of an API process with the embedding model
 
 
 class Work(NamedTuple):

@@ -47,17 +47,13 @@ from llama_index_agentic_kb.evaluation.systems import (
     make_systems,
 )
 
-BASELINE: Final = "hybrid"
-"""The system that others are compared with: a single query with fused dense and BM25 results."""
+BASELINE: Final = "hybrid"  # system that others are compared with: a single query with fused dense and BM25 results
 
-PLAIN: Final = "minimal"
-"""This library's system without a plan; a plan's value is measured against it."""
+PLAIN: Final = "minimal"  # this library's system without a plan; a plan's value is measured against it
 
-ALL: Final = "all"
-"""Name of the group with questions of all kinds."""
+ALL: Final = "all"  # name of the group with questions of all kinds
 
-SAMPLES: Final = 2_000
-"""Number of resamples for a bootstrap interval."""
+SAMPLES: Final = 2_000  # number of resamples for a bootstrap interval
 
 DRAWS_AT_ONCE: Final = 2_000_000
 """Maximum number of values drawn together: all resamples of 100,000 questions would take gigabytes."""

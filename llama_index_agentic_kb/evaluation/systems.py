@@ -42,14 +42,11 @@ from llama_index_agentic_kb.search.lexical import LexicalIndex, lexical_document
 from llama_index_agentic_kb.sources import KnowledgeSource
 
 BATCH: Final = 256
-COMPLETE: Final = "complete"
-"""Name of the file that marks a cache as complete."""
+COMPLETE: Final = "complete"  # name of the file that marks a cache as complete
 
-DEPTH: Final = 100
-"""Maximum length of each ranked list of the baselines."""
+DEPTH: Final = 100  # maximum length of each ranked list of the baselines
 
-PLANNING: Final = ("low", "medium", "auto")
-"""Systems that ask a language model for plans."""
+PLANNING: Final = ("low", "medium", "auto")  # systems that ask a language model for plans
 
 SYSTEMS: Final = ("dense", "bm25", "hybrid", "query_fusion", "minimal", *PLANNING)
 """Names of the systems; the last four are this library's reasoning efforts."""

@@ -15,10 +15,8 @@ from pydantic_core import PydanticSerializationError
 from llama_index_agentic_kb._text import one_line, without_surrogates
 from llama_index_agentic_kb.errors import InvalidRequestError
 
-MAX_DEPTH: Final = 200
-"""Maximum nesting of objects and lists; close to pydantic's own limit for JSON text."""
-MAX_FIELDS: Final = 20
-"""Maximum number of invalid fields named in an error message."""
+MAX_DEPTH: Final = 200  # maximum nesting of objects and lists; close to pydantic's own limit for JSON text
+MAX_FIELDS: Final = 20  # maximum number of invalid fields named in an error message
 MAX_CHARACTERS: Final = 300
 """Maximum number of characters for each field's path and message, as callers may send long names and values."""
 

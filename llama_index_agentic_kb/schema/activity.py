@@ -41,14 +41,11 @@ class QueryClassification(Model):
 class SubQueryOrigin(StrEnum):
     """The origin of a sub-query."""
 
-    QUESTION = "question"
-    """The question itself; it is always searched."""
+    QUESTION = "question"  # the question itself; it is always searched
     INTENT = "intent"
     PLANNER = "planner"
-    REVISION = "revision"
-    """The language model's revision, made after it has read the results of the plan."""
-    TOOL = "tool"
-    """A call of a tool: the query is the JSON text of its arguments."""
+    REVISION = "revision"  # made by the language model after it has read the results of the plan
+    TOOL = "tool"  # a call of a tool: the query is the JSON text of its arguments
 
 
 class SubQuery(Model):
@@ -56,19 +53,16 @@ class SubQuery(Model):
 
     id: str
     query: str = Field(min_length=1)
-    sources: list[str]
-    """Names of the sources to search, in declaration order."""
+    sources: list[str]  # names of the sources to search, in declaration order
     depends_on: list[str] = Field(default_factory=list)
     """Ids of the sub-queries whose findings are inserted into this query."""
     origin: SubQueryOrigin = SubQueryOrigin.PLANNER
     filters: dict[str, FilterNode] = Field(default_factory=dict)
     """The planner's filters, by source name; each is combined (AND) with the source's other filters."""
-    finds: str | None = None
-    """A description of the answer in the question's words, such as "the director of Titanic"."""
+    finds: str | None = None  # a description of the answer in the question's words, such as "the director of Titanic"
     template: str | None = None
     """The planned query with placeholders: ``#q1`` is replaced by q1's finding. None if it has no dependencies."""
-    part_of: str | None = None
-    """The id of the planned sub-query, if this is one of its branches (one branch per finding)."""
+    part_of: str | None = None  # id of the planned sub-query, if this is one of its branches (one branch per finding)
     wave: int = Field(default=1, ge=1)
 
 
@@ -76,10 +70,8 @@ class Confidence(StrEnum):
     """The certainty of a finding."""
 
     STATED = "stated"
-    IMPLIED = "implied"
-    """The finding follows from several passages without contradiction, or from a passage in other words."""
-    PARTIAL = "partial"
-    """The finding answers only a part of the sub-query, such as the town if the county was asked for."""
+    IMPLIED = "implied"  # it follows from several passages without contradiction, or from a passage in other words
+    PARTIAL = "partial"  # it answers only a part of the sub-query, such as the town if the county was asked for
 
 
 class Finding(Model):
@@ -130,8 +122,7 @@ class ActivityError(Model):
     code: str
     message: str
     target: str | None = None
-    stage: str | None = None
-    """The failed step of a source ("preparation", "embedding" or "search"); else the record's type."""
+    stage: str | None = None  # failed step of a source ("preparation", "embedding" or "search"); else the record's type
 
 
 class ModelInfo(Model):
@@ -167,8 +158,7 @@ class ModelQueryPlanningActivity(ActivityRecord):
     """The queries of the plan, including the original question; for a revision, the new queries."""
     classifications: list[QueryClassification] | None = None
     """The results for the requested classes; None if the question was not classified."""
-    labels: list[str] | None = None
-    """The user-defined labels that apply to the question; None if there are none."""
+    labels: list[str] | None = None  # user-defined labels that apply to the question; None if there are none
 
 
 class SearchArguments(Model):
@@ -192,16 +182,13 @@ class SearchArguments(Model):
 class SearchLane(Model):
     """One retrieval method of a search, such as dense or lexical."""
 
-    kind: str
-    """"dense", "lexical", "hybrid" (the store's own), or "retriever"."""
-    count: Count
-    """The number of documents that passed all checks."""
+    kind: str  # "dense", "lexical", "hybrid" (the store's own), or "retriever"
+    count: Count  # number of documents that passed all checks
     candidates: Count
     elapsed_ms: Count | None = None
     error: ActivityError | None = None
     note: str | None = None
-    shard: str | None = None
-    """The name of the searched shard, if the source has several."""
+    shard: str | None = None  # name of the searched shard, if the source has several
 
 
 class SourceActivity(ActivityRecord):
@@ -211,17 +198,14 @@ class SourceActivity(ActivityRecord):
     knowledge_source_name: str
     sub_query_id: str
     query_time: datetime | None = None
-    count: Count | None = None
-    """The number of documents that passed all checks."""
+    count: Count | None = None  # number of documents that passed all checks
     candidates: Count | None = None
-    dropped_by_filter: Count | None = None
-    """The number of returned documents that did not match the filter."""
+    dropped_by_filter: Count | None = None  # number of returned documents that did not match the filter
     dropped_as_unusable: Count | None = None
     """The number of results that are not valid nodes; the notes in ``lanes`` name the reason."""
     dropped_by_threshold: Count | None = None
     """Documents below the reranker's threshold for every sub-query that found them; not counted in ``count``."""
-    retries: int | None = Field(default=None, ge=1)
-    """The number of retries after failures; None if there were none."""
+    retries: int | None = Field(default=None, ge=1)  # number of retries after failures; None if there were none
     lanes: list[SearchLane] | None = None
     arguments: SearchArguments | None = None
 
@@ -243,14 +227,11 @@ class SourceActivity(ActivityRecord):
 class EffortUse(Model):
     """The limits of a reasoning effort, or the amounts used."""
 
-    sub_queries: Count
-    """Distinct queries searched, excluding the question itself."""
-    sources: Count
-    """The largest number of sources searched for one sub-query."""
+    sub_queries: Count  # distinct queries searched, excluding the question itself
+    sources: Count  # largest number of sources searched for one sub-query
     waves: Count
     revisions: Count
-    tokens: Count
-    """Input and output tokens of the planning model, if it reports them."""
+    tokens: Count  # input and output tokens of the planning model, if it reports them
     seconds: float = Field(ge=0)
     documents_ranked: Count
 
@@ -261,16 +242,13 @@ class AgenticReasoningActivity(ActivityRecord):
     type: Literal["agenticReasoning"] = "agenticReasoning"
     reasoning_tokens: Count | None = None
     """Input and output tokens of language models for finding and ranking evidence, excluding planning."""
-    retrieval_reasoning_effort: EffortField | None = None
-    """The effort applied: ``minimal`` if the request was not planned."""
+    retrieval_reasoning_effort: EffortField | None = None  # effort applied: ``minimal`` if the request was not planned
     logical_reasoning_effort: EffortField | None = None
     candidates: Count | None = None
     kept: Count | None = None
-    merged: Count | None = None
-    """Duplicate candidates: a candidate found by n searches counts n - 1."""
+    merged: Count | None = None  # duplicate candidates: a candidate found by n searches counts n - 1
     joined: Count | None = None
-    reranked: Count | None = None
-    """Pairs of a sub-query and a candidate scored by the reranker."""
+    reranked: Count | None = None  # pairs of a sub-query and a candidate scored by the reranker
     dropped_by_threshold: Count | None = None
     dropped_by_budget: Count | None = None
     """Candidates beyond the maximum number of documents to return, or to rank, or outside the conversation's scope."""
@@ -283,8 +261,7 @@ class AgenticReasoningActivity(ActivityRecord):
     findings: list[Finding] | None = None
     signals: dict[str, float] | None = None
     """Strength of the evidence for the original question (0 to 1); None if it did not decide about planning."""
-    decision: str | None = None
-    """The reason for planning or not, and the reason for stopping."""
+    decision: str | None = None  # reason for planning or not, and the reason for stopping
     conversation: TurnScope | None = None
     """How earlier messages changed the search: expansion, drift, topic and scope. None without a conversation."""
 
@@ -302,12 +279,9 @@ class ModelAnswerSynthesisActivity(ActivityRecord):
     model: ModelInfo | None = None
     calls: Count | None = None
     response_mode: str | None = None
-    dropped_by_budget: Count | None = None
-    """Passages left out because of the token budget or the model's context size."""
-    links_removed: Count | None = None
-    """Links removed from the model's replies because they point to no reference."""
-    grounding_score: UnitScore | None = None
-    """The mean score of the answer's claims; None if no claim was checked."""
+    dropped_by_budget: Count | None = None  # passages left out because of the token budget or the model's context size
+    links_removed: Count | None = None  # links removed from the model's replies because they point to no reference
+    grounding_score: UnitScore | None = None  # mean score of the answer's claims; None if no claim was checked
     claims: Count | None = None
     supported_claims: Count | None = None
 

@@ -39,16 +39,14 @@ class AnswerState(StrEnum):
 class Citation(Span):
     """The span of a claim, and the references that it cites."""
 
-    sources: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list)
-    """Indices into the answer's references."""
+    sources: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list)  # indices into the answer's references
 
 
 class GroundingSupport(Citation):
     """The check result of a claim, and the references that support it."""
 
     score: UnitScore | None = None
-    check_required: bool | None = None
-    """False for sentences without a factual claim ("Here is what I found.")."""
+    check_required: bool | None = None  # False for sentences without a factual claim ("Here is what I found.")
 
     @model_validator(mode="after")
     def _nothing_without_check(self) -> Self:
@@ -85,8 +83,7 @@ class ChunkReference(_Document):
     """One passage, with the name, URI and title of its document."""
 
     kind: Literal["chunk"] = "chunk"
-    chunk: str = ""
-    """The id of the passage's LlamaIndex node."""
+    chunk: str = ""  # id of the passage's LlamaIndex node
     content: str = ""
     relevance_score: UnitScore | None = None
     page_identifier: str = ""
@@ -273,16 +270,13 @@ class Turn(Model):
     """One question and its answer."""
 
     session_id: str
-    number: int = Field(ge=1)
-    """The position in the session: 1, 2, ... without gaps."""
+    number: int = Field(ge=1)  # position in the session: 1, 2, ... without gaps
     query: str
     query_id: str = ""
     answer_id: str
-    answer: Answer | None = None
-    """The full answer; None if only its name was requested."""
+    answer: Answer | None = None  # full answer; None if only its name was requested
     query_config: dict[str, str] = Field(default_factory=dict)
-    created_at: AwareDatetime
-    """The time of the question if the answer contains it; else the time when the turn was stored."""
+    created_at: AwareDatetime  # time of the question if the answer contains it; else the time when the turn was stored
     completed_at: AwareDatetime
 
 
@@ -290,16 +284,14 @@ class Session(Model):
     """A conversation of one owner."""
 
     id: str
-    display_name: str = ""
-    """The name shown to users; defaults to the first question."""
+    display_name: str = ""  # name shown to users; defaults to the first question
     state: SessionState = SessionState.IN_PROGRESS
     user_pseudo_id: str = ""
     turns: list[Turn] = Field(default_factory=list)
     labels: list[str] = Field(default_factory=list)
     is_pinned: bool = False
     started_at: AwareDatetime
-    updated_at: AwareDatetime
-    """The time when the last turn was stored, or of the last other change."""
+    updated_at: AwareDatetime  # time when the last turn was stored, or of the last other change
     ended_at: AwareDatetime | None = None
     """The time when the last answer was completed; None before the first. Further turns may follow."""
 
@@ -308,8 +300,7 @@ class SessionPage(Model):
     """One page of an owner's sessions, without their turns."""
 
     sessions: list[Session] = Field(default_factory=list)
-    next_page_token: str | None = None
-    """The ``page_token`` of the next page; None on the last page."""
+    next_page_token: str | None = None  # ``page_token`` of the next page; None on the last page
 
 
 class SessionChanges(Model):

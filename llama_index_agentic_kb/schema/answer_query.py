@@ -148,8 +148,7 @@ class WholePiece(Model):
 
     kind: Literal["whole"] = "whole"
     answer: Answer
-    session: Session | None = None
-    """The session in which the turn was stored, without its turns; None without a session."""
+    session: Session | None = None  # session in which the turn was stored, without its turns; None without a session
 
 
 AnswerPiece: TypeAlias = StepsPiece | ReferencesPiece | TextPiece | CitationPiece | WholePiece

@@ -36,12 +36,10 @@ class PendingWrite(_Frozen):
     The user confirms with "yes", declines with "no", or names the token: ``confirm TOKEN``, ``cancel TOKEN``.
     """
 
-    token: str
-    """A random text. It is the call's idempotency key too: a token is executed at most once."""
+    token: str  # random text, also the call's idempotency key: a token is executed at most once
     tool: str
     arguments: dict[str, JsonValue]
-    asked_of: str
-    """A digest of the principal who was asked; nobody else can confirm."""
+    asked_of: str  # a digest of the principal who was asked; nobody else can confirm
 
 
 class TopicShift(_Frozen):
@@ -49,10 +47,8 @@ class TopicShift(_Frozen):
 
     from_tool: str
     to_tool: str | None = None
-    cleared: tuple[str, ...] = ()
-    """The names of the arguments that were forgotten."""
-    kept: tuple[str, ...] = ()
-    """The names of the arguments that were kept, because another tool takes them too."""
+    cleared: tuple[str, ...] = ()  # names of the arguments that were forgotten
+    kept: tuple[str, ...] = ()  # names of the arguments that were kept, because another tool takes them too
 
 
 class DialogueState(_Frozen):

@@ -17,8 +17,7 @@ from pydantic import Field, model_validator
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema._model import Model
 
-CITATION_THRESHOLD: Final = 0.6
-"""The minimum support score for citing a reference (Google: ``citationThreshold``)."""
+CITATION_THRESHOLD: Final = 0.6  # minimum support score for citing a reference (Google: ``citationThreshold``)
 
 # The limits of Google's CheckGrounding and Rank methods, also used here.
 MAX_FACTS: Final = 200
@@ -36,8 +35,7 @@ class Verdict(StrEnum):
     PARTIALLY_SUPPORTED = "partiallySupported"
     """The evidence supports a part of the claim. Google counts it as not grounded."""
     UNSUPPORTED = "unsupported"
-    CONTRADICTED = "contradicted"
-    """The evidence contradicts the claim: another number, date or name, or the opposite."""
+    CONTRADICTED = "contradicted"  # evidence contradicts the claim: another number, date or name, or the opposite
     NOT_CHECKABLE = "notCheckable"
     """The claim has no factual content ("Here is what I found."), or the scorer could not score it."""
 
@@ -45,16 +43,11 @@ class Verdict(StrEnum):
 class ClaimFlag(StrEnum):
     """A further observation about a claim, besides its verdict."""
 
-    MISATTRIBUTED = "misattributed"
-    """A marker names a reference that doesn't support the claim, while another one does."""
-    UNCITED = "uncited"
-    """Evidence supports the claim, but the claim has no citation marker."""
-    CITED_WITHOUT_SUPPORT = "citedWithoutSupport"
-    """The claim has citation markers, but no evidence supports it."""
-    CONFLICTING_SOURCES = "conflictingSources"
-    """Some evidence supports the claim and some contradicts it."""
-    NOT_SCORED = "notScored"
-    """The claim needs a check, but the scorer failed or the time ran out."""
+    MISATTRIBUTED = "misattributed"  # a marker names a reference that doesn't support the claim, while another one does
+    UNCITED = "uncited"  # evidence supports the claim, but the claim has no citation marker
+    CITED_WITHOUT_SUPPORT = "citedWithoutSupport"  # claim has citation markers, but no evidence supports it
+    CONFLICTING_SOURCES = "conflictingSources"  # some evidence supports the claim and some contradicts it
+    NOT_SCORED = "notScored"  # claim needs a check, but the scorer failed or the time ran out
 
 
 class ConflictKind(StrEnum):
@@ -101,36 +94,26 @@ class Span(Model):
 class Support(Model):
     """The place in a reference that supports or contradicts a claim."""
 
-    reference_id: str
-    """The N of ``[ref_id:N]``, as in ``Reference.id``."""
+    reference_id: str  # the N of ``[ref_id:N]``, as in ``Reference.id``
     node_id: str
-    span: Span
-    """The position in the node's text."""
-    quote: str
-    """The node's text at ``span``, verbatim."""
-    score: UnitScore
-    """The support for the claim; if it takes two references, the support by both together."""
+    span: Span  # position in the node's text
+    quote: str  # node's text at ``span``, verbatim
+    score: UnitScore  # support for the claim; if it takes two references, the support by both together
 
 
 class GroundedClaim(Model):
     """One claim of an answer, with its evidence."""
 
-    text: str
-    """The answer's text at ``span``, verbatim, including citation markers."""
-    span: Span
-    """The position in the answer."""
-    check_required: bool = True
-    """Whether the claim has factual content ("Here is what I found." doesn't)."""
+    text: str  # answer's text at ``span``, verbatim, including citation markers
+    span: Span  # position in the answer
+    check_required: bool = True  # whether the claim has factual content ("Here is what I found." doesn't)
     verdict: Verdict = Verdict.NOT_CHECKABLE
-    score: UnitScore | None = None
-    """The support by all evidence together; None if the claim was not checked."""
+    score: UnitScore | None = None  # support by all evidence together; None if the claim was not checked
     supports: list[Support] = Field(default_factory=list)
     """The passages that support the claim (or contradict it, if its verdict is CONTRADICTED), best first."""
-    cited: list[str] = Field(default_factory=list)
-    """The reference ids in the model's citation markers."""
+    cited: list[str] = Field(default_factory=list)  # reference ids in the model's citation markers
     flags: list[ClaimFlag] = Field(default_factory=list)
-    misattributed: list[str] = Field(default_factory=list)
-    """The ids in ``cited`` whose references do not support the claim."""
+    misattributed: list[str] = Field(default_factory=list)  # ids in ``cited`` whose references do not support the claim
     lacking: Span | None = None
     """The position in the answer of the unsupported end of a claim whose start is supported; None if unknown."""
 
@@ -146,8 +129,7 @@ class GroundedClaim(Model):
 class ConflictingValue(Model):
     """One side of a conflict."""
 
-    value: str
-    """The value as written in the source ("1969", "3 March"), or the whole quote."""
+    value: str  # value as written in the source ("1969", "3 March"), or the whole quote
     support: Support
     date: str | None = None
 
@@ -155,11 +137,9 @@ class ConflictingValue(Model):
 class Conflict(Model):
     """A disagreement between sources."""
 
-    claim: int = Field(ge=0)
-    """The index of the claim in the ledger."""
+    claim: int = Field(ge=0)  # index of the claim in the ledger
     kind: ConflictKind
-    values: list[ConflictingValue] = Field(min_length=2)
-    """The differing values, each with one passage that states it."""
+    values: list[ConflictingValue] = Field(min_length=2)  # differing values, each with one passage that states it
 
 
 class AnswerChange(Model):
@@ -167,10 +147,8 @@ class AnswerChange(Model):
 
     kind: ChangeKind
     before: str
-    after: str = ""
-    """The rewritten claim; empty if the claim was dropped."""
-    span: Span
-    """The position of ``before`` in the original answer."""
+    after: str = ""  # rewritten claim; empty if the claim was dropped
+    span: Span  # position of ``before`` in the original answer
     verdict: Verdict
     reason: str = ""
 
@@ -250,8 +228,7 @@ class GroundingQuery(Model):
 
     answer: str
     facts: list[Fact] = Field(default_factory=list)
-    citation_threshold: UnitScore = CITATION_THRESHOLD
-    """The minimum score for citing a fact for a claim."""
+    citation_threshold: UnitScore = CITATION_THRESHOLD  # minimum score for citing a fact for a claim
     claim_scores: bool = False
 
 
@@ -274,8 +251,6 @@ class RankQuery(Model):
 
     query: str = ""
     records: list[RankRecord] = Field(min_length=1)
-    top_n: int | None = Field(default=None, ge=1, le=2**31 - 1)
-    """The maximum number of records to return; None returns all."""
+    top_n: int | None = Field(default=None, ge=1, le=2**31 - 1)  # maximum number of records to return; None returns all
     model: str = ""
-    ids_only: bool = False
-    """Whether the response omits titles and contents."""
+    ids_only: bool = False  # whether the response omits titles and contents

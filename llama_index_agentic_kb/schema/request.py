@@ -135,8 +135,7 @@ Text: TypeAlias = Annotated[
 _SIZES: Final = ("maxOutputSizeInTokens", "max_output_size_in_tokens", "maxOutputSize", "max_output_size")
 """The accepted names of the token budget of a response, the newest first."""
 Documents: TypeAlias = Annotated[int, Strict(), Field(ge=1, le=MAX_DOCUMENTS)]
-Flag: TypeAlias = Annotated[bool, Strict()]
-"""A strict boolean: "yes" and 1 are rejected."""
+Flag: TypeAlias = Annotated[bool, Strict()]  # a strict boolean: "yes" and 1 are rejected
 
 
 INSTRUCTING: Final = frozenset({"system", "developer"})

@@ -66,20 +66,16 @@ class Reference(Model):
     model_config = ConfigDict(extra="ignore")  # the kind's additional field is redundant
 
     type: str = "searchIndex"
-    id: str
-    """The N of ``[ref_id:N]``; "0", "1", ... in order of the evidence."""
-    activity_source: int = Field(ge=0)
-    """The id of the activity record of the first search that found the passage."""
+    id: str  # the N of ``[ref_id:N]``: "0", "1", ... in order of the evidence
+    activity_source: int = Field(ge=0)  # id of the activity record of the first search that found the passage
     knowledge_source_name: str
     doc_key: str
     title: str
     url: str | None = None
     citation_url: str | None = None
     node_id: str
-    score: float | None = None
-    """The source's own score; scales differ between sources."""
-    reranker_score: float | None = None
-    """The score of a calibrated reranker, 0 to 4; None without one."""
+    score: float | None = None  # source's own score; scales differ between sources
+    reranker_score: float | None = None  # score of a calibrated reranker, 0 to 4; None without one
     source_data: SourceData | None = None
 
     @model_serializer(mode="wrap")

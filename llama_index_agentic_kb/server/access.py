@@ -29,10 +29,8 @@ _BEARER: Final = "bearer "
 _ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Signatures with public keys alone: a shared secret would let each verifier sign."""
 _JWKS_SECONDS: Final = 5.0
-_JWKS_AGE: Final = 600.0
-"""The age in seconds after which the issuer's keys are read anew."""
-_JWKS_PAUSE: Final = 10.0
-"""The minimum seconds between two readings, so that forged key ids cause no flood."""
+_JWKS_AGE: Final = 600.0  # age in seconds after which the issuer's keys are read anew
+_JWKS_PAUSE: Final = 10.0  # minimum seconds between two readings, so that forged key ids cause no flood
 
 _UNKNOWN_PER_MINUTE: Final = 600
 """The number of unknown keys in a minute for which the catalog is read anew; further ones are refused without."""

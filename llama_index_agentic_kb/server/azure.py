@@ -35,16 +35,14 @@ from llama_index_agentic_kb.wire.azure import VERSIONS, decode_retrieve, encode_
 STREAMING_SINCE: Final = "2026-08-01-preview"
 HEARTBEAT_SECONDS: Final = 15.0
 _EVENTS: Final = "text/event-stream"
-MAX_BYTES: Final = 1_000_000
-"""The maximum size of a definition."""
+MAX_BYTES: Final = 1_000_000  # maximum size of a definition
 MAX_PAGE: Final = 1_000
 _COUNTERS: Final = (
     "aliasesCount documentCount indexesCount indexersCount dataSourcesCount storageSize synonymMaps skillsetCount "
     "vectorIndexSize knowledgeBasesCount knowledgeSourcesCount"
 ).split()
 
-Event = tuple[str, str]
-"""The name and the JSON of a server-sent event."""
+Event = tuple[str, str]  # the name and the JSON of a server-sent event
 
 
 def api_version(request: Request) -> str:

@@ -33,10 +33,8 @@ T = TypeVar("T")
 Kind: TypeAlias = Literal["knowledgeBase", "knowledgeSource"]
 Role: TypeAlias = Literal["admin", "query"]
 
-MAX_AGE: Final = 1.0
-"""The age in seconds after which a server reads the catalog anew."""
-_SECONDS: Final = 10.0
-"""The time limit of each operation."""
+MAX_AGE: Final = 1.0  # age in seconds after which a server reads the catalog anew
+_SECONDS: Final = 10.0  # time limit of each operation
 _MODELS: Final[Mapping[str, type[KnowledgeBaseDefinition | SourceDefinition]]] = {
     "knowledgeBase": KnowledgeBaseDefinition,
     "knowledgeSource": SourceDefinition,
@@ -96,8 +94,7 @@ class Conditions:
             raise PreconditionError("If-None-Match: the definition exists already")
 
 
-ANY: Final = Conditions()
-"""No conditions."""
+ANY: Final = Conditions()  # no conditions
 
 
 def _lists(header: str, etag: str) -> bool:

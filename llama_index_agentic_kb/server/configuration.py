@@ -45,10 +45,8 @@ from llama_index_agentic_kb.sources import KnowledgeSource
 
 DEFAULT_DATABASE: Final = "agentic-kb-server.db"
 ENVIRONMENT: Final = "env:"
-MAX_STOPPING_SECONDS: Final = 120
-"""The maximum seconds that running answers get to finish when the server stops."""
-MIN_KEY: Final = 16
-"""The minimum length of an API key: shorter ones can be guessed."""
+MAX_STOPPING_SECONDS: Final = 120  # maximum seconds that running answers get to finish when the server stops
+MIN_KEY: Final = 16  # minimum length of an API key: shorter ones can be guessed
 
 
 def _read_file(path: Path) -> Mapping[str, Any]:
@@ -92,8 +90,7 @@ Secret: TypeAlias = Annotated[str, BeforeValidator(_secret)]
 class StoreSettings(Model):
     """A store of ``agentic-kb ingest``; its path alone is enough."""
 
-    path: Setting
-    """A directory, relative to the folder of the file, or the URL of a PostgreSQL database."""
+    path: Setting  # a directory, relative to the folder of the file, or the URL of a PostgreSQL database
     permissions: dict[str, dict[str, str]] = Field(default_factory=dict)
     """By source: the fields of ``Permissions``. A source that is not named is open to every caller."""
 
@@ -103,8 +100,7 @@ class ModelSettings(Model):
 
     api_key: Secret = ""
     api_base: Setting | None = None
-    model: str | None = None
-    """The model's name in the API. Defaults to the name in the configuration."""
+    model: str | None = None  # model's name in the API; defaults to the name in the configuration
     context_window: int = Field(default=8_192, ge=512)
 
 

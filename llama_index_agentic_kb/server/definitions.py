@@ -23,8 +23,7 @@ _INSTEAD: Final = {
     **dict.fromkeys(("remoteSharePoint", "workIQ", "fabricDataAgent", "fabricOntology"), _OF_OTHERS),
 }
 """Azure's kinds of sources that are not served, and what to use."""
-_PARTS: Final = ("folderPath", "targetPath", "query")
-"""Fields that narrow what Azure's services would ingest."""
+_PARTS: Final = ("folderPath", "targetPath", "query")  # fields that narrow what Azure's services would ingest
 _INDEX: Final = {"azureBlob": "container_name", "indexedOneLake": "lakehouse_id", "indexedSql": "table_or_view"}
 """By kind: the parameter that names the index. That of other kinds has the source's own name."""
 
@@ -167,8 +166,7 @@ class SearchIndexParameters(_Definition):
     query_hints: dict[str, Any] | None = None
 
 
-_SECRETS: Final = ("key", "secret", "password", "token", "signature")
-"""How names of fields end that hold secrets."""
+_SECRETS: Final = ("key", "secret", "password", "token", "signature")  # how names of fields end that hold secrets
 
 
 def _secret(data: object) -> str | None:

@@ -55,8 +55,7 @@ from llama_index_agentic_kb.wire.google_names import (
 
 PREFIX: Final = "/v1/"
 _KINDS: Final = ("answers", "sessions", "servingConfigs", "groundingConfigs", "rankingConfigs")
-_SECONDS: Final = 30.0
-"""The time limit of a check or a ranking."""
+_SECONDS: Final = 30.0  # time limit of a check or a ranking
 _STREAM_TYPE: Final = "application/json; charset=UTF-8"
 
 

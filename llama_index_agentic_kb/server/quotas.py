@@ -18,10 +18,8 @@ from typing import Final
 from llama_index_agentic_kb.schema import Principal
 from llama_index_agentic_kb.server.errors import TooManyRequestsError
 
-_MAX_BUCKETS: Final = 100_000
-"""The maximum number of callers whose rates are kept."""
-_NEW_SHARE: Final = 0.1
-"""How much of the mean time of an answer the newest one makes up."""
+_MAX_BUCKETS: Final = 100_000  # maximum number of callers whose rates are kept
+_NEW_SHARE: Final = 0.1  # how much of the mean time of an answer the newest one makes up
 
 
 class Bucket:
@@ -88,8 +86,7 @@ class _Line:
 
     weight: float
     running: int = 0
-    served: int = 0
-    """The number of the last place that it got: the smallest is the longest ago."""
+    served: int = 0  # number of the last place that it got: the smallest is the longest ago
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
 

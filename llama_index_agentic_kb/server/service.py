@@ -34,8 +34,7 @@ Index: TypeAlias = Callable[..., KnowledgeSource]
 """Returns a source over an index, called with ``name=``, ``description=``, ``filters=`` and ``params=``:
 ``partial(KnowledgeSource, index=..., permissions=...)``."""
 
-STATIC_ETAG: Final = '"registered"'
-"""The ETag of a knowledge base that the program registered."""
+STATIC_ETAG: Final = '"registered"'  # ETag of a knowledge base that the program registered
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,8 +203,7 @@ class ScriptedLLM(ReplyingLLM):
 
 # -- sources ----------------------------------------------------------------------------------------------------------
 
-HANG_SECONDS: Final = 60.0
-"""Maximum seconds of a hang without a release, so that the interpreter can exit."""
+HANG_SECONDS: Final = 60.0  # maximum seconds of a hang without a release, so that the interpreter can exit
 
 Mode = Literal["sync", "async", "async_only"]
 
@@ -268,8 +267,7 @@ class MemoryRetriever(BaseRetriever):
         self.latency = latency
         self.fault = fault
         self.shared_nodes = shared_nodes
-        self.queries: list[RecordedQuery] = []
-        """All queries so far, in order of arrival."""
+        self.queries: list[RecordedQuery] = []  # all queries so far, in order of arrival
         nodes = [item if isinstance(item, BaseNode) else _text_node(item) for item in items]
         self._nodes = [(node, set(words(node.get_content(MetadataMode.NONE)))) for node in nodes]
         self._shared: dict[str, list[NodeWithScore]] = {}

@@ -225,8 +225,7 @@ class LoopbackOpenAI:
         embedding_fault: RawAnswer | None = None,
     ) -> None:
         self.embedding_fault = embedding_fault
-        self.requests: list[RecordedRequest] = []
-        """All requests so far, in order of arrival."""
+        self.requests: list[RecordedRequest] = []  # all requests so far, in order of arrival
         self.errors: list[Exception] = []
         """Errors of the script, including the use of too many replies, and of connection handlers."""
         self._script: Script[ChatRequest, Answer] = Script(reply)

@@ -16,8 +16,7 @@ from llama_index_agentic_kb.schema.request import MAX_DOCUMENTS
 
 Untyped: TypeAlias = Any
 """A protobuf message, its class or its descriptor; they are created at run time and have no static types."""
-Fields: TypeAlias = dict[str, Any]
-"""The fields of a message by JSON name."""
+Fields: TypeAlias = dict[str, Any]  # fields of a message by JSON name
 
 MAX_DEPTH: Final = 40
 """Maximum nesting of objects and lists in encoded JSON; deeper values become text. Protobuf's parsers stop at 100."""

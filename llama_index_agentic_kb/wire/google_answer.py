@@ -65,8 +65,7 @@ from llama_index_agentic_kb.wire.google_names import (
     parse_session_name,
 )
 
-DEFAULT_RESULTS: Final = 10
-"""The default of Google's ``maxReturnResults``."""
+DEFAULT_RESULTS: Final = 10  # default of Google's ``maxReturnResults``
 _ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
 _STATUS: Final = {
     400: "INVALID_ARGUMENT",
@@ -349,8 +348,7 @@ class AnswerStream:
     def __init__(self, *, parent: Parent | None = None, enum_as_int: bool = False) -> None:
         self._parent, self._enum_as_int = parent, enum_as_int
         self._opened = self._closed = False
-        self._offsets = [0]
-        """The byte offset of each character of the text so far, and its length."""
+        self._offsets = [0]  # byte offset of each character of the text so far, and its length
 
     def piece(self, piece: AnswerPiece) -> bytes:
         """Return the bytes to send for a piece, none for an empty piece; the whole answer closes the array.
