@@ -62,39 +62,25 @@ class Caller:
     principal: Principal | None = None
 
 
+@dataclass(kw_only=True, eq=False)
 class JwksVerifier:
-    """Verifies JSON Web Tokens by the public keys of their issuer.
+    """Verifies JSON Web Tokens by the public keys of their issuer."""
 
-    Args:
-        issuer: The expected ``iss``.
-        audience: The expected ``aud``.
-        jwks: The URL or path of the issuer's JSON Web Key Set. URLs must be https, or http on this machine.
-        tenant_claim: The claim with the principal's tenant.
-        user_claims: The claims with the principal's user; the first that is present counts.
-        groups_claim: The claim with the principal's groups.
-        admin_role: The role (claim ``roles``) that may change definitions.
-        query_role: The role that may ask. None lets every holder of a valid token ask.
-    """
+    issuer: str  # the expected ``iss``
+    audience: str  # the expected ``aud``
+    jwks: str  # URL (https, or http on this machine) or path of the issuer's JSON Web Key Set
+    tenant_claim: str = "tid"
+    user_claims: Sequence[str] = ("oid", "sub")  # the first that is present counts
+    groups_claim: str = "groups"
+    admin_role: str = "AgenticKB.Admin"  # the role (claim ``roles``) that may change definitions
+    query_role: str | None = None  # the role that may ask; None lets every holder of a valid token ask
 
-    def __init__(
-        self,
-        *,
-        issuer: str,
-        audience: str,
-        jwks: str,
-        tenant_claim: str = "tid",
-        user_claims: Sequence[str] = ("oid", "sub"),
-        groups_claim: str = "groups",
-        admin_role: str = "AgenticKB.Admin",
-        query_role: str | None = None,
-    ) -> None:
-        address = urlsplit(jwks)
+    def __post_init__(self) -> None:
+        """Check the address of the keys."""
+        address = urlsplit(self.jwks)
         is_local = address.scheme == "http" and address.hostname in ("127.0.0.1", "localhost")
-        if "://" in jwks and address.scheme != "https" and not is_local:
+        if "://" in self.jwks and address.scheme != "https" and not is_local:
             raise ConfigurationError("jwks: keys must come over https, or from a file")
-        self.issuer, self.audience, self.jwks = issuer, audience, jwks
-        self._tenant, self._users, self._groups = tenant_claim, tuple(user_claims), groups_claim
-        self._admin_role, self._query_role = admin_role, query_role
         self._keys: dict[str | None, jwt.PyJWK] = {}
         self._read_at = self._tried_at = -math.inf
         self._reading = asyncio.Lock()
@@ -116,16 +102,16 @@ class JwksVerifier:
             raise UnauthorizedError(f"the bearer token is not valid: {type(error).__name__}") from error
 
     def _verified(self, claims: Mapping[str, Any]) -> VerifiedToken:
-        tenant, groups = claims.get(self._tenant), claims.get(self._groups) or ()
-        user = next((claims[name] for name in self._users if claims.get(name)), None)
+        tenant, groups = claims.get(self.tenant_claim), claims.get(self.groups_claim) or ()
+        user = next((claims[name] for name in self.user_claims if claims.get(name)), None)
         roles = claims.get("roles") or ()
         roles = [roles] if isinstance(roles, str) else roles  # a part of a text is no role
         named = tenant is not None or user is not None or groups
         return VerifiedToken(
             subject=str(user or claims.get("azp") or "token"),
             principal=Principal(tenant=tenant, user=user, groups=groups) if named else None,
-            is_admin=self._admin_role in roles,
-            may_query=self._query_role is None or self._query_role in roles or self._admin_role in roles,
+            is_admin=self.admin_role in roles,
+            may_query=self.query_role is None or self.query_role in roles or self.admin_role in roles,
         )
 
     async def _key(self, kid: str | None) -> jwt.PyJWK:
