@@ -38,7 +38,6 @@ from llama_index_agentic_kb.schema.filters import matcher as matcher
 from llama_index_agentic_kb.schema.filters import matches as matches
 from llama_index_agentic_kb.schema.filters import value_key as value_key
 from llama_index_agentic_kb.schema.grounding import GroundingLedger as GroundingLedger
-from llama_index_agentic_kb.schema.grounding import Verdict as Verdict
 from llama_index_agentic_kb.schema.odata import parse_odata as parse_odata
 from llama_index_agentic_kb.schema.odata import to_odata as to_odata
 from llama_index_agentic_kb.schema.request import ImageContent as ImageContent
@@ -50,7 +49,6 @@ from llama_index_agentic_kb.schema.request import ReasoningEffort as ReasoningEf
 from llama_index_agentic_kb.schema.request import ResultsProcessing as ResultsProcessing
 from llama_index_agentic_kb.schema.request import RetrievalRequest as RetrievalRequest
 from llama_index_agentic_kb.schema.request import SourceParams as SourceParams
-from llama_index_agentic_kb.schema.response import Extract as Extract
 from llama_index_agentic_kb.schema.response import MissingPart as MissingPart
 from llama_index_agentic_kb.schema.response import Reference as Reference
 from llama_index_agentic_kb.schema.response import RetrievalResponse as RetrievalResponse

@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
@@ -142,14 +142,15 @@ class JwksVerifier:
             raise UnauthorizedError("the keys of the tokens' issuer can't be read") from error
 
 
+@dataclass(slots=True)
 class Access:
     """Authenticates requests, by keys of the catalog or of a file (by hash), or by tokens; None verifies no token."""
 
-    def __init__(
-        self, catalog: Catalog, *, keys: Mapping[str, ApiKey], verifier: TokenVerifier | None, rates: Rates
-    ) -> None:
-        self._catalog, self._keys, self._verifier, self._rates = catalog, dict(keys), verifier, rates
-        self._unknown = Bucket(_UNKNOWN_PER_MINUTE)
+    catalog: Catalog
+    keys: Mapping[str, ApiKey]
+    verifier: TokenVerifier | None
+    rates: Rates
+    _unknown: Bucket = field(default_factory=lambda: Bucket(_UNKNOWN_PER_MINUTE))
 
     async def caller(self, request: Request, *, admin: bool = False) -> Caller:
         """Return who makes a request, counted against its rate: by an API key, or by a bearer token.
@@ -170,7 +171,7 @@ class Access:
         else:
             raise UnauthorizedError("credentials are missing: send the header api-key, or Authorization: Bearer ...")
         request.state.caller = caller.name
-        self._rates.count(caller.name)
+        self.rates.count(caller.name)
         if not may_query or (admin and not caller.is_admin):
             raise ForbiddenError("this needs an admin key, or a token with the admin role" if may_query else "no role")
         return caller
@@ -187,15 +188,15 @@ class Access:
 
     async def _by_key(self, key: str) -> ApiKey:
         asked, hashed = time.monotonic(), hash_of(key)
-        found = self._keys.get(hashed) or (await self._catalog.snapshot()).keys.get(hashed)
+        found = self.keys.get(hashed) or (await self.catalog.snapshot()).keys.get(hashed)
         if found is None and self._unknown.has_room():  # a new key, perhaps
-            found = (await self._catalog.snapshot(since=asked)).keys.get(hashed)
+            found = (await self.catalog.snapshot(since=asked)).keys.get(hashed)
         if found is None:
             raise UnauthorizedError("the API key is not known, or was revoked")
         return found
 
     async def _by_token(self, authorization: str) -> VerifiedToken:
-        if self._verifier is None:
+        if self.verifier is None:
             raise UnauthorizedError("this server verifies no bearer tokens; send the header api-key")
         token = authorization[len(_BEARER) :] if authorization.lower().startswith(_BEARER) else authorization
-        return await self._verifier.verify(token.strip())
+        return await self.verifier.verify(token.strip())

@@ -62,7 +62,7 @@ def create_app(
         max_body_bytes: The maximum size of a request's body; a larger one gets status 413.
         cors_origins: The origins of web pages that may call the server.
     """
-    access = Access(service.catalog, keys=keys or {}, verifier=verifier, rates=Rates(requests_per_minute))
+    access = Access(service.catalog, keys or {}, verifier, Rates(requests_per_minute))
     queue = FairQueue(quotas, max(1, max_running * 4 // 5))  # what is left is for requests other than questions
     context = ServerContext(service, access, queue, max_body_bytes)
     context.metrics.waiting.set_function(lambda: queue.waiting)

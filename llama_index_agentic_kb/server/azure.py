@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -63,18 +64,19 @@ def wants_events(accept: str) -> bool:
 # -- retrieve ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
 class Retrieval:
     """One ``retrieve`` request, decoded and authorised, with the stored defaults; ``address`` is the server's URL."""
 
-    def __init__(
-        self, served: ServedBase, request: RetrievalRequest, context: ServerContext, address: str, tenant: str
-    ) -> None:
-        self.served, self.request, self._context, self._address = served, request, context, address
-        self._tenant = tenant
+    served: ServedBase
+    request: RetrievalRequest
+    context: ServerContext
+    address: str
+    tenant: str
 
     async def respond(self, version: str) -> Response:
         """Return the response as JSON of an API version."""
-        async with self._context.queue.place(self._tenant):
+        async with self.context.queue.place(self.tenant):
             response = await self.served.base.aretrieve(self.request)
         self._made(response)
         is_newest = version == VERSIONS[-1]
@@ -82,8 +84,8 @@ class Retrieval:
         return Response(body, response.status_code, media_type="application/json")
 
     def _made(self, response: RetrievalResponse) -> None:
-        self._context.count(response)
-        link_passages(response, self._address, self.served.base.name)
+        self.context.count(response)
+        link_passages(response, self.address, self.served.base.name)
 
     async def events(self, queue: asyncio.Queue[Event | None]) -> None:
         """Put the events of the stream into a queue. An error of the engine is raised."""
@@ -106,7 +108,7 @@ class Retrieval:
             "reasoningEffort": {"kind": effort.value},
         }
         queue.put_nowait(("retrieval.started", json.dumps(begun)))
-        async with self._context.queue.place(self._tenant):
+        async with self.context.queue.place(self.tenant):
             async for item in base.astream_retrieve(self.request, on_activity=observe):
                 if isinstance(item, RetrievalResponse):
                     self._finish(item, queue, answers=mode is OutputMode.ANSWER_SYNTHESIS)

@@ -14,7 +14,6 @@ from llama_index_agentic_kb.schema import OutputMode, ResultsProcessing
 from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.schema.request import MAX_DOCUMENTS, MAX_SECONDS, MAX_TOKENS, Documents, EffortField
 
-ETAG: Final = "@odata.etag"
 MAX_TAGS: Final = 10
 _OF_OTHERS: Final = "wrap the service as a LlamaIndex retriever, and pass create_app a KnowledgeBase over it"
 _INSTEAD: Final = {

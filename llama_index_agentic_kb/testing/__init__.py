@@ -14,7 +14,6 @@ from llama_index_agentic_kb.replay import ScriptedReply
 from llama_index_agentic_kb.testing.doubles import (
     HashEmbedding,
     MemoryRetriever,
-    RecordedQuery,
     ScriptedLLM,
     ScriptExhaustedError,
     Verbatim,
@@ -29,7 +28,6 @@ __all__ = [
     "HashEmbedding",
     "LoopbackOpenAI",
     "MemoryRetriever",
-    "RecordedQuery",
     "RecordedRequest",
     "Reply",
     "ScriptExhaustedError",

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Literal, NamedTuple, Self, TypeVar, cast
+from typing import Any, Final, Generic, Literal, Self, TypeVar, cast
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -208,14 +208,6 @@ HANG_SECONDS: Final = 60.0  # maximum seconds of a hang without a release, so th
 Mode = Literal["sync", "async", "async_only"]
 
 
-class RecordedQuery(NamedTuple):
-    """One received query: its text, whether it had an embedding, and the name of the thread."""
-
-    query_str: str
-    has_embedding: bool
-    thread_name: str
-
-
 @dataclass(frozen=True)
 class Verbatim:
     """A fault that returns ``value`` (None, a dict, ...) instead of a list of nodes."""
@@ -267,7 +259,7 @@ class MemoryRetriever(BaseRetriever):
         self.latency = latency
         self.fault = fault
         self.shared_nodes = shared_nodes
-        self.queries: list[RecordedQuery] = []  # all queries so far, in order of arrival
+        self.queries: list[str] = []  # the texts of all queries so far, in order of arrival
         nodes = [item if isinstance(item, BaseNode) else _text_node(item) for item in items]
         self._nodes = [(node, set(words(node.get_content(MetadataMode.NONE)))) for node in nodes]
         self._shared: dict[str, list[NodeWithScore]] = {}
@@ -286,7 +278,7 @@ class MemoryRetriever(BaseRetriever):
         self.release()
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        self._record(query_bundle)
+        self.queries.append(query_bundle.query_str)
         time.sleep(self.latency)
         fault = self._fault_of(query_bundle)
         if fault == "hang":
@@ -294,7 +286,7 @@ class MemoryRetriever(BaseRetriever):
         return self._answer(query_bundle, fault)
 
     async def _retrieve_natively(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        self._record(query_bundle)
+        self.queries.append(query_bundle.query_str)
         await asyncio.sleep(self.latency)
         fault = self._fault_of(query_bundle)
         ends = time.monotonic() + HANG_SECONDS
@@ -302,10 +294,6 @@ class MemoryRetriever(BaseRetriever):
         while fault == "hang" and not self._released.is_set() and time.monotonic() < ends:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         return self._answer(query_bundle, fault)
-
-    def _record(self, query: QueryBundle) -> None:
-        thread = threading.current_thread().name
-        self.queries.append(RecordedQuery(query.query_str, query.embedding is not None, thread))
 
     def _fault_of(self, query: QueryBundle) -> SourceFault | None:
         return self.fault(query) if callable(self.fault) else self.fault

@@ -234,7 +234,7 @@ class Flow:
         options = RetrieverOptions(embedding_cache=None)
         AgenticRetriever(sources, llm=llm, effort=self.effort, principal=EVE, options=options).retrieve(QUESTION)
         assert secret.queries, "the secret source was not searched"
-        return [query.query_str for query in asked.queries]
+        return list(asked.queries)
 
     def leaks(self, *, trusted: bool = False) -> bool:
         """Return whether the open source received the secret, in any letters."""

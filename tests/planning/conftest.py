@@ -90,7 +90,7 @@ class World:
 
     @property
     def asked(self) -> list[str]:
-        return [query.query_str for query in self.memory.queries]
+        return list(self.memory.queries)
 
     def search(
         self,

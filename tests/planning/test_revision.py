@@ -80,7 +80,7 @@ def test_a_known_query_may_go_to_a_further_source_of_the_plan() -> None:
     plan = steps({"query": "the tower", "sources": ["one"]}, {"query": "rain", "sources": ["other"]})
     searched = World(PAGES, plan=plan, revision=verdict({"query": "The tower", "sources": ["one", "other", "third"]}))
     made = searched.search(QUESTION, sources=sources)
-    asked = [sorted(query.query_str for query in to.queries) for to in (one, other, third)]
+    asked = [sorted(to.queries) for to in (one, other, third)]
     assert asked == [[QUESTION, "the tower"], [QUESTION, "rain", "the tower"], [QUESTION]]
     assert "third" not in next(text for kind, text in searched.prompts if kind == "revision").split("</sources>")[0]
     planned, _, again = made.plan.sub_queries[1:]

@@ -42,7 +42,7 @@ class Sources:
         ]
 
     def asked(self) -> tuple[set[str], set[str]]:
-        return {one.query_str for one in self.secret.queries}, {one.query_str for one in self.other.queries}
+        return {*self.secret.queries}, {*self.other.queries}
 
 
 def searched(sources: Sources, *planned: Any, **fields: Any) -> tuple[Retrieval, World]:
