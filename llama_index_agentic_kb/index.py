@@ -37,9 +37,9 @@ from llama_index_agentic_kb.llm import resolve_llm
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine
 from llama_index_agentic_kb.retriever import AgenticRetriever, RetrieverOptions
 from llama_index_agentic_kb.schema import ActivityRecord, Principal, ReasoningEffort
+from llama_index_agentic_kb.search.filters import FilterLike
 from llama_index_agentic_kb.search.rerank import Reranker
 from llama_index_agentic_kb.sources import KnowledgeSource
-from llama_index_agentic_kb.sources.filters import FilterLike
 
 __all__ = ["AgenticVectorStoreIndex", "RetrieverArguments", "as_chat_engine", "split_kwargs"]
 

@@ -46,9 +46,9 @@ from llama_index_agentic_kb.schema import (
     parse_odata,
 )
 from llama_index_agentic_kb.schema._model import describe
+from llama_index_agentic_kb.search.filters import FilterLike
 from llama_index_agentic_kb.search.rerank import Reranker
 from llama_index_agentic_kb.sources import KnowledgeSource
-from llama_index_agentic_kb.sources.filters import FilterLike
 from llama_index_agentic_kb.sources.metadata import MetadataQueries
 from llama_index_agentic_kb.sources.plugins import PluginFailure, discover_sources
 from llama_index_agentic_kb.sources.selection import by_name

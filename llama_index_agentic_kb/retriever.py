@@ -75,13 +75,13 @@ from llama_index_agentic_kb.schema import (
     SourceActivity,
 )
 from llama_index_agentic_kb.search.embedding import SHARED_CACHE, EmbeddingCache
+from llama_index_agentic_kb.search.filters import FilterLike, to_tree
 from llama_index_agentic_kb.search.follow_up import FollowUp
 from llama_index_agentic_kb.search.fusion import interleave
 from llama_index_agentic_kb.search.prototypes import ScopeIndex
 from llama_index_agentic_kb.search.rerank import Reranker, as_reranker
 from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.sources.fan_out import FanOut, missing_parts, raise_if_lost
-from llama_index_agentic_kb.sources.filters import FilterLike, to_tree
 from llama_index_agentic_kb.sources.selection import SelectedSource, as_source, by_name, select
 from llama_index_agentic_kb.sources.tool import ToolSource
 

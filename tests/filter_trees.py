@@ -11,9 +11,10 @@ from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, F
 
 def conditions(keys: st.SearchStrategy[str], scalars: st.SearchStrategy[Any]) -> st.SearchStrategy[Condition]:
     """Return conditions of every operator."""
-    orders, lists = st.sampled_from(["eq", "ne", "gt", "ge", "lt", "le"]), st.sampled_from(["in", "nin", "any"])
+    orders, lists = st.sampled_from(["gt", "ge", "lt", "le"]), st.sampled_from(["in", "nin", "any"])
     return st.one_of(
-        st.builds(Condition, key=keys, operator=orders, value=scalars),
+        st.builds(Condition, key=keys, operator=st.sampled_from(["eq", "ne"]), value=scalars),
+        st.builds(Condition, key=keys, operator=orders, value=scalars.filter(lambda one: not isinstance(one, bool))),
         st.builds(Condition, key=keys, operator=lists, value=st.lists(scalars, min_size=1, max_size=3)),
         st.builds(Condition, key=keys, operator=st.sampled_from(["exists", "is_empty"]), value=st.just(value=True)),
         st.builds(

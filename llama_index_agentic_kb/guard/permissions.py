@@ -101,15 +101,14 @@ class Permissions:
         of_tenant = None if self.tenant is None else Condition(key=self.tenant, value=principal.tenant or "")
         if of_tenant is not None and self.owner is self.users is self.groups is self.public is None:
             return of_tenant
-        granting: list[tuple[str, str | bool]] = [] if self.public is None else [(self.public, True)]
-        if principal.user is not None:
-            granting += [] if self.owner is None else [(self.owner, principal.user)]
-            granting += [] if self.users is None else [(_key(self.users, principal.user), True)]
-        if self.groups is not None:
-            granting += [(_key(self.groups, group), True) for group in sorted(principal.groups)]
-        if not granting:
+        user, flags = principal.user, [] if self.public is None else [self.public]
+        flags += [] if self.users is None or user is None else [_key(self.users, user)]
+        flags += [] if self.groups is None else [_key(self.groups, group) for group in sorted(principal.groups)]
+        grants = [Condition(key=key, value=True) for key in flags]
+        if self.owner is not None and user is not None:
+            grants.append(Condition(key=self.owner, value=user))
+        if not grants:
             raise DeniedError("the principal has none of what the documents' permissions are by: user, groups")
-        grants = [Condition(key=key, value=value) for key, value in granting]
         whole = all_of(of_tenant, grants[0] if len(grants) == 1 else any_of(*grants))
         assert whole is not None
         return whole

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
@@ -54,23 +55,19 @@ class Syntax:
     opens: frozenset[str] = frozenset({"LPAR"})
 
 
+def _group(logic: FilterLogic, trees: list[FilterNode]) -> FilterNode:
+    return FilterGroup(logic=logic, filters=trees)
+
+
 class TreeBuilder:
     """Builds the filter tree bottom-up during parsing, without recursion.
 
     Each method is named after a grammar rule, and takes the list of that rule's children.
     """
 
-    def any_of(self, trees: list[FilterNode]) -> FilterNode:
-        """Return a group that matches if any tree matches."""
-        return FilterGroup(logic=FilterLogic.OR, filters=trees)
-
-    def all_of(self, trees: list[FilterNode]) -> FilterNode:
-        """Return a group that matches if all trees match."""
-        return FilterGroup(logic=FilterLogic.AND, filters=trees)
-
-    def negation(self, trees: list[FilterNode]) -> FilterNode:
-        """Return a group that matches if no tree matches."""
-        return FilterGroup(logic=FilterLogic.NOT, filters=trees)
+    any_of = staticmethod(partial(_group, FilterLogic.OR))
+    all_of = staticmethod(partial(_group, FilterLogic.AND))
+    negation = staticmethod(partial(_group, FilterLogic.NOT))
 
 
 def parse(syntax: Syntax, text: str, what: str) -> FilterNode:

@@ -1,7 +1,7 @@
 """Metadata filters of searches, as a tree.
 
 A tree is a ``Condition`` (key, operator, value) or a ``FilterGroup`` (and, or, not over trees). The same tree is
-converted to a store's own filters (``sources.filters``) and evaluated here on each returned node, so that the store's
+written in a store's own language (``search.dialects``) and evaluated here on each returned node, so that the store's
 filtering is verified. Evaluation fails closed: a condition on an absent key is false, except with ``is_empty``. The
 text form of a tree is OData (``schema.odata``).
 """
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, Final, Literal, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -70,13 +70,27 @@ TEXT_MATCHES: Final = (FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSE
 ORDERS: Final = {FilterOperator.GT: ">", FilterOperator.GE: ">=", FilterOperator.LT: "<", FilterOperator.LE: "<="}
 """The operators that compare by size, with their signs in SQL."""
 _EQUAL: Final = dict.fromkeys(EQUALITIES, True) | dict.fromkeys(INEQUALITIES, False)
-_ALWAYS_TRUE: Final = (FilterOperator.EXISTS, FilterOperator.IS_EMPTY)
-_COMPARISONS: Final = {
+_TAKES: Final[Mapping[FilterOperator, tuple[Callable[[Scalar], bool], str]]] = {
+    **dict.fromkeys((FilterOperator.EXISTS, FilterOperator.IS_EMPTY), (lambda value: value is True, "true")),
+    **dict.fromkeys(TEXT_MATCHES, (lambda value: isinstance(value, str) and value != "", "text")),
+    **dict.fromkeys(ORDERS, (lambda value: not isinstance(value, bool), "a number or text")),
+}
+"""What the operators of single values take, besides eq and ne."""
+_COMPARISONS: Final[Mapping[FilterOperator, Callable[[Any, Any], bool]]] = {
     FilterOperator.GT: operator.gt,
     FilterOperator.GE: operator.ge,
     FilterOperator.LT: operator.lt,
     FilterOperator.LE: operator.le,
+    FilterOperator.TEXT_MATCH: operator.contains,
+    FilterOperator.TEXT_MATCH_INSENSITIVE: lambda value, part: part.lower() in value.lower(),
 }
+_OPPOSITES: Final = (
+    (FilterOperator.EQ, FilterOperator.NE),
+    (FilterOperator.GT, FilterOperator.LE),
+    (FilterOperator.LT, FilterOperator.GE),
+    (FilterOperator.IN, FilterOperator.NIN),
+)
+_NEGATED: Final = {**dict(_OPPOSITES), **{other: one for one, other in _OPPOSITES}}
 
 
 class Condition(Model):
@@ -108,10 +122,8 @@ class Condition(Model):
             reason = f"{self.operator.value} takes at least one value"
         elif len(values) < len(given):
             reason = "a number must be finite, a whole one within 64 bits"
-        elif self.operator in _ALWAYS_TRUE and self.value is not True:
-            reason = f"{self.operator.value} takes true"
-        elif self.operator in TEXT_MATCHES and not (isinstance(self.value, str) and self.value):
-            reason = f"{self.operator.value} takes text"
+        elif (takes := _TAKES.get(self.operator)) and not takes[0](values[0]):
+            reason = f"{self.operator.value} takes {takes[1]}"
         else:
             self.key, self.value = key, values if wants_list else values[0]
             return self
@@ -208,11 +220,6 @@ def _ready(tree: FilterNode) -> _Evaluator:
     return holds
 
 
-def value_key(value: T) -> tuple[bool, T]:
-    """Return a key by which values are equal as in a store: in Python, ``True`` equals 1."""
-    return isinstance(value, bool), value
-
-
 def _compare(
     condition: Condition, values: frozenset[tuple[bool, Scalar]], metadata: Mapping[str, object]
 ) -> bool | None:
@@ -227,19 +234,61 @@ def _compare(
     if wanted is FilterOperator.EXISTS:
         return None if value is None else items is None or bool(items)
     if wanted is FilterOperator.ANY:
-        scalars = None if items is None else [item for item in items if isinstance(item, (str, int, float))]
-        return None if scalars is None else any(value_key(item) in values for item in scalars)
-    if wanted in _EQUAL and isinstance(value, (str, int, float)):
+        return None if items is None else any(value_kind(item) and value_key(item) in values for item in items)
+    kind = value_kind(value)
+    if wanted in _EQUAL and kind:
         return (value_key(value) in values) is _EQUAL[wanted]
-    return _compare_two(wanted, value, condition.value)
+    same = kind == value_kind(condition.value) and kind in ("string", "number")
+    return bool(_COMPARISONS[wanted](value, condition.value)) if same else None
 
 
-def _compare_two(wanted: FilterOperator, value: object, expected: object) -> bool | None:
-    """Compare two texts or two numbers by order, or two texts by containment; return None for other types."""
-    if isinstance(value, str) and isinstance(expected, str):
-        if wanted is FilterOperator.TEXT_MATCH_INSENSITIVE:
-            return expected.lower() in value.lower()
-        return expected in value if wanted is FilterOperator.TEXT_MATCH else bool(_COMPARISONS[wanted](value, expected))
-    if isinstance(value, (int, float)) and isinstance(expected, (int, float)):
-        return bool(_COMPARISONS[wanted](value, expected))
-    return None
+# -- what is asked of any tree ----------------------------------------------------------------------------------------
+
+
+def value_key(value: T) -> tuple[bool, T]:
+    """Return a key by which values are equal as in a store: in Python, ``True`` equals 1."""
+    return isinstance(value, bool), value
+
+
+def value_kind(value: object) -> Literal["boolean", "string", "number"] | None:
+    """Return the type of a value, by which stores compare; None for a list and for what no condition compares."""
+    if isinstance(value, bool):
+        return "boolean"
+    return "string" if isinstance(value, str) else "number" if isinstance(value, (int, float)) else None
+
+
+def conditions(tree: FilterNode) -> Iterator[Condition]:
+    """Yield every condition of a tree."""
+    if isinstance(tree, Condition):
+        yield tree
+        return
+    for child in tree.filters:
+        yield from conditions(child)
+
+
+def flat(tree: FilterNode, *, negate: bool = False) -> FilterNode:
+    """Return a simplified filter that matches no more nodes, without nested groups of the same logic.
+
+    Negations are pushed down to the conditions (De Morgan), since few stores support ``not``. Only conditions without
+    an opposite (``any``, ``exists``, ``is_empty`` and the text matches) keep a ``not`` group. For nodes that have all
+    keys, the result matches exactly the same nodes.
+
+    Args:
+        tree: The filter.
+        negate: Whether to return the negation of the filter.
+    """
+    if isinstance(tree, Condition):
+        if not negate:
+            return tree
+        if tree.operator in _NEGATED:
+            return tree.model_copy(update={"operator": _NEGATED[tree.operator]})
+        return FilterGroup(logic=FilterLogic.NOT, filters=[tree])
+    negates = tree.logic is FilterLogic.NOT  # no child matches: the opposite of "or"
+    negate = negate != negates
+    joins = (tree.logic is not FilterLogic.AND) != negate
+    logic = FilterLogic.OR if joins else FilterLogic.AND
+    filters: list[FilterNode] = []
+    for child in (flat(child, negate=negate) for child in tree.filters):
+        same = isinstance(child, FilterGroup) and child.logic is logic
+        filters.extend(child.filters if isinstance(child, FilterGroup) and same else [child])
+    return filters[0] if len(filters) == 1 else FilterGroup(logic=logic, filters=filters)

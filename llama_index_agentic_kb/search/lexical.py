@@ -26,6 +26,7 @@ from tantivy import Occur, Query
 
 from llama_index_agentic_kb.errors import RetrievalError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, matcher
+from llama_index_agentic_kb.schema.filters import conditions, flat
 from llama_index_agentic_kb.search.tokenizing import ANALYSIS, LANGUAGES, Analyzer
 
 if TYPE_CHECKING:
@@ -253,7 +254,7 @@ class _View:
     def search(self, words: Sequence[tuple[str, ...]], top_k: int, filters: FilterNode | None) -> list[LexicalHit]:
         """Return the best documents, equal scores by id; ``words`` contains the terms of each word."""
         query = _any_of([self._word(forms) for forms in words])
-        superset = None if filters is None else self._superset(filters)
+        superset = None if filters is None else self._superset(flat(filters))
         if superset is not None:
             passing = Query.const_score_query(self._as_query(superset), 0.0)
             query = Query.boolean_query([(Occur.Must, query), (Occur.Must, passing)])
@@ -303,17 +304,13 @@ class _View:
 
     # -- filters as metadata terms -----------------------------------------------------------------------------------
 
-    def _superset(self, tree: FilterNode, *, negate: bool = False) -> Superset:
-        if isinstance(tree, Condition):
-            return self._condition_terms(tree, negate=negate)
-        is_and = tree.logic is FilterLogic.AND
-        if tree.logic is FilterLogic.NOT:  # none of them: the negations of all
-            negate, is_and = not negate, not negate
-        elif negate:  # not all of them: the negation of any
-            is_and = not is_and
-        parts = [self._superset(child, negate=negate) for child in tree.filters]
+    def _superset(self, tree: FilterNode) -> Superset:
+        """Return the superset of a filter without negations that have an opposite (``flat``)."""
+        if isinstance(tree, Condition) or tree.logic is FilterLogic.NOT:
+            return self._condition_terms(tree)
+        parts = [self._superset(child) for child in tree.filters]
         known = [part for part in parts if part is not None]
-        if is_and:
+        if tree.logic is FilterLogic.AND:
             return Query.boolean_query([(Occur.Must, self._as_query(part)) for part in known]) if known else None
         if len(known) < len(parts):
             return None
@@ -327,12 +324,13 @@ class _View:
             return part
         return Query.term_set_query(self._schema, "facts", part) if part else _any_of([])
 
-    def _condition_terms(self, condition: Condition, *, negate: bool) -> tuple[str, ...] | None:
-        """Return the terms of all values that match a condition; None if they can't be enumerated."""
+    def _condition_terms(self, tree: FilterNode) -> tuple[str, ...] | None:
+        """Return the terms of all values that match a condition, or its negation; None if they can't be enumerated."""
+        (condition,), negated = conditions(tree), isinstance(tree, FilterGroup)
         key = condition.key
-        if condition.operator is FilterOperator.IS_EMPTY and not negate:
+        if condition.operator is FilterOperator.IS_EMPTY and not negated:
             return None  # documents without the key have no term of it
-        if condition.operator in _EQUALITIES and not negate:
+        if condition.operator in _EQUALITIES and not negated:
             return tuple(_metadata_term(key, value) for value in condition.values)
         if key not in self._values:
             quoted = json.dumps(key)
@@ -343,7 +341,7 @@ class _View:
         known = self._values[key]
         if known is None:
             return None
-        passes = matcher(FilterGroup(logic=FilterLogic.NOT, filters=[condition]) if negate else condition)
+        passes = matcher(tree)
         # The value may be a single value or an item of a list.
         return tuple(term for term, value in known if passes({key: value}) or passes({key: [value]}))
 

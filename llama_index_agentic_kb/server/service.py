@@ -17,6 +17,7 @@ from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestErro
 from llama_index_agentic_kb.knowledge_base import KnowledgeBase
 from llama_index_agentic_kb.llm import resolve_llm
 from llama_index_agentic_kb.schema import OutputMode, RetrievalRequest, SourceParams, all_of, parse_odata
+from llama_index_agentic_kb.search.filters import to_tree
 from llama_index_agentic_kb.server.catalog import ANY, Catalog, Conditions, Kind, Stored
 from llama_index_agentic_kb.server.definitions import (
     Definition,
@@ -27,7 +28,6 @@ from llama_index_agentic_kb.server.definitions import (
 )
 from llama_index_agentic_kb.server.errors import ConflictError, UnavailableError
 from llama_index_agentic_kb.sources import KnowledgeSource
-from llama_index_agentic_kb.sources.filters import to_tree
 from llama_index_agentic_kb.store.sessions import SessionStore
 
 Index: TypeAlias = Callable[..., KnowledgeSource]

@@ -26,8 +26,10 @@ from llama_index_agentic_kb.errors import ConfigurationError, DeniedError, Inval
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.guard.resilience import NO_RETRIES, CallProgress, Health, Resilience, ResilientCalls
 from llama_index_agentic_kb.schema import FilterNode, Principal, SourceData, SourceParams, all_of
+from llama_index_agentic_kb.schema.filters import conditions
+from llama_index_agentic_kb.search.filters import FilterLike, lower, to_tree
 from llama_index_agentic_kb.search.lexical import LexicalSearch
-from llama_index_agentic_kb.sources.filters import FilterField, FilterLike, conditions, declared_fields, lower, to_tree
+from llama_index_agentic_kb.sources.filters import FilterField, declared_fields
 from llama_index_agentic_kb.sources.index import index_retriever, refusal, traits_of
 from llama_index_agentic_kb.sources.lexical import lexical_for
 from llama_index_agentic_kb.sources.search import PreparedSource, bounded, own_recursion, search_source

@@ -8,10 +8,10 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from functools import cmp_to_key
 from itertools import groupby, pairwise
 from operator import attrgetter
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema import value_key
@@ -23,8 +23,6 @@ Per: TypeAlias = Literal["document", "chunk"]
 OrderBy: TypeAlias = Sequence[str | tuple[str, str]]
 """Sort fields in order of priority: "year", "year desc", or ("year", "desc"). Documents without the field are last."""
 SortKey: TypeAlias = Callable[["SourceDocument"], Any]
-
-_PERIODS: Final = ("year", "month", "day")
 
 
 class MetadataRow(NamedTuple):
@@ -77,29 +75,22 @@ class Facet:
         limit: The maximum number of values, most frequent first. Defaults to the call's limit. Ignored for ranges.
         ranges: Ascending boundaries, all numbers or all text (ISO dates): ``[10, 20]`` counts below 10, from 10 to
             below 20, and from 20.
-        interval: The width of numeric ranges from 0; or "year", "month" or "day" for ISO dates. Empty ranges are left
-            out.
 
     Raises:
-        InvalidRequestError: Both ``ranges`` and ``interval`` are given, or a value is invalid.
+        InvalidRequestError: ``limit`` or ``ranges`` is invalid.
     """
 
     field: str
     limit: int | None = None
     ranges: Sequence[float | str] | None = None
-    interval: float | str | None = None
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        problem, width = None, self.interval
+        problem = None
         if self.limit is not None and self.limit < 1:
             problem = f"limit must be above 0, got {self.limit}"
-        elif self.ranges is not None and width is not None:
-            problem = "give ranges or an interval, not both"
         elif self.ranges is not None and not _ascending(self.ranges):
             problem = f"ranges must be ascending boundaries, all numbers or all text, got {list(self.ranges)!r}"
-        elif width is not None and width not in _PERIODS and not (_is_number(width) and width > 0):  # type: ignore[operator]
-            problem = f"interval must be a number above 0, or one of {', '.join(_PERIODS)}, got {width!r}"
         if problem:
             raise InvalidRequestError(f"facet {self.field!r}: {problem}")
 
@@ -140,50 +131,19 @@ def _most_frequent(counts: Counter[Any], limit: int) -> list[FacetBucket]:
 
 def _place(facet: Facet, value: Scalar) -> Any:
     """Return the key of a value's bucket; None if it belongs to no bucket."""
-    if facet.ranges is not None:
-        boundaries: Sequence[Any] = facet.ranges
-        fits = not isinstance(value, bool) and isinstance(value, str) == isinstance(boundaries[0], str)
-        return bisect_right(boundaries, value) if fits else None
-    if facet.interval is None:
+    if facet.ranges is None:
         return value_key(value)
-    try:
-        if isinstance(value, str):
-            day = datetime.fromisoformat(value).date()
-            first = {"year": day.replace(month=1, day=1), "month": day.replace(day=1), "day": day}
-            return first.get(str(facet.interval))
-        if isinstance(value, bool) or isinstance(facet.interval, str):
-            return None
-        return math.floor(round(value / facet.interval, 9))  # without the noise of binary fractions: 0.3 is 3 times 0.1
-    except (ValueError, OverflowError):
-        return None
+    boundaries: Sequence[Any] = facet.ranges
+    fits = not isinstance(value, bool) and isinstance(value, str) == isinstance(boundaries[0], str)
+    return bisect_right(boundaries, value) if fits else None
 
 
 def _buckets(facet: Facet, counts: Counter[Any], limit: int) -> list[FacetBucket]:
     """Return a facet's buckets in order."""
-    if facet.ranges is not None:
-        edges = enumerate(pairwise([None, *facet.ranges, None]))
-        return [FacetBucket(counts[number], start=start, end=end) for number, (start, end) in edges]
-    width = facet.interval
-    if width is None:
+    if facet.ranges is None:
         return _most_frequent(counts, facet.limit or limit)
-    if isinstance(width, str):
-        return [FacetBucket(counts[day], start=day.isoformat(), end=_next(day, width)) for day in sorted(counts)]
-
-    def edge(number: int) -> float:
-        return number * width if isinstance(width, int) else float(f"{number * width:.12g}")
-
-    return [FacetBucket(counts[number], start=edge(number), end=edge(number + 1)) for number in sorted(counts)]
-
-
-def _next(day: date, period: str) -> str | None:
-    """Return the first day of the next period; None after the year 9999."""
-    try:
-        if period == "day":
-            return date.fromordinal(day.toordinal() + 1).isoformat()
-        month = day.month % 12 + 1 if period == "month" else 1
-        return day.replace(year=day.year + (month == 1), month=month).isoformat()
-    except ValueError:
-        return None
+    edges = enumerate(pairwise([None, *facet.ranges, None]))
+    return [FacetBucket(counts[number], start=start, end=end) for number, (start, end) in edges]
 
 
 def facet_buckets(
@@ -271,23 +231,6 @@ def _document(unit: Sequence[MetadataRow]) -> SourceDocument:
     return SourceDocument(unit[0].document, len(unit), agreed)
 
 
-class _Descending:
-    """A wrapper that sorts values in descending order."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Descending) and bool(self.value == other.value)
-
-    def __lt__(self, other: _Descending) -> bool:
-        return bool(other.value < self.value)
-
-    __hash__ = None  # type: ignore[assignment]  # it is compared only
-
-
 def sort_key(order_by: OrderBy) -> SortKey:
     """Return a sort key for documents: by the fields, then by document ID.
 
@@ -296,17 +239,17 @@ def sort_key(order_by: OrderBy) -> SortKey:
     """
     order = [_order(one) for one in ([order_by] if isinstance(order_by, str) else order_by)]
 
-    def key(document: SourceDocument) -> tuple[Any, ...]:
-        places: list[Any] = []
+    def compare(one: SourceDocument, other: SourceDocument) -> int:
         for name, descending in order:
-            value: Any = document.metadata.get(name)
-            if _is_value(value):
-                places.append((0, _Descending(_rank(value)) if descending else _rank(value)))
-            else:
-                places.append((1,))
-        return (*places, document.document_id)
+            ours, theirs = one.metadata.get(name), other.metadata.get(name)
+            if not (_is_value(ours) and _is_value(theirs)):
+                if _is_value(ours) != _is_value(theirs):
+                    return 1 if _is_value(theirs) else -1
+            elif _rank(ours) != _rank(theirs):
+                return 1 if (_rank(ours) < _rank(theirs)) == descending else -1
+        return 1 if one.document_id > other.document_id else -1
 
-    return key
+    return cmp_to_key(compare)
 
 
 def _order(one: Any) -> tuple[str, bool]:

@@ -1,177 +1,21 @@
-"""Conversion between filter trees and LlamaIndex's ``MetadataFilters``, and planners' filters.
+"""Planners' filters, over the fields that a source declares.
 
-A filter written by the planner's model is checked against the fields, operators and values that a source declares, and
-rejected with a reason; nothing is guessed. A valid filter is combined by AND with the mandatory filter
+A filter written by the planner's model is checked against the declared fields, operators and values, and rejected with
+a reason; nothing is guessed. A valid filter is combined by AND with the mandatory filter
 (``KnowledgeSource.effective_filter``), so that it can only narrow a search.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Literal, TypeAlias
-
-from llama_index.core.vector_stores.types import (
-    FilterCondition,
-    MetadataFilter,
-    MetadataFilters,
-)
-from llama_index.core.vector_stores.types import FilterOperator as StoreOperator
+from typing import Final, Literal, TypeAlias
 
 from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, PlanningError
-from llama_index_agentic_kb.schema import (
-    Condition,
-    FilterGroup,
-    FilterLogic,
-    FilterNode,
-    FilterOperator,
-    parse_odata,
-    to_odata,
-    value_key,
-)
-from llama_index_agentic_kb.schema.filters import ORDERS, Scalar
-
-FilterLike: TypeAlias = "Condition | FilterGroup | MetadataFilters | MetadataFilter | str | None"
-"""A filter as callers may pass it; a string is an OData filter."""
-
-_LOWERED: Final = {
-    FilterOperator.EQ: StoreOperator.EQ,
-    FilterOperator.NE: StoreOperator.NE,
-    FilterOperator.GT: StoreOperator.GT,
-    FilterOperator.GE: StoreOperator.GTE,
-    FilterOperator.LT: StoreOperator.LT,
-    FilterOperator.LE: StoreOperator.LTE,
-    FilterOperator.IN: StoreOperator.IN,
-    FilterOperator.NIN: StoreOperator.NIN,
-    FilterOperator.ANY: StoreOperator.ANY,
-    FilterOperator.TEXT_MATCH: StoreOperator.TEXT_MATCH,
-    FilterOperator.TEXT_MATCH_INSENSITIVE: StoreOperator.TEXT_MATCH_INSENSITIVE,
-    FilterOperator.IS_EMPTY: StoreOperator.IS_EMPTY,
-}
-_RAISED: Final = {store: ours for ours, store in _LOWERED.items()}
-_OPPOSITES: Final = (
-    (FilterOperator.EQ, FilterOperator.NE),
-    (FilterOperator.GT, FilterOperator.LE),
-    (FilterOperator.LT, FilterOperator.GE),
-    (FilterOperator.IN, FilterOperator.NIN),
-)
-_NEGATED: Final = {**dict(_OPPOSITES), **{other: one for one, other in _OPPOSITES}}
-
-
-def lower(tree: FilterNode) -> MetadataFilters:
-    """Return a filter tree as ``MetadataFilters``, simplified by ``flat``: few stores support ``not``.
-
-    Only negated ``any`` conditions, which have no opposite, and "is not empty" become ``not`` groups.
-    """
-    lowered = _lower(flat(tree))
-    return lowered if isinstance(lowered, MetadataFilters) else MetadataFilters(filters=[lowered])
-
-
-def _lower(tree: FilterNode) -> MetadataFilter | MetadataFilters:
-    if isinstance(tree, FilterGroup):
-        condition = FilterCondition(tree.logic.value)
-        return MetadataFilters(filters=[_lower(child) for child in tree.filters], condition=condition)
-    # Not validated: LlamaIndex's model refuses booleans, which stores take.
-    make = MetadataFilter.model_construct
-    if tree.operator is FilterOperator.EXISTS:
-        empty = make(key=tree.key, value=None, operator=StoreOperator.IS_EMPTY)
-        return MetadataFilters(filters=[empty], condition=FilterCondition.NOT)
-    if tree.operator is FilterOperator.ANY and len(tree.values) == 1:
-        return make(key=tree.key, value=tree.values[0], operator=StoreOperator.CONTAINS)
-    value: Any = tree.value
-    if isinstance(value, list) and {type(one) for one in value} == {int, float}:
-        value = [float(one) for one in value]  # Chroma takes lists of one type only
-    return make(key=tree.key, value=value, operator=_LOWERED[tree.operator])
-
-
-def flat(tree: FilterNode, *, negate: bool = False) -> FilterNode:
-    """Return a simplified filter that matches no more nodes, without nested groups of the same logic.
-
-    Negations are pushed down to the conditions (De Morgan). Only conditions without an opposite, ``any`` and
-    ``exists``, keep a ``not`` group. For nodes that have all keys, the result matches exactly the same nodes.
-
-    Args:
-        tree: The filter.
-        negate: Whether to return the negation of the filter.
-    """
-    if isinstance(tree, Condition):
-        if not negate:
-            return tree
-        if tree.operator in _NEGATED:
-            return tree.model_copy(update={"operator": _NEGATED[tree.operator]})
-        return FilterGroup(logic=FilterLogic.NOT, filters=[tree])
-    negates = tree.logic is FilterLogic.NOT  # no child matches: the opposite of "or"
-    negate = negate != negates
-    joins = (tree.logic is not FilterLogic.AND) != negate
-    logic = FilterLogic.OR if joins else FilterLogic.AND
-    filters: list[FilterNode] = []
-    for child in (flat(child, negate=negate) for child in tree.filters):
-        same = isinstance(child, FilterGroup) and child.logic is logic
-        filters.extend(child.filters if isinstance(child, FilterGroup) and same else [child])
-    return filters[0] if len(filters) == 1 else FilterGroup(logic=logic, filters=filters)
-
-
-def conditions(tree: FilterNode) -> Iterator[Condition]:
-    """Yield every condition of a tree."""
-    if isinstance(tree, Condition):
-        yield tree
-        return
-    for child in tree.filters:
-        yield from conditions(child)
-
-
-def to_tree(filters: FilterLike) -> FilterNode | None:
-    """Convert a caller's filter to a filter tree; None stays None.
-
-    Raises:
-        InvalidRequestError: The filter is empty (which would mean "everything"), is not valid OData, or has an
-            operator that can't be checked on returned nodes.
-    """
-    if filters is None or isinstance(filters, (Condition, FilterGroup)):
-        return filters
-    if isinstance(filters, str):
-        return parse_odata(filters)
-    if isinstance(filters, MetadataFilter):
-        return _condition(filters)
-    if not isinstance(filters, MetadataFilters):
-        raise InvalidRequestError(
-            f"filters: expected MetadataFilters, OData text or a filter tree, got {type(filters).__name__}"
-        )
-    if not filters.filters:
-        raise InvalidRequestError("filters: MetadataFilters(filters=[]) is no filter; pass None to search everything")
-    children = [child for one in filters.filters if (child := to_tree(one)) is not None]
-    logic = FilterLogic((filters.condition or FilterCondition.AND).value)
-    return FilterGroup(logic=logic, filters=children)
-
-
-def _condition(one: MetadataFilter) -> FilterNode:
-    if one.operator is StoreOperator.IS_EMPTY:
-        return _checked(one.key, FilterOperator.IS_EMPTY, value=True)
-    if one.operator is StoreOperator.CONTAINS:
-        return _checked(one.key, FilterOperator.ANY, [one.value])
-    if one.operator is StoreOperator.ALL:
-        each = _checked(one.key, FilterOperator.ANY, one.value).values
-        return FilterGroup(filters=[_checked(one.key, FilterOperator.ANY, [value]) for value in each])
-    operator = _RAISED.get(one.operator)
-    if operator is None:
-        known = (*_RAISED, StoreOperator.CONTAINS, StoreOperator.ALL)
-        raise InvalidRequestError(
-            f"filters: operator {one.operator.value!r} on {one.key!r} is not supported; use one of "
-            + ", ".join(store.value for store in known)
-        )
-    return _checked(one.key, operator, one.value)
-
-
-def _checked(key: str, operator: FilterOperator, value: Any) -> Condition:
-    try:
-        return Condition.model_validate({"key": key, "operator": operator, "value": value})
-    except ValueError as error:
-        raise InvalidRequestError(f"filters: {key!r}: {error}") from error
-
-
-# -- planners' filters ------------------------------------------------------------------------------------------------
+from llama_index_agentic_kb.schema import Condition, FilterNode, FilterOperator, parse_odata, to_odata, value_key
+from llama_index_agentic_kb.schema.filters import ORDERS, Scalar, conditions, flat, value_kind
 
 FieldType: TypeAlias = Literal["string", "integer", "number", "boolean", "date"]
 
@@ -184,10 +28,8 @@ _EQUAL: Final = (FilterOperator.EQ, FilterOperator.NE)
 _MANY: Final = (FilterOperator.IN, FilterOperator.NIN)
 _OPERATORS: Final[Mapping[str, tuple[FilterOperator, ...]]] = {
     "string": (*_EQUAL, *_MANY),
-    "integer": (*_EQUAL, *ORDERS, *_MANY),
-    "number": (*_EQUAL, *ORDERS, *_MANY),
+    **dict.fromkeys(("integer", "number", "date"), (*_EQUAL, *ORDERS, *_MANY)),
     "boolean": _EQUAL,
-    "date": (*_EQUAL, *ORDERS, *_MANY),
 }
 
 
@@ -313,13 +155,11 @@ def _check_declared(condition: Condition, fields: Mapping[str, FilterField]) -> 
 
 
 def _is_of(kind: str, value: object) -> bool:
-    if kind == "boolean":
-        return isinstance(value, bool)
-    if kind in ("integer", "number"):
-        return isinstance(value, int if kind == "integer" else (int, float)) and not isinstance(value, bool)
-    if not isinstance(value, str):
-        return False
+    if kind == "integer":
+        return value_kind(value) == "number" and isinstance(value, int)
+    if kind != "date":
+        return value_kind(value) == kind
     try:
-        return kind == "string" or bool(datetime.fromisoformat(value))
+        return bool(datetime.fromisoformat(value)) if isinstance(value, str) else False
     except ValueError:
         return False

@@ -34,7 +34,7 @@ from llama_index_agentic_kb.schema import (
     FilterNode,
     matcher,
 )
-from llama_index_agentic_kb.sources.filters import lower
+from llama_index_agentic_kb.search.filters import lower
 from llama_index_agentic_kb.sources.stores import kind_of, store_refusal
 
 # ruff: noqa: SLF001 (core has no public names for the parts of its retrievers)

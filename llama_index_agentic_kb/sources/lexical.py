@@ -32,8 +32,8 @@ from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQu
 
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.schema import FilterNode
+from llama_index_agentic_kb.search.filters import lower
 from llama_index_agentic_kb.search.lexical import LexicalIndex, LexicalSearch, NotIndexedError, lexical_document
-from llama_index_agentic_kb.sources.filters import lower
 from llama_index_agentic_kb.sources.index import with_request_timeouts
 from llama_index_agentic_kb.sources.stores import is_chroma, kind_of
 

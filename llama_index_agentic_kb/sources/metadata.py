@@ -23,6 +23,8 @@ from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, InvalidRequestError, RetrievalError
 from llama_index_agentic_kb.guard.permissions import RESERVED
 from llama_index_agentic_kb.schema import FilterGroup, FilterLogic, FilterNode, Principal, all_of, matcher
+from llama_index_agentic_kb.schema.filters import conditions, flat
+from llama_index_agentic_kb.search.filters import FilterLike, to_tree
 from llama_index_agentic_kb.sources.base import KnowledgeSource, MetadataReader
 from llama_index_agentic_kb.sources.facets import (
     Facet,
@@ -40,17 +42,15 @@ from llama_index_agentic_kb.sources.facets import (
     value_buckets,
     value_groups,
 )
-from llama_index_agentic_kb.sources.filters import FilterLike, conditions, flat, to_tree
 from llama_index_agentic_kb.sources.index import refusal, with_request_timeouts
-from llama_index_agentic_kb.sources.stores import kind_of
+from llama_index_agentic_kb.sources.stores import StoreKind, kind_of
 
 T = TypeVar("T")
 
-OwnQuery: TypeAlias = Callable[[KnowledgeSource, FilterNode | None], T | None]
-"""Asks the store of a source under a filter; None if this kind of store can't answer."""
+OwnQuery: TypeAlias = Callable[[KnowledgeSource, StoreKind, Any, FilterNode | None], T | None]
+"""Asks the store of a source, of this kind, under a filter; None if this kind of store can't answer."""
 
 _EVERY: Final = 256  # rows between two checks of the deadline
-_PUSHED: Final = 100  # filter values sent to a store in one request
 _POOL: Final = WorkerPool("metadata", max_workers=4)
 
 
@@ -87,7 +87,7 @@ async def over_metadata(
 
     def read_all() -> T:
         try:
-            counted = None if own is None or source.metadata_reader else own(source, effective)
+            counted = None if own is None else _asked_store(source, effective, own)
             if counted is not None:
                 return counted
             with closing(_passing(read(), effective, deadline)) as rows:
@@ -103,36 +103,33 @@ async def over_metadata(
     return await Call(sync=read_all, deadline=deadline, pool=_POOL, what=f"metadata of source {source.name!r}")
 
 
-def _counting(source: KnowledgeSource, filters: FilterNode | None) -> VectorStoreIndex | None:
-    """Return the index whose store may count under a filter; None if rows must be read."""
+def _asked_store(source: KnowledgeSource, filters: FilterNode | None, own: OwnQuery[T]) -> T | None:
+    """Return what the source's store itself answers under a filter; None if rows must be read."""
     index = source.index
-    if not isinstance(index, VectorStoreIndex) or refusal(index, filters) is not None:
+    if source.metadata_reader or not isinstance(index, VectorStoreIndex) or refusal(index, filters) is not None:
         return None
     # Under reserved keys a store keeps texts of its own, with all metadata in them: rows have none of these.
-    return None if filters is not None and any(one.key in RESERVED for one in conditions(filters)) else index
-
-
-def _own_count(source: KnowledgeSource, filters: FilterNode | None, *, per: Per) -> int | None:
-    index = _counting(source, filters)
-    if index is None:
+    if filters is not None and any(one.key in RESERVED for one in conditions(filters)):
         return None
-    return kind_of(index.vector_store).count(index.vector_store, filters, documents=per == "document")
+    return own(source, kind_of(index.vector_store), index.vector_store, filters)
 
 
 def _own_facets(
-    source: KnowledgeSource, filters: FilterNode | None, *, facets: Sequence[Facet], limit: int, per: Per
+    source: KnowledgeSource,
+    kind: StoreKind,
+    store: Any,
+    filters: FilterNode | None,
+    *,
+    facets: Sequence[Facet],
+    limit: int,
+    per: Per,
 ) -> dict[str, list[FacetBucket]] | None:
-    index = _counting(source, filters)
-    hides = source.permissions.declares if source.permissions else lambda _field: False
-    if index is None:
-        return None
     found: dict[str, list[FacetBucket]] = {}
     for facet in facets:
+        hidden = facet.field in RESERVED or (source.permissions and source.permissions.declares(facet.field))
         counted = None
-        hidden = hides(facet.field) or facet.field in RESERVED
-        if facet.ranges is facet.interval is None and not hidden:  # else a row's values do not count alone
-            store, documents = index.vector_store, per == "document"
-            counted = kind_of(store).count_values(store, filters, facet.field, documents=documents)
+        if facet.ranges is None and not hidden:  # else a row's values do not count alone
+            counted = kind.count_values(store, filters, facet.field, documents=per == "document")
         if counted is None:
             return None
         found[facet.field] = value_buckets(counted, facet.limit or limit)
@@ -174,47 +171,28 @@ def metadata_reader(source: KnowledgeSource, filters: FilterNode | None) -> Meta
         if not store.stores_text or index._store_nodes_override:  # noqa: SLF001 (no public name)
             return lambda: _rows(index.docstore.get_nodes(list(index.index_struct.nodes_dict.values())))
         if type(store).get_nodes is not BasePydanticVectorStore.get_nodes:
-            kind, asked = kind_of(store), _pushed(index, filters)
-            return lambda: _rows({node.node_id: node for part in asked for node in kind.nodes(store, part)}.values())
+            return lambda: _rows(kind_of(store).nodes(store, _pushed(index, filters)))
     raise InvalidRequestError(
         f"source {source.name!r} can't list what it holds: that takes a store made by `agentic-kb ingest`, a "
         "VectorStoreIndex that keeps its nodes, or KnowledgeSource(metadata_reader=...)"
     )
 
 
-def _pushed(index: VectorStoreIndex, filters: FilterNode | None) -> Sequence[FilterNode | None]:
-    """Return the filters that the store can apply itself, one for each request; all rows are checked again anyway.
+def _pushed(index: VectorStoreIndex, filters: FilterNode | None) -> FilterNode | None:
+    """Return the part of a filter that the store can apply itself; all rows are checked again anyway.
 
-    The check reads the nodes' metadata, but a grant may have been removed only from the store's row. So a principal
-    with hundreds of groups needs several requests.
+    The check reads the nodes' metadata, but a grant may have been removed only from the store's row.
     """
     if filters is None:
-        return [None]
+        return None
     tree = flat(filters)
-    asked: list[list[FilterNode]] = [[]]
-    for part in tree.filters if isinstance(tree, FilterGroup) and tree.logic is FilterLogic.AND else [tree]:
-        pieces = [] if refusal(index, part) is not None else _pieces(part)
-        if len(pieces) == 1 or len(asked) == 1:
-            asked = [[*parts, piece] for parts in asked for piece in pieces] or asked
-    return [all_of(*parts) for parts in asked]
-
-
-def _pieces(part: FilterNode) -> list[FilterNode]:
-    """Split a filter into alternatives (OR) small enough for a store; empty if it can't be split."""
-    if _size(part) <= _PUSHED:
-        return [part]
-    if not isinstance(part, FilterGroup) or part.logic is not FilterLogic.OR or max(map(_size, part.filters)) > 1:
-        return []
-    starts = range(0, len(part.filters), _PUSHED)
-    return [FilterGroup(logic=FilterLogic.OR, filters=part.filters[start : start + _PUSHED]) for start in starts]
-
-
-def _size(part: FilterNode) -> int:
-    return sum(len(condition.values) for condition in conditions(part))
+    parts = tree.filters if isinstance(tree, FilterGroup) and tree.logic is FilterLogic.AND else [tree]
+    return all_of(*(part for part in parts if refusal(index, part) is None))
 
 
 def _rows(nodes: Iterable[BaseNode]) -> list[tuple[str, Metadata]]:
-    return sorted(((node.ref_doc_id or node.node_id, node.metadata) for node in nodes), key=lambda row: row[0])
+    distinct = {node.node_id: node for node in nodes}.values()
+    return sorted(((node.ref_doc_id or node.node_id, node.metadata) for node in distinct), key=lambda row: row[0])
 
 
 # -- the queries ------------------------------------------------------------------------------------------------------
@@ -274,7 +252,7 @@ class MetadataQueries:
     ) -> dict[str, list[FacetBucket]]:
         """Count the values, or ranges of values, of metadata fields; the class documents the errors.
 
-            kb.facets("films", ["genre", Facet("year", interval=10)], filters="country eq 'IT'")
+            kb.facets("films", ["genre", Facet("year", ranges=[1990, 2000])], filters="country eq 'IT'")
 
         Args:
             source: The source's name.
@@ -305,7 +283,10 @@ class MetadataQueries:
     ) -> int:
         """Count the documents or chunks that pass a filter; see ``facets`` for the arguments."""
         _check(per=per)
-        own = partial(_own_count, per=per)
+
+        def own(_source: KnowledgeSource, kind: StoreKind, store: Any, tree: FilterNode | None) -> int | None:
+            return kind.count(store, tree, documents=per == "document")
+
         return await self._over(source, lambda rows: sum(1 for _ in units(rows, per)), filters, principal, own)
 
     count = _bridged(acount)

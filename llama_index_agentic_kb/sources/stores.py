@@ -1,13 +1,9 @@
-"""Filters of vector stores, written in each store's own language.
+"""Vector stores by LlamaIndex's adapters: filtered searches, listings and counts of each kind.
 
-LlamaIndex's adapters can't be trusted with a filter that must hold. Those of PostgreSQL, LanceDB and Milvus put values
-and keys into text without escaping all of it: a quote in a user's filter is SQL. Others raise for booleans or groups,
-compare "12" as a number, or ignore what they don't know. So the filter of a known store is written here, from the tree,
-and a copy of the store carries it. What a store can't express is refused with the reason. ``tests/stores`` compares
-each with what ``schema.filters`` says, on real stores.
-
-A store that is not known here gets ``MetadataFilters``. Before a filtered search it is asked for what can't exist,
-and is refused if it returns anything; no more once a search with these operators has found something.
+The filter of a known store is written by its dialect (``search.dialects``), and a copy of the store carries it, since
+the adapters can't be trusted with a filter that must hold. A store that is not known here gets ``MetadataFilters``.
+Before a filtered search it is asked for what can't exist, and is refused if it returns anything; no more once a search
+with these operators has found something.
 """
 
 from __future__ import annotations
@@ -16,8 +12,7 @@ import json
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final
 from uuid import uuid4
 
 from llama_index.core.schema import BaseNode
@@ -32,57 +27,65 @@ from llama_index.core.vector_stores.types import (
 from llama_index.core.vector_stores.utils import metadata_dict_to_node
 
 from llama_index_agentic_kb.errors import DeniedError
-from llama_index_agentic_kb.schema import (
-    Condition,
-    FilterGroup,
-    FilterLogic,
-    FilterNode,
-    FilterOperator,
-    all_of,
-    matcher,
+from llama_index_agentic_kb.schema import Condition, FilterNode, FilterOperator, all_of, matcher
+from llama_index_agentic_kb.schema.filters import INEQUALITIES, ORDERS, conditions, flat
+from llama_index_agentic_kb.search.dialects import (
+    Chroma,
+    Dialect,
+    DuckSql,
+    LanceSql,
+    Milvus,
+    PostgresSql,
+    Qdrant,
+    quoted,
 )
-from llama_index_agentic_kb.schema.filters import EQUALITIES, INEQUALITIES, ORDERS, TEXT_MATCHES
-from llama_index_agentic_kb.sources.filters import conditions, flat, lower
-from llama_index_agentic_kb.sources.sql import DuckSql, LanceSql, PostgresSql, quoted, value_kind
+from llama_index_agentic_kb.search.filters import Lowering, lower
 
-Store = TypeVar("Store", bound=BasePydanticVectorStore)
-
-_EXACT: Final = 2**53
-"""Whole numbers up to this are exact as floating-point numbers."""
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PAGE: Final = 2_000
+"""Rows of one request to Chroma, which takes 32,766 values at most."""
 _PLAIN_ID: Final = re.compile(r"[\w.:/#@ -]+")
 
 
 class StoreKind:
     """What is known of one kind of vector store."""
 
-    name: ClassVar[str] = "This vector store"
+    dialect: ClassVar[type[Dialect[Any]] | None] = Lowering
+    """The language of its filters; None if it is given the IDs that pass."""
     ignores_doc_ids: ClassVar[bool] = False
     """Whether a query's ``doc_ids`` are ignored, so that everything would be searched."""
     async_client: ClassVar[str | None] = None
     """The attribute that is None if the store was made without an async client."""
-    expresses_negations: ClassVar[bool] = False
-    """Whether "exists" and the opposite of "any" can be expressed."""
     needs_copy: ClassVar[bool] = True
     """Whether its adapter can't be trusted with filters itself."""
+    has_words: ClassVar[str | None] = None
+    """The attribute that says whether the store was made with a full-text search."""
     escapes_ids: ClassVar[bool] = True
     """Whether its adapter can be asked for any ID; others may put an ID into a query as it is."""
+
+    @property
+    def name(self) -> str:
+        """The name of the database."""
+        return "SimpleVectorStore" if self.dialect is None else self.dialect.name
 
     def has_async_client(self, store: Any) -> bool:
         """Return whether an asynchronous query can be made."""
         return self.async_client is None or getattr(store, self.async_client, None) is not None
 
-    def why_not(self, store: Any, condition: Condition) -> str | None:  # noqa: ARG002
-        """Return why a condition can't be expressed; None if it can."""
-        return None
+    def refusal(self, store: Any, tree: FilterNode) -> str | None:  # noqa: ARG002
+        """Return why a filter can't be applied; None if it can, or if only the store itself knows."""
+        return None if self.dialect is None else self.dialect.refusal(tree)
 
     def narrowed(self, store: Any, tree: FilterNode | None) -> Any:
         """Return a copy of a store that applies a filter to each query that has one, whatever the query's says."""
-        raise NotImplementedError
+        return store if tree is None else self._narrowed(store, tree)
+
+    def _narrowed(self, store: Any, tree: FilterNode) -> Any:  # noqa: ARG002
+        return store
 
     def nodes(self, store: Any, tree: FilterNode | None) -> Iterable[BaseNode]:
         """Return all nodes that pass a filter."""
-        nodes: list[BaseNode] = store.get_nodes(None, None if tree is None else lower(tree))
+        asked = self.narrowed(store, tree) if self.needs_copy else store
+        nodes: list[BaseNode] = asked.get_nodes(None, None if tree is None else lower(tree))
         return nodes
 
     def with_ids(self, store: Any, node_ids: Sequence[str]) -> Iterable[BaseNode]:
@@ -113,17 +116,22 @@ class StoreKind:
         """Return each value of a field with its number of documents or chunks; None if the store can't count them."""
         return None
 
-    def text_search(self, store: Any) -> VectorStoreQueryMode | None:  # noqa: ARG002
+    def text_search(self, store: Any) -> VectorStoreQueryMode | None:
         """Return the mode of a query by the store's own full-text search; None if the store was made without."""
-        return None
+        has_words = self.has_words is not None and getattr(store, self.has_words)
+        return VectorStoreQueryMode.SPARSE if has_words else None
 
 
 class _Unknown(StoreKind):
     needs_copy = False
     escapes_ids = False
 
-    def narrowed(self, store: Any, tree: FilterNode | None) -> Any:
-        return store if tree is None or hasattr(type(store), "filtered_search") else _probed(store, tree)
+    def refusal(self, store: Any, tree: FilterNode) -> str | None:
+        own: type[Dialect[Any]] | None = getattr(store, "filter_dialect", None)  # a knowledge store's
+        return super().refusal(store, tree) if own is None else own.refusal(tree)
+
+    def _narrowed(self, store: Any, tree: FilterNode) -> Any:
+        return store if hasattr(type(store), "filtered_search") else _probed(store, tree)
 
     def passing(self, store: Any, nodes: Sequence[BaseNode], tree: FilterNode) -> set[str]:  # noqa: ARG002
         return {node.node_id for node in nodes}  # nothing is known of its rows
@@ -132,12 +140,9 @@ class _Unknown(StoreKind):
 class _Simple(StoreKind):
     """LlamaIndex's store in memory, which applies some operators wrongly: it gets the IDs that pass instead."""
 
-    name = "SimpleVectorStore"
-    expresses_negations = True
+    dialect = None
 
-    def narrowed(self, store: Any, tree: FilterNode | None) -> Any:
-        if tree is None:
-            return store
+    def _narrowed(self, store: Any, tree: FilterNode) -> Any:
         passes = matcher(tree)
 
         def query(query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
@@ -158,29 +163,28 @@ class _Simple(StoreKind):
 
 
 class _Chroma(StoreKind):
-    name = "Chroma"
+    dialect = Chroma
     ignores_doc_ids = True
     needs_copy = False
 
-    def why_not(self, store: Any, condition: Condition) -> str | None:  # noqa: ARG002
-        key, operator = condition.key, condition.operator
-        if operator in TEXT_MATCHES or operator is FilterOperator.IS_EMPTY:
-            return f"Chroma has no operator {operator.value!r} for metadata, as asked for on {key!r}"
-        if operator is FilterOperator.ANY:
-            return f"Chroma can't filter on items of lists, as 'any' on {key!r} does; keep a key for each item"
-        if operator in ORDERS and isinstance(condition.value, str):
-            return _orders_numbers_only(self.name, condition)
-        return None
-
-    def narrowed(self, store: Any, tree: FilterNode | None) -> Any:  # noqa: ARG002 (its adapter is right)
-        return store
+    def nodes(self, store: Any, tree: FilterNode | None) -> Iterator[BaseNode]:
+        # Each row is checked here: a request takes some hundred conditions, and a principal may have more groups.
+        if tree is None:
+            yield from super().nodes(store, None)
+            return
+        for start in range(0, store.client.count(), _PAGE):
+            rows = store.client.get(limit=_PAGE, offset=start, include=["metadatas"])
+            yield from self.with_ids(store, _passing_rows(rows, tree))
 
     def passing(self, store: Any, nodes: Sequence[BaseNode], tree: FilterNode) -> set[str]:
-        if not nodes:
-            return set()
-        rows = store.client.get(ids=[node.node_id for node in nodes], include=["metadatas"])
-        passes = matcher(tree)
-        return {row for row, own in zip(rows["ids"], rows["metadatas"], strict=True) if passes(own or {})}
+        ids = [node.node_id for node in nodes]
+        return set(_passing_rows(store.client.get(ids=ids, include=["metadatas"]), tree)) if ids else set()
+
+
+def _passing_rows(rows: Any, tree: FilterNode) -> list[str]:
+    """Return the IDs of Chroma's rows that pass a filter."""
+    passes = matcher(tree)
+    return [row for row, own in zip(rows["ids"], rows["metadatas"], strict=True) if passes(own or {})]
 
 
 _POSTGRES_UNITS: Final = ("id", "COALESCE(NULLIF(metadata_ ->> 'ref_doc_id', 'None'), node_id)")
@@ -188,25 +192,16 @@ _POSTGRES_UNITS: Final = ("id", "COALESCE(NULLIF(metadata_ ->> 'ref_doc_id', 'No
 
 
 class _Postgres(StoreKind):
-    name = "PostgreSQL"
+    dialect = PostgresSql
     ignores_doc_ids = True
-    expresses_negations = True
+    has_words = "hybrid_search"
 
     def has_async_client(self, store: Any) -> bool:  # noqa: ARG002
         return False  # its connections belong to the event loop of their first use, and fail on any other
 
-    def why_not(self, store: Any, condition: Condition) -> str | None:  # noqa: ARG002
-        if condition.operator is FilterOperator.TEXT_MATCH_INSENSITIVE and not str(condition.value).isascii():
-            return (
-                f"PostgreSQL may ignore the case of ASCII letters only, and {condition.key!r} is compared with others"
-            )
-        return None
-
-    def narrowed(self, store: Any, tree: FilterNode | None) -> Any:
+    def _narrowed(self, store: Any, tree: FilterNode) -> Any:
         from sqlalchemy import func  # noqa: PLC0415 (a second)
 
-        if tree is None:
-            return store
         clause = _postgres_clause(tree)
         twin = _connected_copy(store, _recursively_apply_filters=clause)
 
@@ -259,17 +254,13 @@ class _Postgres(StoreKind):
         with store._session() as session:  # noqa: SLF001
             yield from session.execute(query.execution_options(yield_per=1_000))
 
-    def text_search(self, store: Any) -> VectorStoreQueryMode | None:
-        return VectorStoreQueryMode.SPARSE if store.hybrid_search else None
-
 
 def _postgres_clause(tree: FilterNode) -> Callable[[Any], Any]:
     """Return what makes a filter as a clause of SQLAlchemy, whatever the adapter's filter says."""
     from sqlalchemy import text  # noqa: PLC0415 (a second)
 
-    sql = PostgresSql()
-    where = sql.write(flat(tree))
-    return lambda _filters: text(where).bindparams(**sql.bound)
+    where, values = PostgresSql().named(tree)
+    return lambda _filters: text(where).bindparams(**values)
 
 
 def _connected_copy(store: Any, **methods: Callable[..., Any]) -> Any:
@@ -284,34 +275,23 @@ def _connected_copy(store: Any, **methods: Callable[..., Any]) -> Any:
 
 
 class _Duck(StoreKind):
-    name = "DuckDB"
+    dialect = DuckSql
     ignores_doc_ids = True
 
-    def why_not(self, store: Any, condition: Condition) -> str | None:  # noqa: ARG002
-        return _not_a_name(self.name, condition) or _no_lists(self.name, condition) or _inexact(self.name, condition)
-
-    def narrowed(self, store: Any, tree: FilterNode | None) -> Any:
-        if tree is None:
-            return store
+    def _narrowed(self, store: Any, tree: FilterNode) -> Any:
         from duckdb import SQLExpression  # noqa: PLC0415 (only who has such a store has the package)
 
-        where = DuckSql().write(flat(tree))
+        where = DuckSql().write(tree)
         return _copy(store, _build_metadata_filter_expressions=lambda metadata_filters: SQLExpression(where))  # noqa: ARG005
-
-    def nodes(self, store: Any, tree: FilterNode | None) -> Iterable[BaseNode]:
-        return super().nodes(self.narrowed(store, tree), tree)
 
 
 class _Lance(StoreKind):
-    name = "LanceDB"
+    dialect = LanceSql
     ignores_doc_ids = True
-
-    def why_not(self, store: Any, condition: Condition) -> str | None:  # noqa: ARG002
-        return _not_a_name(self.name, condition) or _no_lists(self.name, condition) or _inexact(self.name, condition)
 
     def narrowed(self, store: Any, tree: FilterNode | None) -> Any:
         def where() -> dict[str, str]:  # the table is read when it is searched: it may be made, or grow, until then
-            return {} if tree is None else {"where": LanceSql(_lance_fields(store)).write(flat(tree))}
+            return {} if tree is None else {"where": LanceSql(_lance_fields(store)).write(tree)}
 
         def query(query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
             unfiltered = VectorStoreQuery(**{**vars(query), "filters": None})
@@ -327,9 +307,6 @@ class _Lance(StoreKind):
 
         return _copy(store, query=query, get_nodes=get_nodes)
 
-    def nodes(self, store: Any, tree: FilterNode | None) -> Iterable[BaseNode]:
-        return super().nodes(self.narrowed(store, tree), tree)
-
     def with_ids(self, store: Any, node_ids: Sequence[str]) -> Iterable[BaseNode]:
         where = f"id IN ({', '.join(map(quoted, node_ids))})"  # the adapter quotes IDs as names of columns
         nodes: list[BaseNode] = store.get_nodes(None, None, where=where) if node_ids else []
@@ -342,56 +319,27 @@ def _lance_fields(store: Any) -> dict[str, str]:
     return {one.name: names.get(str(one.type), "whole" if "int" in str(one.type) else "other") for one in fields}
 
 
-# -- Milvus and Qdrant ------------------------------------------------------------------------------------------------
-
-
-def _milvus_condition(condition: Condition) -> str:
-    key, operator = condition.key, condition.operator
-    values = [json.dumps(one, ensure_ascii=False) for one in condition.values]
-    if operator in EQUALITIES:
-        return " or ".join(f"{key} == {value}" for value in values)
-    if operator in INEQUALITIES:
-        return " and ".join([f"exists {key}", *(f"{key} != {value}" for value in values)])
-    if operator is FilterOperator.ANY:
-        return f"json_contains_any({key}, [{', '.join(values)}])"
-    if operator is FilterOperator.TEXT_MATCH:
-        return f"{key} like {json.dumps(f'%{condition.value}%', ensure_ascii=False)}"
-    return f"{key} {ORDERS[operator]} {values[0]}"
-
-
-def _milvus(tree: FilterNode) -> str:
-    if isinstance(tree, Condition):
-        return f"({_milvus_condition(tree)})"
-    return f"({f' {tree.logic.value} '.join(map(_milvus, tree.filters))})"
-
-
 class _Milvus(StoreKind):
-    name = "Milvus"
+    dialect = Milvus
     escapes_ids = False
     async_client = "_async_milvusclient"
 
-    def why_not(self, store: Any, condition: Condition) -> str | None:
-        if condition.operator in (FilterOperator.TEXT_MATCH_INSENSITIVE, FilterOperator.IS_EMPTY):
-            return f"Milvus has no operator {condition.operator.value!r}, as asked for on {condition.key!r}"
-        if condition.operator is FilterOperator.TEXT_MATCH and re.search(r"[%_\\]", str(condition.value)):
-            return f"in Milvus % and _ stand for any letters, and {condition.key!r} is asked for text with them"
-        if condition.key in ("id", store.text_key, store.doc_id_field, store.embedding_field):
-            return f"Milvus's adapter keeps something else under {condition.key!r}"
-        return _not_a_name(self.name, condition) or _inexact(self.name, condition)
+    def refusal(self, store: Any, tree: FilterNode) -> str | None:
+        own = {"id", store.text_key, store.doc_id_field, store.embedding_field}
+        taken = next((one.key for one in conditions(tree) if one.key in own), None)
+        return super().refusal(store, tree) if taken is None else f"Milvus keeps something else under {taken!r}"
 
-    def narrowed(self, store: Any, tree: FilterNode | None) -> Any:
-        if tree is None:
-            return store
-        where, prepare = _milvus(flat(tree)), type(store)._prepare_before_search  # noqa: SLF001 (no other way)
+    def _narrowed(self, store: Any, tree: FilterNode) -> Any:
+        where, prepare = Milvus().write(tree), type(store)._prepare_before_search  # noqa: SLF001 (no other way)
 
         def prepared(query: VectorStoreQuery, **kwargs: Any) -> tuple[str, list[str]]:
             own, fields = prepare(store, VectorStoreQuery(**{**vars(query), "filters": None}), **kwargs)
-            return (f"{where} and ({own})" if own else where), fields
+            return (f"({where}) and ({own})" if own else where), fields
 
         return _copy(store, _prepare_before_search=prepared)
 
     def nodes(self, store: Any, tree: FilterNode | None) -> Iterator[BaseNode]:
-        where = 'id != ""' if tree is None else _milvus(flat(tree))
+        where = 'id != ""' if tree is None else Milvus().write(tree)
         rows = store.client.query_iterator(store.collection_name, filter=where, output_fields=["*"])
         try:
             while batch := rows.next():
@@ -400,96 +348,21 @@ class _Milvus(StoreKind):
             rows.close()
 
 
-def _qdrant(tree: FilterNode) -> Any:
-    from qdrant_client.http import models as rest  # noqa: PLC0415 (only who has such a store has the package)
-
-    if isinstance(tree, FilterGroup):
-        parts = [_qdrant(child) for child in tree.filters]
-        return {
-            FilterLogic.AND: partial(rest.Filter, must=parts),
-            FilterLogic.OR: partial(rest.Filter, should=parts),
-            FilterLogic.NOT: partial(rest.Filter, must_not=parts),
-        }[tree.logic]()
-    key, operator = tree.key, tree.operator
-    empty = rest.IsEmptyCondition(is_empty=rest.PayloadField(key=key))
-    if operator in ORDERS:
-        name = {FilterOperator.GE: "gte", FilterOperator.LE: "lte"}.get(operator, operator.value)
-        return rest.FieldCondition(key=key, range=rest.Range(**{name: tree.value}))
-    if operator is FilterOperator.IS_EMPTY:
-        return rest.Filter(should=[empty, rest.FieldCondition(key=key, match=rest.MatchValue(value=""))])
-    equal: list[Any] = []
-    for value in tree.values:  # a range: 1 and 1.0 are one number
-        if value_kind(value) == "number":
-            equal.append(rest.FieldCondition(key=key, range=rest.Range(gte=value, lte=value)))
-        else:
-            equal.append(rest.FieldCondition(key=key, match=rest.MatchValue(value=value)))
-    return rest.Filter(must_not=[*equal, empty]) if operator in INEQUALITIES else rest.Filter(should=equal)
-
-
 class _Qdrant(StoreKind):
-    name = "Qdrant"
+    dialect = Qdrant
     async_client = "_aclient"
+    has_words = "enable_hybrid"
 
-    def why_not(self, store: Any, condition: Condition) -> str | None:  # noqa: ARG002
-        key, operator = condition.key, condition.operator
-        if operator in TEXT_MATCHES:
-            return f"what Qdrant finds by {operator.value!r} depends on a full-text index on {key!r}"
-        if operator in ORDERS and isinstance(condition.value, str):
-            return _orders_numbers_only(self.name, condition)
-        if operator in ORDERS and isinstance(condition.value, bool):
-            return f"Qdrant does not order booleans, as {operator.value!r} on {key!r} does"
-        return _not_a_name(self.name, condition) or _inexact(self.name, condition)
-
-    def narrowed(self, store: Any, tree: FilterNode | None) -> Any:
-        return store if tree is None else _copy(store, _build_subfilter=lambda _filters: _qdrant(_grouped(tree)))
+    def _narrowed(self, store: Any, tree: FilterNode) -> Any:
+        return _copy(store, _build_subfilter=lambda _filters: Qdrant().write(tree))
 
     def nodes(self, store: Any, tree: FilterNode | None) -> Iterator[BaseNode]:
-        where, offset = None if tree is None else _qdrant(_grouped(tree)), None
+        where, offset = None if tree is None else Qdrant().write(tree), None
         while True:
             points, offset = store.client.scroll(store.collection_name, where, limit=1_000, offset=offset)
             yield from store.parse_to_query_result(points).nodes
             if offset is None:
                 return
-
-    def text_search(self, store: Any) -> VectorStoreQueryMode | None:
-        return VectorStoreQueryMode.SPARSE if store.enable_hybrid else None
-
-
-def _grouped(tree: FilterNode) -> FilterNode:
-    simple = flat(tree)
-    return simple if isinstance(simple, FilterGroup) else FilterGroup(filters=[simple])
-
-
-def _not_a_name(store: str, condition: Condition) -> str | None:
-    plain = _NAME.fullmatch(condition.key)
-    return (
-        None if plain else f"{store} filters on keys of letters, digits and underscores only, not on {condition.key!r}"
-    )
-
-
-def _no_lists(store: str, condition: Condition) -> str | None:
-    any_of = condition.operator is FilterOperator.ANY
-    return (
-        f"{store}'s adapter keeps no lists, as 'any' on {condition.key!r} needs; keep a key for each item"
-        if any_of
-        else None
-    )
-
-
-def _orders_numbers_only(store: str, condition: Condition) -> str:
-    return (
-        f"{store} orders numbers only, not text or dates, as {condition.operator.value!r} on {condition.key!r} does; "
-        "keep a number such as 20240131"
-    )
-
-
-def _inexact(store: str, condition: Condition) -> str | None:
-    big = any(value_kind(one) == "number" and abs(float(one)) > _EXACT for one in condition.values)
-    return (
-        f"{store} compares numbers up to 2**53 exactly, and {condition.key!r} is compared with a larger one"
-        if big
-        else None
-    )
 
 
 # -- all of them ------------------------------------------------------------------------------------------------------
@@ -524,15 +397,7 @@ def store_refusal(store: BasePydanticVectorStore, tree: FilterNode) -> str | Non
     Such a store must not be queried: it would raise, or ignore the condition and return nodes that the check of each
     returned node then drops.
     """
-    kind, simple = kind_of(store), flat(tree)
-    exists = any(one.operator is FilterOperator.EXISTS for one in conditions(simple))
-    if not kind.expresses_negations and (exists or _negates(simple)):
-        return "vector stores have no operator for 'exists', nor for the opposite of 'any'; compare with values instead"
-    return next((why for one in conditions(simple) if (why := kind.why_not(store, one)) is not None), None)
-
-
-def _negates(tree: FilterNode) -> bool:
-    return isinstance(tree, FilterGroup) and (tree.logic is FilterLogic.NOT or any(map(_negates, tree.filters)))
+    return kind_of(store).refusal(store, tree)
 
 
 def _copy(store: Any, **methods: Callable[..., Any]) -> Any:

@@ -14,21 +14,19 @@ thousand conditions ("Expression tree is too large"), and some 5 ms for each con
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from llama_index.core.schema import BaseNode, TextNode
 from llama_index.core.vector_stores.types import (
     BasePydanticVectorStore,
-    FilterCondition,
-    MetadataFilter,
-    MetadataFilters,
     VectorStoreQuery,
     VectorStoreQueryResult,
 )
-from llama_index.core.vector_stores.types import FilterOperator as Operator
 
-from llama_index_agentic_kb.errors import DeniedError, RetrievalError
+from llama_index_agentic_kb.errors import RetrievalError
+from llama_index_agentic_kb.search.dialects import Chroma, Where
+from llama_index_agentic_kb.search.filters import to_tree
 from llama_index_agentic_kb.store.database import Floats
 from llama_index_agentic_kb.store.vectors import Passes, check_deadline, growing, take, unit
 
@@ -43,18 +41,6 @@ MAX_CANDIDATES: Final = 10_000
 MAX_VALUES: Final = 10_000
 MAX_CONDITIONS: Final = 100
 """The maximum number of values, and of conditions, in one request."""
-_OPERATORS: Final = {
-    Operator.EQ: "$eq",
-    Operator.NE: "$ne",
-    Operator.GT: "$gt",
-    Operator.LT: "$lt",
-    Operator.GTE: "$gte",
-    Operator.LTE: "$lte",
-    Operator.IN: "$in",
-    Operator.NIN: "$nin",
-}
-Where: TypeAlias = dict[str, Any]
-"""A Chroma filter: ``{key: {operator: value}}``, ``{"$and": [...]}`` or ``{"$or": [...]}``."""
 
 
 class ChromaFilteredSearch:
@@ -76,12 +62,13 @@ class ChromaFilteredSearch:
         """Find the nearest rows that match a filter.
 
         Raises:
+            DeniedError: Chroma has no form for a part of the filter.
             DeadlineExceededError: The deadline passed between two requests.
             RetrievalError: The query's vector and the collection's vectors differ in dimension.
         """
-        assert query.filters is not None
-        vector = np.asarray(query.query_embedding, dtype=np.float32)
-        where, top_k = chroma_where(query.filters), query.similarity_top_k
+        tree, top_k = to_tree(query.filters), query.similarity_top_k
+        assert tree is not None
+        vector, where = np.asarray(query.query_embedding, dtype=np.float32), Chroma().write(tree)
         check_deadline(deadline)
         fitting = fits(where)
         if fitting:
@@ -161,46 +148,6 @@ def _space(collection: Collection) -> str:
         if configuration.get(kind):
             return str(configuration[kind].get("space", "l2"))
     return str((collection.metadata or {}).get("hnsw:space", ""))
-
-
-def chroma_where(filters: MetadataFilters) -> Where:
-    """Return a filter as a Chroma ``where`` clause; raise ``DeniedError`` if Chroma has no form for a part."""
-    if filters.condition is FilterCondition.NOT:
-        raise DeniedError("Chroma has no 'not': filters over it must come without negated groups")
-    parts = [_part(part) for part in filters.filters]
-    if filters.condition is FilterCondition.OR:
-        return _group("$or", _listed(parts))
-    return _group("$and", parts)
-
-
-def _group(logic: str, parts: list[Where]) -> Where:
-    return parts[0] if len(parts) == 1 else {logic: parts}
-
-
-def _listed(parts: list[Where]) -> list[Where]:
-    """Merge the equality conditions on a key into one ``$in`` list per value type, which Chroma evaluates faster."""
-    lists: dict[tuple[str, type], list[Any]] = {}
-    others: list[Where] = []
-    for part in parts:
-        ((key, inner),) = part.items()
-        values = [] if isinstance(inner, list) else inner.get("$in") or [inner[name] for name in inner if name == "$eq"]
-        if values:
-            lists.setdefault((key, type(values[0])), []).extend(values)
-        else:
-            others.append(part)
-    joined: list[Where] = [
-        {key: {"$in": list(dict.fromkeys(values))} if len(values) > 1 else {"$eq": values[0]}}
-        for (key, _), values in lists.items()
-    ]
-    return joined + others
-
-
-def _part(part: MetadataFilter | MetadataFilters) -> Where:
-    if isinstance(part, MetadataFilters):
-        return chroma_where(part)
-    if part.operator not in _OPERATORS:
-        raise DeniedError(f"Chroma has no operator {part.operator.value!r}, which the filter on {part.key!r} needs")
-    return {part.key: {_OPERATORS[part.operator]: part.value}}
 
 
 def fits(where: Where) -> bool:

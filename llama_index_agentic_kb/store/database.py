@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from llama_index_agentic_kb.errors import ConfigurationError, DeniedError, IngestionError, StoreDamagedError
 from llama_index_agentic_kb.schema.filters import FilterNode
-from llama_index_agentic_kb.store.sql_filter import Dialect
+from llama_index_agentic_kb.search.dialects import StoreDialect
 
 MetadataValue: TypeAlias = str | int | float | bool
 Floats: TypeAlias = NDArray[np.float32]
@@ -134,7 +134,7 @@ class DocumentDatabase(ABC):
     data are damaged.
     """
 
-    dialect: ClassVar[Dialect]
+    dialect: ClassVar[type[StoreDialect]]
     location: str
     """The database's path or URL, without secrets."""
 
@@ -257,7 +257,7 @@ class DocumentDatabase(ABC):
 
     def chunks_of(self, column: Literal["id", "node_id"], keys: Iterable[object]) -> list[Chunk]:
         """Return chunks by ``id`` or ``node_id``, in no particular order; deleted chunks are omitted."""
-        return self._chunks(*self.dialect.listed(column, list(keys)))
+        return self._chunks(*self.dialect.any_value(column, list(keys)))
 
     def _chunks(self, where: str, parameters: Sequence[object]) -> list[Chunk]:
         rows = self.rows(f"{CHUNK} WHERE {where}", parameters)
@@ -331,7 +331,7 @@ class DocumentDatabase(ABC):
 
     def vectors_by_embedding(self, source: str, embedding_hashes: Iterable[str]) -> dict[str, Floats]:
         """Return the source's stored vectors by the hashes of their embedded texts; unknown hashes are omitted."""
-        listed, keys = self.dialect.listed("embedding_hash", list(embedding_hashes))
+        listed, keys = self.dialect.any_value("embedding_hash", list(embedding_hashes))
         first = f"SELECT min(id) FROM chunks WHERE source = ? AND {listed} GROUP BY embedding_hash"  # noqa: S608 (constants)
         rows = self.rows(
             f"SELECT embedding_hash, vector FROM chunks JOIN contents USING (id) WHERE id IN ({first})",  # noqa: S608 (same)
@@ -343,7 +343,7 @@ class DocumentDatabase(ABC):
 
     def vectors(self, ids: Ids, dimension: int) -> tuple[Ids, Floats]:
         """Return the ids (ascending) and vectors of the given chunks; deleted chunks are omitted."""
-        listed, keys = self.dialect.listed("id", ids.tolist())
+        listed, keys = self.dialect.any_value("id", ids.tolist())
         found = list(self.stream(f"SELECT id, vector FROM contents WHERE {listed} ORDER BY id", keys))  # noqa: S608 (constants)
         with self._intact():
             data = self.unpacked([vector for _, vector in found]).reshape(len(found), dimension)

@@ -33,6 +33,7 @@ from llama_index_agentic_kb.errors import (
     SessionStoreError,
     StoreDamagedError,
 )
+from llama_index_agentic_kb.search.dialects import PostgresStoreSql
 from llama_index_agentic_kb.search.prototypes import ScopeIndex
 from llama_index_agentic_kb.search.tokenizing import Analyzer
 from llama_index_agentic_kb.store.database import (
@@ -47,7 +48,6 @@ from llama_index_agentic_kb.store.database import (
     chunk_of,
 )
 from llama_index_agentic_kb.store.sql import Revisions, SqlDatabase, reason
-from llama_index_agentic_kb.store.sql_filter import PostgresDialect
 from llama_index_agentic_kb.store.store import KnowledgeStore, RepairProgress
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class PostgresDatabase(DocumentDatabase):
         ConfigurationError: The database can't be reached or used; the message names the remedy.
     """
 
-    dialect = PostgresDialect()
+    dialect = PostgresStoreSql
 
     def __init__(self, url: str, *, timeout: float = 30.0, connections: int = 8, create: bool = True) -> None:
         try:

@@ -23,11 +23,11 @@ from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQu
 from llama_index_agentic_kb._aio import call_deadline
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.schema import FilterNode
+from llama_index_agentic_kb.search.dialects import PostgresStoreSql, SqlCondition, all_hold
 from llama_index_agentic_kb.search.tokenizing import Analyzer
 from llama_index_agentic_kb.store.chunking import chunk_to_node
 from llama_index_agentic_kb.store.database import Floats, Row, SourceReader, Statements
 from llama_index_agentic_kb.store.postgres import PostgresDatabase, index_name, lexeme, vector_text
-from llama_index_agentic_kb.store.sql_filter import Sql, joined
 from llama_index_agentic_kb.store.vectors import Passes, Ranked, check_deadline, growing, query_vector, take, where
 
 EXACT_ROWS: Final = 20_000
@@ -47,6 +47,8 @@ COMMON: Final = 0.1
 class PostgresVectors:
     """Dense search in one source; thread-safe."""
 
+    dialect = PostgresStoreSql
+
     def __init__(self, documents: PostgresDatabase, source: str, dimension: int) -> None:
         self._documents = documents
         self._source = source
@@ -59,7 +61,7 @@ class PostgresVectors:
         """Find the nearest chunks; see ``SourceVectors.search``."""
         check_deadline(deadline)
         vector = query_vector(query, self._dimension)
-        condition = where(query, self._documents.dialect)
+        condition = where(query, self.dialect)
 
         def work(connection: Statements) -> tuple[VectorStoreQueryResult, str]:
             fetch = partial(_nodes, self._documents, connection)
@@ -87,7 +89,7 @@ class PostgresVectors:
         self,
         connection: Statements,
         vector: Floats,
-        condition: Sql | None,
+        condition: SqlCondition | None,
         taken: Callable[[Iterable[Ranked]], VectorStoreQueryResult],
         top_k: int,
     ) -> tuple[VectorStoreQueryResult, str]:
@@ -102,21 +104,23 @@ class PostgresVectors:
             return taken(exact), f"filter matches {count:,}: searched exactly"
         note = f"filter matches more than {EXACT_ROWS:,}: "
         nearest = dict(self._nearest(connection, vector, MAX_CANDIDATES))
-        listed = self._documents.dialect.listed("id", list(nearest))
-        matching = set(self._matching(connection, joined("AND", [condition, listed])))
+        listed = self._documents.dialect.any_value("id", list(nearest))
+        matching = set(self._matching(connection, all_hold(condition, listed)))
         found = taken(item for item in nearest.items() if item[0] in matching)
         if len(found.ids or []) == top_k:
             return found, note + "taken from the nearest of all"
         return taken(exact), note + f"too few among the {MAX_CANDIDATES:,} nearest of all: searched exactly"
 
-    def _matching(self, connection: Statements, condition: Sql | None, limit: int | None = None) -> list[int]:
+    def _matching(self, connection: Statements, condition: SqlCondition | None, limit: int | None = None) -> list[int]:
         """Return the ids of the chunks that match a filter, in ascending order if there is no limit."""
         sql, parameters = condition or ("TRUE", [])
         end = "ORDER BY id" if limit is None else f"LIMIT {limit}"
         statement = f"SELECT id FROM chunks WHERE source = ? AND {sql} {end}"  # noqa: S608 (made by the dialect)
         return [row[0] for row in connection.execute(statement, (self._source, *parameters))]
 
-    def _exact(self, connection: Statements, vector: Floats, condition: Sql | None, count: int) -> list[Ranked]:
+    def _exact(
+        self, connection: Statements, vector: Floats, condition: SqlCondition | None, count: int
+    ) -> list[Ranked]:
         """Return the nearest matching rows, of a comparison with all of them."""
         far = f"0 + ({self._far})"  # an expression that no index has
         if condition is None:

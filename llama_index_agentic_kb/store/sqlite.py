@@ -22,8 +22,8 @@ from llama_index_agentic_kb.errors import (
     RetrievalError,
     StoreDamagedError,
 )
+from llama_index_agentic_kb.search.dialects import SqliteSql
 from llama_index_agentic_kb.store.database import ADVICE, DocumentDatabase, Floats, Ids, Piece, SourceState, Statements
-from llama_index_agentic_kb.store.sql_filter import SqliteDialect
 
 _SCHEMA_VERSION: Final = 3
 # Texts and vectors are in a separate table, so that a filter's metadata scan reads only a fifth of the pages.
@@ -69,7 +69,7 @@ class SqliteDatabase(DocumentDatabase):
         StoreDamagedError: The file is not a SQLite database, or is damaged.
     """
 
-    dialect = SqliteDialect()
+    dialect = SqliteSql
 
     def __init__(self, path: Path, timeout: float = 30.0) -> None:
         self.path, self.location = path, str(path)
@@ -223,7 +223,7 @@ class SqliteDatabase(DocumentDatabase):
         """Return the ids of a source's chunks in ascending order."""
         # "+": otherwise SQLite would scan all of the source's rows in its index, even if few have higher ids.
         of_source = "+source" if after else "source"
-        statement = f"SELECT id FROM chunks WHERE id > ? AND {of_source} = ? AND {where} ORDER BY id"  # noqa: S608 (made by `sql_filter`)
+        statement = f"SELECT id FROM chunks WHERE id > ? AND {of_source} = ? AND {where} ORDER BY id"  # noqa: S608 (made by the dialect)
         rows = self.stream(statement, (after, source, *parameters))
         return np.fromiter((row[0] for row in rows), dtype=np.int64)
 

@@ -30,28 +30,20 @@ from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores.types import (
     BasePydanticVectorStore,
-    FilterCondition,
-    MetadataFilter,
     MetadataFilters,
     VectorStoreQuery,
     VectorStoreQueryMode,
     VectorStoreQueryResult,
 )
-from llama_index.core.vector_stores.types import FilterOperator as Operator
 
-from llama_index_agentic_kb.errors import (
-    ConfigurationError,
-    DeadlineExceededError,
-    DeniedError,
-    RetrievalError,
-    StoreDamagedError,
-)
-from llama_index_agentic_kb.schema.filters import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator
+from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, RetrievalError, StoreDamagedError
+from llama_index_agentic_kb.schema.filters import FilterNode
+from llama_index_agentic_kb.search.dialects import SqlCondition, SqliteSql, StoreDialect, all_hold
+from llama_index_agentic_kb.search.filters import to_tree
 from llama_index_agentic_kb.store import chroma
 from llama_index_agentic_kb.store.chroma import GraphError, Graphs
 from llama_index_agentic_kb.store.chunking import chunk_to_node
 from llama_index_agentic_kb.store.database import Floats, Ids, SourceReader, SourceState
-from llama_index_agentic_kb.store.sql_filter import Dialect, Sql, joined
 
 if TYPE_CHECKING:
     from llama_index_agentic_kb.search.lexical import LexicalSearch
@@ -113,6 +105,8 @@ class _Loaded:
 class SourceVectors:
     """Dense search in one source; thread-safe."""
 
+    dialect = SqliteSql
+
     def __init__(self, store: DirectoryStore, source: str, graphs: Graphs) -> None:
         self._store = store
         self._source = source
@@ -142,7 +136,7 @@ class SourceVectors:
             ConfigurationError: The source no longer exists.
         """
         vector = query_vector(query, self._dimension)
-        condition = where(query, self._store.documents.dialect)
+        condition = where(query, self.dialect)
         taken = partial(take, fetch=self._nodes, top_k=query.similarity_top_k, passes=passes, deadline=deadline)
         if vector is None:
             self._state()  # raises an error if the source is gone
@@ -379,6 +373,11 @@ class StoreVectorStore(BasePydanticVectorStore):
         return self._vectors.search
 
     @property
+    def filter_dialect(self) -> type[StoreDialect]:
+        """The language of its filters, which says what they can't be."""
+        return self._vectors.dialect
+
+    @property
     def lexical_search(self) -> LexicalSearch:
         """The lexical search (BM25) that sources use in addition to dense search."""
         return self._lexical
@@ -412,44 +411,17 @@ class StoreVectorStore(BasePydanticVectorStore):
         raise ConfigurationError(f"{ref_doc_id!r}: documents leave a knowledge store by ingest() alone.")
 
 
-# -- filters ----------------------------------------------------------------------------------------------------------
+def where(query: VectorStoreQuery, dialect: type[StoreDialect]) -> SqlCondition | None:
+    """Return a query's filters, node ids and document ids as one SQL condition on ``chunks``; None if it has none.
 
-_OPERATORS: Final = {
-    Operator.EQ: FilterOperator.EQ,
-    Operator.NE: FilterOperator.NE,
-    Operator.GT: FilterOperator.GT,
-    Operator.GTE: FilterOperator.GE,
-    Operator.LT: FilterOperator.LT,
-    Operator.LTE: FilterOperator.LE,
-    Operator.IN: FilterOperator.IN,
-    Operator.NIN: FilterOperator.NIN,
-    Operator.ANY: FilterOperator.ANY,
-    Operator.CONTAINS: FilterOperator.ANY,
-    Operator.TEXT_MATCH: FilterOperator.TEXT_MATCH,
-    Operator.IS_EMPTY: FilterOperator.IS_EMPTY,
-}
-
-
-def where(query: VectorStoreQuery, dialect: Dialect) -> Sql | None:
-    """Return a query's filters, node ids and document ids as one SQL condition on ``chunks``; None if it has none."""
-    parts = [] if query.filters is None else [dialect.filter(tree_of(query.filters))]
+    Raises:
+        DeniedError: The store can't contain or evaluate what the filter asks for.
+        InvalidRequestError: The filter is empty, or has an unknown operator.
+    """
+    tree = to_tree(query.filters)
+    parts = [] if tree is None else [dialect.filter(tree)]
     if query.node_ids:  # an index over a vector store passes an empty list always
-        parts.append(dialect.listed("node_id", query.node_ids))
+        parts.append(dialect.any_value("node_id", query.node_ids))
     if query.doc_ids is not None:
-        parts.append(dialect.listed(dialect.document_id, query.doc_ids))
-    return joined("AND", parts) if parts else None
-
-
-def tree_of(filters: MetadataFilters | MetadataFilter) -> FilterNode:
-    """Return LlamaIndex's filters as a tree; raise ``DeniedError`` for an empty group or an unknown operator."""
-    if isinstance(filters, MetadataFilter):
-        if filters.operator not in _OPERATORS:
-            name = filters.operator.value
-            raise DeniedError(f"the store has no operator {name!r}, which the filter on {filters.key!r} needs")
-        value: Any = True if filters.operator is Operator.IS_EMPTY else filters.value
-        # Not validated: a user in a thousand groups has a thousand conditions.
-        return Condition.model_construct(key=filters.key, operator=_OPERATORS[filters.operator], value=value)
-    if not filters.filters:
-        raise DeniedError("a filter of the store has at least one condition")
-    logic = FilterLogic((filters.condition or FilterCondition.AND).value)
-    return FilterGroup.model_construct(logic=logic, filters=[tree_of(part) for part in filters.filters])
+        parts.append(dialect.any_value(dialect.document_id, query.doc_ids))
+    return all_hold(*parts) if parts else None

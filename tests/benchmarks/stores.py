@@ -21,7 +21,7 @@ from llama_index.core.vector_stores.types import VectorStoreQuery
 
 from llama_index_agentic_kb import KnowledgeSource
 from llama_index_agentic_kb.schema import Condition, FilterOperator
-from llama_index_agentic_kb.sources.filters import lower
+from llama_index_agentic_kb.search.filters import lower
 from tests.sources.conftest import search
 from tests.stores.kinds import KINDS, Opened
 

@@ -66,7 +66,7 @@ COMPARED: dict[str, list[tuple[Any, Any, bool]]] = {
     "ne": [(True, 1, True), ("x", None, False), ("x", ["x"], False)],
     "in": [([1, "x"], True, False)],
     "nin": [(["x"], "y", True), (["x"], None, False), (["x"], ["x"], False)],
-    "gt": [(1, "2", False), ("1", "2", True), (1, ["x"], False)],
+    "gt": [(0, True, False), (1, "2", False), ("1", "2", True), (1, ["x"], False)],
     "lt": [(1, float("nan"), False)],
     "any": [
         (["x", 1], ["y", "x"], True),
@@ -119,6 +119,7 @@ def test_comparisons(operator: str) -> None:
         ({"key": "a", "operator": "is_empty", "value": False}, "filter on 'a': is_empty takes true"),
         ({"key": "a", "operator": "text_match", "value": 1}, "filter on 'a': text_match takes text"),
         ({"key": "a", "operator": "text_match", "value": ""}, "filter on 'a': text_match takes text"),
+        ({"key": "a", "operator": "gt", "value": True}, "filter on 'a': gt takes a number or text"),
         ({"key": "a", "operator": "like", "value": 1}, "operator: "),
         ({"key": "a"}, "value"),
         ({"logic": "and", "filters": []}, "filters: "),

@@ -9,7 +9,7 @@ import numpy as np
 from llama_index.core.vector_stores.types import MetadataFilters, VectorStoreQuery
 
 from llama_index_agentic_kb.schema import FilterNode, matches
-from llama_index_agentic_kb.sources.filters import lower
+from llama_index_agentic_kb.search.filters import lower
 from llama_index_agentic_kb.store import KnowledgeStore
 from llama_index_agentic_kb.store.database import Chunk, MetadataValue, StoredDocument
 from llama_index_agentic_kb.testing import HashEmbedding

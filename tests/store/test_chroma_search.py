@@ -1,29 +1,31 @@
 from __future__ import annotations
 
 import math
-import operator
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import chromadb
 import numpy as np
 import pytest
-from llama_index.core.schema import BaseNode, TextNode
-from llama_index.core.vector_stores.types import (
-    FilterCondition,
-    FilterOperator,
-    MetadataFilter,
-    MetadataFilters,
-    VectorStoreQuery,
-    VectorStoreQueryResult,
-)
+from llama_index.core.schema import TextNode
+from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb.errors import DeadlineExceededError, DeniedError, RetrievalError
+from llama_index_agentic_kb.schema import (
+    Condition,
+    FilterGroup,
+    FilterLogic,
+    FilterNode,
+    FilterOperator,
+    any_of,
+    matcher,
+)
+from llama_index_agentic_kb.search.dialects import Chroma
+from llama_index_agentic_kb.search.filters import LoweredFilters, lower
 from llama_index_agentic_kb.store import chroma_search
-from llama_index_agentic_kb.store.chroma_search import ChromaFilteredSearch, chroma_where
+from llama_index_agentic_kb.store.chroma_search import ChromaFilteredSearch
 
 ROWS = 3_000
 DIMENSION = 64
@@ -86,33 +88,18 @@ def rows() -> Iterator[Rows]:
         made.client.delete_collection(store.client.name)
 
 
-def _is(key: str, value: Any, operator: FilterOperator = FilterOperator.EQ) -> MetadataFilters:
-    return MetadataFilters(filters=[MetadataFilter.model_construct(key=key, value=value, operator=operator)])
+def _is(key: str, value: Any, operator: FilterOperator = FilterOperator.EQ) -> Condition:
+    return Condition(key=key, value=value, operator=operator)
 
 
-def _query(vector: Any, filters: MetadataFilters, top_k: int = TOP_K) -> VectorStoreQuery:
-    return VectorStoreQuery(query_embedding=[float(x) for x in vector], similarity_top_k=top_k, filters=filters)
-
-
-_COMPARED: dict[FilterOperator, Callable[[Any, Any], bool]] = {
-    FilterOperator.EQ: operator.eq,
-    FilterOperator.NE: operator.ne,
-    FilterOperator.IN: lambda value, wanted: value in wanted,
-    FilterOperator.NIN: lambda value, wanted: value not in wanted,
-}
-
-
-def _passes(filters: MetadataFilters | MetadataFilter, node: BaseNode) -> bool:
-    """The check that goes with a filter: a condition on an absent key never holds."""
-    if isinstance(filters, MetadataFilters):
-        parts = (_passes(one, node) for one in filters.filters)
-        return any(parts) if filters.condition is FilterCondition.OR else all(parts)
-    return filters.key in node.metadata and _COMPARED[filters.operator](node.metadata[filters.key], filters.value)
+def _query(vector: Any, tree: FilterNode, top_k: int = TOP_K) -> VectorStoreQuery:
+    return VectorStoreQuery(query_embedding=[float(x) for x in vector], similarity_top_k=top_k, filters=lower(tree))
 
 
 def _search(store: ChromaVectorStore, query: VectorStoreQuery, **arguments: Any) -> Found:
-    assert query.filters is not None
-    return ChromaFilteredSearch(store)(query, partial(_passes, query.filters), **arguments)
+    assert isinstance(query.filters, LoweredFilters)
+    passes = matcher(query.filters.tree)
+    return ChromaFilteredSearch(store)(query, lambda node: passes(node.metadata), **arguments)
 
 
 def _ids(found: Found) -> list[str]:
@@ -193,24 +180,17 @@ def test_filters_larger_than_one_request() -> None:
     query = _query([1.0, 0.0], _is("name", values, FilterOperator.IN), top_k=3)
     with pytest.raises(chromadb.errors.InternalError, match="too many SQL variables"):
         store.query(query)
-    either = MetadataFilters(
-        filters=[
-            MetadataFilters(filters=[*_is("name", name).filters, *_is("even", value=False).filters])
-            for name in [*odd_names, *(f"other {at}" for at in range(150))]
-        ],
-        condition=FilterCondition.OR,
-    )
+    names = [*odd_names, *(f"other {at}" for at in range(150))]
+    either = any_of(*(FilterGroup(filters=[_is("name", name), _is("even", value=False)]) for name in names))
     assert _ids(_search(store, query)) == ["n1", "n3", "n5"]
     assert _ids(_search(store, _query([1.0, 0.0], either, top_k=3))) == ["n1", "n3", "n5"]
 
 
 def test_equalities_on_one_key_become_one_list() -> None:
     """A thousand conditions become one, which costs Chroma a thousandth; types stay apart."""
-    either = MetadataFilters(filters=[_is("a", at).filters[0] for at in range(1000)], condition=FilterCondition.OR)
-    assert chroma_where(either) == {"a": {"$in": list(range(1000))}}
-    mixed = [_is("a", value).filters[0] for value in (1, True, "x")] + _is("a", [2, 1], FilterOperator.IN).filters
-    whole = chroma_where(MetadataFilters(filters=mixed, condition=FilterCondition.OR))
-    assert whole == {"$or": [{"a": {"$in": [1, 2]}}, {"a": {"$eq": True}}, {"a": {"$eq": "x"}}]}
+    assert Chroma().write(any_of(*(_is("a", at) for at in range(1000)))) == {"a": {"$in": list(range(1000))}}
+    mixed = any_of(*(_is("a", value) for value in (1, True, "x")), _is("a", [2, 1], FilterOperator.IN))
+    assert Chroma().write(mixed) == {"$or": [{"a": {"$in": [1, 2]}}, {"a": {"$eq": True}}, {"a": {"$eq": "x"}}]}
 
 
 def test_rows_far_from_the_query_are_found(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,18 +216,18 @@ def test_no_request_is_begun_after_the_deadline(rows: Rows) -> None:
     ("vector", "filters", "error", "message"),
     [
         ([1.0] * 3, _is("one_in_10", 3), RetrievalError, "3 dimensions, those of the collection have 64"),
-        ([1.0] * 64, _is("team", "x", FilterOperator.CONTAINS), DeniedError, "no operator 'contains'"),
+        ([1.0] * 64, _is("team", ["x"], FilterOperator.ANY), DeniedError, "'any' on 'team': Chroma has no"),
         (
             [1.0] * 64,
-            MetadataFilters(filters=_is("a", 1).filters, condition=FilterCondition.NOT),
+            FilterGroup(logic=FilterLogic.NOT, filters=[_is("a", value=True, operator=FilterOperator.EXISTS)]),
             DeniedError,
-            "no 'not'",
+            "Chroma has no 'exists', nor the opposite",
         ),
     ],
     ids=["vector", "operator", "not"],
 )
 def test_what_chroma_has_no_word_for_is_refused(
-    rows: Rows, vector: list[float], filters: MetadataFilters, error: type[Exception], message: str
+    rows: Rows, vector: list[float], filters: FilterNode, error: type[Exception], message: str
 ) -> None:
     """Never sent as something else, never left out."""
     with pytest.raises(error, match=message):

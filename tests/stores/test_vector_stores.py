@@ -366,7 +366,7 @@ def test_counts_and_facets_are_those_of_the_rows(
 ) -> None:
     """Whether the store counts or its rows are read: documents count once for each value, items of lists too."""
     index = VectorStoreIndex(nodes(filled.rows), embed_model=MockEmbedding(embed_dim=2))
-    fields: list[str | Facet] = ["word", "number", "flag", "tags", "absent", Facet("number", interval=10)]
+    fields: list[str | Facet] = ["word", "number", "flag", "tags", "absent", Facet("number", ranges=[0, 10])]
     seen = []
     for over in (filled.index, index):
         kb = KnowledgeBase([KnowledgeSource("rows", index=over, hybrid=False)])

@@ -1,0 +1,554 @@
+"""Filters in the languages of stores: a class for each, which says what it can't express.
+
+LlamaIndex's adapters can't be trusted with a filter that must hold: some put keys and values into text without escaping
+all of it, others raise for booleans or groups, compare "12" as a number, or ignore what they don't know. So a filter is
+written here, from the tree; no key and no value becomes code. What a language can't express is refused with the reason.
+``tests/stores`` and ``tests/store`` compare each with ``schema.matches``, on real stores.
+
+Comparisons are by the types of JSON: 1 is 1.0, and "1" is neither.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
+
+from llama_index_agentic_kb.errors import DeniedError
+from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator
+from llama_index_agentic_kb.schema.filters import (
+    EQUALITIES,
+    INEQUALITIES,
+    ORDERS,
+    TEXT_MATCHES,
+    Scalar,
+    conditions,
+    flat,
+    value_kind,
+)
+
+Written = TypeVar("Written")
+SqlCondition: TypeAlias = tuple[str, list[object]]
+"""A SQL condition with ``?`` for its parameters, and these."""
+
+_EXACT: Final = 2**53
+"""Whole numbers up to this are exact as floating-point numbers."""
+_MANY: Final = 4
+"""The number of boolean keys, as the groups of a principal are, from which a row's own keys are looked up instead."""
+_LISTED: Final = 8
+"""The number of values from which they are compared as a list, and not one by one with PostgreSQL's index."""
+_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+ANY_KEY: Final = re.compile(".+", re.DOTALL)
+_MARK: Final = re.compile("\0([0-9]+)\0")
+
+
+class Dialect(ABC, Generic[Written]):
+    """A language of filters. ``condition`` and ``group`` write the parts of a tree."""
+
+    name: ClassVar[str] = "this vector store"
+    lacks: ClassVar[Collection[FilterOperator]] = ()
+    """The operators that have no form in the language."""
+    negations: ClassVar[bool] = False
+    """Whether "exists" and the opposites of what has no opposite operator can be expressed."""
+    orders_text: ClassVar[bool] = True
+    is_exact: ClassVar[bool] = False
+    """Whether whole numbers beyond 2**53 are compared exactly."""
+    keys: ClassVar[re.Pattern[str]] = _PLAIN
+    """The form of the keys that can be filtered on."""
+
+    @abstractmethod
+    def _condition(self, condition: Condition) -> Written:
+        """Return a condition in the language."""
+
+    @abstractmethod
+    def _group(self, logic: FilterLogic, parts: list[Written]) -> Written:
+        """Return a group in the language."""
+
+    def write(self, tree: FilterNode) -> Written:
+        """Return a filter in the language; raise ``DeniedError`` if it can't be expressed."""
+        simple = flat(tree)
+        if reason := self._reason(simple):
+            raise DeniedError(reason)
+        return self._walk(simple)
+
+    def _walk(self, tree: FilterNode) -> Written:
+        """Return a filter without negations that have an opposite operator (``flat``) in the language."""
+        if isinstance(tree, Condition):
+            return self._condition(tree)
+        return self._group(tree.logic, [self._walk(child) for child in tree.filters])
+
+    @classmethod
+    def refusal(cls, tree: FilterNode) -> str | None:
+        """Return why a filter can't be expressed; None if it can."""
+        return cls._reason(flat(tree))
+
+    @classmethod
+    def _reason(cls, simple: FilterNode) -> str | None:
+        if not cls.negations and _negates(simple):
+            return (
+                f"{cls.name} has no 'exists', nor the opposite of 'any' or of text matches; compare with values instead"
+            )
+        for one in conditions(simple):
+            if (why := cls._why_not(one)) is not None:
+                return f"{one.operator.value!r} on {one.key!r}: {cls.name} {why}"
+        return None
+
+    @classmethod
+    def _why_not(cls, one: Condition) -> str | None:
+        if one.operator in cls.lacks:
+            hint = "; keep a key for each item of a list" if one.operator is FilterOperator.ANY else ""
+            return f"has no such operator for metadata{hint}"
+        if one.operator in ORDERS and isinstance(one.value, str) and not cls.orders_text:
+            return "orders numbers only, not text or dates; keep a number such as 20240131"
+        if not cls.keys.fullmatch(one.key):
+            return "can't filter on such a key; use letters, digits and underscores"
+        if not cls.is_exact and any(value_kind(value) == "number" and abs(value) > _EXACT for value in one.values):  # type: ignore[arg-type]
+            return "compares numbers up to 2**53 exactly, and no larger ones"
+        return None
+
+
+def _negates(tree: FilterNode) -> bool:
+    if isinstance(tree, Condition):
+        return tree.operator is FilterOperator.EXISTS
+    return tree.logic is FilterLogic.NOT or any(map(_negates, tree.filters))
+
+
+# -- SQL --------------------------------------------------------------------------------------------------------------
+
+
+def _kinds(*names: str) -> dict[str, str]:
+    return dict(zip(("string", "number", "boolean", "list", "null"), names, strict=True))
+
+
+class Sql(Dialect[str]):
+    """SQL over metadata in a column of JSON. In each template, {} is a key.
+
+    Below NOT, a condition that is unknown is NULL and not false, so that its opposite does not hold either.
+    """
+
+    negations = True
+    kind: ClassVar[str]
+    """The type of a key's value; NULL where the key is absent."""
+    kinds: ClassVar[Mapping[str, str]]
+    """The database's names of JSON's types, quoted."""
+    text: ClassVar[str]
+    """A key's value as text."""
+    number: ClassVar[str]
+    """A key's value as a number."""
+    by_code_point: ClassVar[str] = ""
+    find: ClassVar[str] = "strpos"
+
+    @classmethod
+    def _why_not(cls, one: Condition) -> str | None:
+        has_nul = any("\0" in value for value in one.values if isinstance(value, str))
+        return "has no text with a NUL" if has_nul else super()._why_not(one)
+
+    def _of(self, template: str, key: str) -> str:
+        """Return a template filled with a key, which is a plain name, or bound."""
+        return template.format(key)
+
+    def _literal(self, value: Scalar) -> str:
+        """Return the SQL for a value."""
+        return quoted(value) if isinstance(value, str) else json.dumps(value)
+
+    def _any_of(self, key: str, values: Sequence[Scalar]) -> str:  # noqa: ARG002
+        """Return the SQL for a list that contains one of the values; this store keeps no lists."""
+        return "NULL"
+
+    def _flags(self, keys: list[str]) -> str | None:  # noqa: ARG002
+        """Return the SQL for "one of many keys is true", by one pass over a row's keys; None if there is no such."""
+        return None
+
+    def _walk(self, tree: FilterNode) -> str:
+        if isinstance(tree, FilterGroup) and tree.logic is FilterLogic.OR:
+            keys = [one.key for one in tree.filters if isinstance(one, Condition) and _is_flag(one)]
+            flags = self._flags(keys) if len(keys) >= _MANY else None
+            if flags is not None:
+                return joined("OR", [flags, *(self._walk(one) for one in tree.filters if not _is_flag(one))])
+        return super()._walk(tree)
+
+    def _group(self, logic: FilterLogic, parts: list[str]) -> str:
+        return f"(NOT {joined('OR', parts)})" if logic is FilterLogic.NOT else joined(logic.value.upper(), parts)
+
+    def _condition(self, condition: Condition) -> str:
+        key, operator, value = condition.key, condition.operator, condition.values[0]
+        if operator in EQUALITIES:
+            return self._equal(key, condition.values)
+        if operator in INEQUALITIES:
+            return f"({self._is_scalar(key)} AND NOT {self._equal(key, condition.values)})"
+        if operator in ORDERS:
+            return self._compare(key, ORDERS[operator], value)
+        if operator in TEXT_MATCHES:
+            return self._contains(key, str(value), ignoring_case=operator is FilterOperator.TEXT_MATCH_INSENSITIVE)
+        if operator is FilterOperator.ANY:
+            return self._any_of(key, condition.values)
+        return f"({self._is_empty(key) if operator is FilterOperator.IS_EMPTY else self._exists(key)})"
+
+    def _equal(self, key: str, values: Sequence[Scalar]) -> str:
+        kind, parts = self._of(self.kind, key), []
+        for name, template in (("string", self.text), ("number", self.number), ("boolean", self.text)):
+            same = [value for value in values if value_kind(value) == name]
+            if same:
+                listed = f"{self._of(template, key)} IN ({self._listed(same)})"
+                parts.append(f"({kind} IN ({self.kinds[name]}) AND {listed})")
+        return joined("OR", parts)
+
+    def _listed(self, values: Sequence[Scalar]) -> str:
+        """Return the SQL for values of one kind, within the parentheses of IN."""
+        return ", ".join(map(self._literal, values))
+
+    def _compare(self, key: str, sign: str, value: Scalar) -> str:
+        held = self._of(self.text, key) + self.by_code_point if isinstance(value, str) else self._of(self.number, key)
+        kind = f"{self._of(self.kind, key)} IN ({self.kinds[value_kind(value) or '']})"
+        return f"({kind} AND {held} {sign} {self._literal(value)})"
+
+    def _contains(self, key: str, text: str, *, ignoring_case: bool) -> str:
+        value, part = self._of(self.text, key), self._literal(text)
+        if ignoring_case:
+            value, part = f"lower({value})", f"lower({part})"
+        is_text = f"{self._of(self.kind, key)} = {self.kinds['string']}"
+        return f"CASE WHEN {is_text} THEN {self.find}({value}, {part}) > 0 END"
+
+    def _is_scalar(self, key: str) -> str:
+        listed = ", ".join(self.kinds[name] for name in ("string", "number", "boolean"))
+        return f"{self._of(self.kind, key)} IN ({listed})"
+
+    def _is_empty(self, key: str) -> str:
+        kind, text, kinds = self._of(self.kind, key), self._of(self.text, key), self.kinds
+        empty_text = f"{kind} = {kinds['string']} AND {text} = ''"
+        empty_list = f"{kind} = {kinds['list']} AND {text} = '[]'"
+        return f"{kind} IS NULL OR {kind} = {kinds['null']} OR ({empty_text}) OR ({empty_list})"
+
+    def _exists(self, key: str) -> str:
+        kind = f"NULLIF({self._of(self.kind, key)}, {self.kinds['null']})"
+        is_list = f"{kind} = {self.kinds['list']}"
+        return f"NOT ({is_list}) OR ({is_list} AND {self._of(self.text, key)} <> '[]')"
+
+
+class BoundSql(Sql):
+    """SQL in which keys and values are parameters."""
+
+    is_exact = True
+    keys = re.compile("[^\0]+")
+
+    def __init__(self) -> None:
+        self.values: list[object] = []
+
+    @classmethod
+    def _why_not(cls, one: Condition) -> str | None:
+        if one.operator is FilterOperator.TEXT_MATCH_INSENSITIVE and not str(one.value).isascii():
+            return "ignores the case of ASCII letters only"
+        return super()._why_not(one)
+
+    def _of(self, template: str, key: str) -> str:
+        return template.format(self._bind(key))
+
+    def _bind(self, value: object) -> str:
+        self.values.append(value)
+        return f"\0{len(self.values) - 1}\0"
+
+    @classmethod
+    def filter(cls, tree: FilterNode) -> SqlCondition:
+        """Return a filter as a SQL condition; raise ``DeniedError`` for what the store can't contain or compare."""
+        dialect = cls()
+        sql = dialect.write(tree)
+        return _MARK.sub("?", sql), [dialect.values[int(found[1])] for found in _MARK.finditer(sql)]
+
+    def named(self, tree: FilterNode) -> tuple[str, dict[str, object]]:
+        """Return a filter as a SQL condition with parameters by name."""
+        sql = _MARK.sub(r":agentic_kb_\1", self.write(tree))
+        return sql, {f"agentic_kb_{number}": value for number, value in enumerate(self.values)}
+
+
+class StoreDialect(BoundSql):
+    """The SQL of a knowledge store's database, whose metadata hold no lists."""
+
+    name = "the store"
+    document_id: ClassVar[str]
+    """The expression of a chunk's document id."""
+
+    @staticmethod
+    @abstractmethod
+    def any_value(column: str, values: Sequence[object]) -> SqlCondition:
+        """Return the condition that a column has one of any number of values."""
+
+
+class SqliteSql(StoreDialect):
+    """Filters of a knowledge store in SQLite, over a column ``metadata`` of text."""
+
+    keys = re.compile(r'[^"\\\0]+')  # they have no escape in a JSON path
+    kind = "json_type(metadata, {})"
+    kinds = _kinds("'text'", "'integer', 'real'", "'true', 'false'", "'array'", "'null'")
+    text = number = "json_extract(metadata, {})"
+    find = "instr"
+    document_id = "json_extract(metadata, '$.document_id')"
+
+    @staticmethod
+    def any_value(column: str, values: Sequence[object]) -> SqlCondition:  # noqa: D102
+        return f"{column} IN (SELECT value FROM json_each(?))", [json.dumps(list(values))]  # noqa: S608 (of a constant)
+
+    def _of(self, template: str, key: str) -> str:
+        return template.format(self._bind(f'$."{key}"'))
+
+    def _literal(self, value: Scalar) -> str:
+        return self._bind(value)
+
+    def _listed(self, values: Sequence[Scalar]) -> str:
+        return f"SELECT value FROM json_each({self._bind(json.dumps(values))})"  # noqa: S608 (bound)
+
+    def _flags(self, keys: list[str]) -> str:
+        listed = f"SELECT value FROM json_each({self._bind(json.dumps(keys))})"  # noqa: S608 (bound)
+        held = "SELECT 1 FROM json_each(metadata) AS held"
+        return f"EXISTS ({held} WHERE held.type = 'true' AND held.key IN ({listed}))"
+
+
+class PostgresSql(BoundSql):
+    """Filters over the column ``metadata_`` of LlamaIndex's adapter for PostgreSQL."""
+
+    name = "PostgreSQL"
+    number = "CAST(metadata_ -> CAST({} AS text) AS jsonb)"  # compared as decimals of any length
+    text = "(metadata_ ->> CAST({} AS text))"
+    kind = f"jsonb_typeof({number})"
+    kinds = _kinds("'string'", "'number'", "'boolean'", "'array'", "'null'")
+    by_code_point = ' COLLATE "C"'
+    each: ClassVar[str] = "json_each(CAST(metadata_ AS json))"
+
+    def _literal(self, value: Scalar) -> str:
+        return f"CAST({self._bind(value)} AS text)" if isinstance(value, str) else self._as_json(value)
+
+    def _as_json(self, value: object) -> str:
+        return f"CAST({self._bind(json.dumps(value))} AS jsonb)"
+
+    def _equal(self, key: str, values: Sequence[Scalar]) -> str:
+        held = self._of(self.number, key)
+        if len(values) == 1:
+            return f"({held} = {self._as_json(values[0])})"
+        return f"({held} IN (SELECT jsonb_array_elements({self._as_json(values)})))"
+
+    def _any_of(self, key: str, values: Sequence[Scalar]) -> str:
+        held = " OR ".join(f"{self._of(self.number, key)} @> {self._as_json(one)}" for one in values)
+        return f"CASE WHEN {self._of(self.kind, key)} = 'array' THEN {held} END"
+
+    def _flags(self, keys: list[str]) -> str:
+        # PostgreSQL looks keys up in a hash table of the array; a subquery would be compared row by row.
+        is_key = f"held.key = ANY(CAST({self._bind(keys)} AS text[]))"
+        held = f"SELECT 1 FROM {self.each} AS held"  # noqa: S608 (a constant)
+        return f"EXISTS ({held} WHERE {is_key} AND CAST(held.value AS text) = 'true')"
+
+
+class PostgresStoreSql(StoreDialect, PostgresSql):
+    """Filters of a knowledge store in PostgreSQL, over an indexed column ``metadata`` of ``jsonb``."""
+
+    number = "(metadata -> CAST({} AS text))"
+    text = "(metadata ->> CAST({} AS text))"
+    kind = f"jsonb_typeof({number})"
+    each = "jsonb_each(metadata)"
+    document_id = "metadata ->> 'document_id'"
+
+    @staticmethod
+    def any_value(column: str, values: Sequence[object]) -> SqlCondition:  # noqa: D102
+        return f"{column} = ANY(?)", [list(values)]
+
+    def _equal(self, key: str, values: Sequence[Scalar]) -> str:
+        if len(values) >= _LISTED:
+            return super()._equal(key, values)
+        return joined("OR", [f"metadata @> {self._as_json({key: value})}" for value in values])  # by the index
+
+
+class DuckSql(Sql):
+    """Filters of LlamaIndex's adapter for DuckDB: keys are plain names, and text is quoted."""
+
+    name = "DuckDB"
+    lacks = (FilterOperator.ANY,)  # its adapter keeps no lists
+    negations = False
+    kind = "json_type(metadata_, '$.{}')"
+    kinds = _kinds("'VARCHAR'", "'BIGINT', 'UBIGINT', 'DOUBLE'", "'BOOLEAN'", "'ARRAY'", "'NULL'")
+    text = "json_extract_string(metadata_, '$.{}')"
+    number = f"TRY_CAST({text} AS DOUBLE)"
+
+    def _literal(self, value: Scalar) -> str:
+        if isinstance(value, bool):
+            return quoted(json.dumps(value))
+        return quoted(value) if isinstance(value, str) else f"CAST('{value!r}' AS DOUBLE)"
+
+
+class LanceSql(Sql):
+    """Filters of LanceDB, where metadata is one column with a fixed set of typed fields: other keys are absent.
+
+    Args:
+        fields: The type of each field: a kind of value, "whole" for whole numbers, or any other.
+    """
+
+    name = "LanceDB"
+    lacks = (FilterOperator.ANY,)  # its adapter keeps no lists
+    negations = False
+    _never: ClassVar = "id IS NULL"
+
+    def __init__(self, fields: Mapping[str, str]) -> None:
+        self._fields = fields
+
+    def _equal(self, key: str, values: Sequence[Scalar]) -> str:
+        return joined("OR", [self._compare(key, "=", value) for value in values])
+
+    def _compare(self, key: str, sign: str, value: Scalar) -> str:
+        field = self._fields.get(key)
+        if value_kind(value) != ("number" if field == "whole" else field):
+            return self._never
+        as_float = field == "whole" and isinstance(value, float)
+        column = f"CAST(metadata.{key} AS double)" if as_float else f"metadata.{key}"
+        return f"({column} {sign} {self._literal(value)})"
+
+    def _contains(self, key: str, text: str, *, ignoring_case: bool) -> str:
+        if self._fields.get(key) != "string":
+            return self._never
+        value, part = f"metadata.{key}", self._literal(text.lower() if ignoring_case else text)
+        return f"strpos({f'lower({value})' if ignoring_case else value}, {part}) > 0"
+
+    def _is_scalar(self, key: str) -> str:
+        return f"metadata.{key} IS NOT NULL" if key in self._fields else self._never
+
+    def _is_empty(self, key: str) -> str:
+        if key not in self._fields:
+            return "id IS NOT NULL"
+        return f"metadata.{key} IS NULL OR {self._compare(key, '=', '')}"
+
+
+def _is_flag(tree: FilterNode) -> bool:
+    return isinstance(tree, Condition) and tree.operator is FilterOperator.EQ and tree.value is True
+
+
+def all_hold(*conditions: SqlCondition) -> SqlCondition:
+    """Join conditions with AND."""
+    return joined("AND", [sql for sql, _ in conditions]), [value for _, values in conditions for value in values]
+
+
+def joined(word: str, parts: Sequence[str]) -> str:
+    """Join conditions with AND or OR as a balanced tree, since SQLite rejects expressions 1,000 levels deep."""
+    if len(parts) == 1:
+        return f"({parts[0]})"
+    half = len(parts) // 2
+    return f"({joined(word, parts[:half])} {word} {joined(word, parts[half:])})"
+
+
+def quoted(text: str) -> str:
+    """Return text as a literal of SQL in which only quotes mean anything."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+# -- other languages --------------------------------------------------------------------------------------------------
+
+
+class Milvus(Dialect[str]):
+    """Expressions of Milvus over its dynamic fields."""
+
+    name = "Milvus"
+    lacks = (FilterOperator.TEXT_MATCH_INSENSITIVE, FilterOperator.IS_EMPTY)
+
+    @classmethod
+    def _why_not(cls, one: Condition) -> str | None:
+        if one.operator is FilterOperator.TEXT_MATCH and re.search(r"[%_\\]", str(one.value)):
+            return "takes % and _ for any letters"
+        return super()._why_not(one)
+
+    def _group(self, logic: FilterLogic, parts: list[str]) -> str:
+        return joined(logic.value, parts)
+
+    def _condition(self, condition: Condition) -> str:
+        key, operator = condition.key, condition.operator
+        values = [json.dumps(one, ensure_ascii=False) for one in condition.values]
+        if operator in EQUALITIES:
+            return " or ".join(f"{key} == {value}" for value in values)
+        if operator in INEQUALITIES:
+            return " and ".join([f"exists {key}", *(f"{key} != {value}" for value in values)])
+        if operator is FilterOperator.ANY:
+            return f"json_contains_any({key}, [{', '.join(values)}])"
+        if operator is FilterOperator.TEXT_MATCH:
+            return f"{key} like {json.dumps(f'%{condition.value}%', ensure_ascii=False)}"
+        return f"{key} {ORDERS[operator]} {values[0]}"
+
+
+class Qdrant(Dialect[Any]):
+    """Filters of Qdrant's client. What its text match finds depends on a full-text index."""
+
+    name = "Qdrant"
+    lacks = TEXT_MATCHES
+    orders_text = False
+
+    def __init__(self) -> None:
+        from qdrant_client.http import models  # noqa: PLC0415 (only who has such a store has the package)
+
+        self._rest: Any = models
+
+    def write(self, tree: FilterNode) -> Any:
+        """Return a filter; a single condition becomes one too."""
+        return self._rest.Filter(must=[super().write(tree)])
+
+    def _group(self, logic: FilterLogic, parts: list[Any]) -> Any:
+        return self._rest.Filter(**{"must" if logic is FilterLogic.AND else "should": parts})
+
+    def _condition(self, condition: Condition) -> Any:
+        rest, key, operator = self._rest, condition.key, condition.operator
+        if operator in ORDERS:
+            name = {FilterOperator.GE: "gte", FilterOperator.LE: "lte"}.get(operator, operator.value)
+            return rest.FieldCondition(key=key, range=rest.Range(**{name: condition.value}))
+        empty = rest.IsEmptyCondition(is_empty=rest.PayloadField(key=key))
+        values = [""] if operator is FilterOperator.IS_EMPTY else condition.values
+        equal = list(map(partial(self._same, key), values))
+        if operator in INEQUALITIES:
+            return rest.Filter(must_not=[*equal, empty])
+        return rest.Filter(should=[*equal, empty] if operator is FilterOperator.IS_EMPTY else equal)
+
+    def _same(self, key: str, value: Scalar) -> Any:
+        if value_kind(value) == "number":  # a range: 1 and 1.0 are one number
+            return self._rest.FieldCondition(key=key, range=self._rest.Range(gte=value, lte=value))
+        return self._rest.FieldCondition(key=key, match=self._rest.MatchValue(value=value))
+
+
+Where: TypeAlias = dict[str, Any]
+"""A filter of Chroma: ``{key: {operator: value}}``, ``{"$and": [...]}`` or ``{"$or": [...]}``."""
+_CHROMA: Final = {FilterOperator.GE: "$gte", FilterOperator.LE: "$lte"}
+
+
+class Chroma(Dialect[Where]):
+    """Filters of Chroma. Its ``$ne`` and ``$nin`` let rows without the key through."""
+
+    name = "Chroma"
+    lacks = (*TEXT_MATCHES, FilterOperator.IS_EMPTY, FilterOperator.ANY)
+    orders_text = False
+    is_exact = True
+    keys = ANY_KEY
+
+    def _group(self, logic: FilterLogic, parts: list[Where]) -> Where:
+        parts = _merged(parts) if logic is FilterLogic.OR else parts
+        return parts[0] if len(parts) == 1 else {f"${logic.value}": parts}
+
+    def _condition(self, condition: Condition) -> Where:
+        key, operator, values = condition.key, condition.operator, condition.values
+        if not isinstance(condition.value, list):
+            return {key: {_CHROMA.get(operator, f"${operator.value}"): condition.value}}
+        whole = {value_kind(one): [other for other in values if value_kind(other) == value_kind(one)] for one in values}
+        lists = [
+            list(map(float, same)) if {type(one) for one in same} == {int, float} else same for same in whole.values()
+        ]
+        parts = [{key: {f"${operator.value}": same}} for same in lists]
+        return self._group(FilterLogic.OR if operator is FilterOperator.IN else FilterLogic.AND, parts)
+
+
+def _merged(parts: list[Where]) -> list[Where]:
+    lists: dict[tuple[str, type], list[Any]] = {}
+    others: list[Where] = []
+    for part in parts:
+        ((key, inner),) = part.items()
+        values = [] if isinstance(inner, list) else inner.get("$in") or [inner[name] for name in inner if name == "$eq"]
+        if values:
+            lists.setdefault((key, type(values[0])), []).extend(values)
+        else:
+            others.append(part)
+    merged: list[Where] = [
+        {key: {"$in": list(dict.fromkeys(values))} if len(values) > 1 else {"$eq": values[0]}}
+        for (key, _), values in lists.items()
+    ]
+    return merged + others

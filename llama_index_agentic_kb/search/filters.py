@@ -1,0 +1,126 @@
+"""Filters of callers as trees, and trees as LlamaIndex's ``MetadataFilters``."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+from llama_index.core.vector_stores.types import FilterCondition, MetadataFilter, MetadataFilters
+from llama_index.core.vector_stores.types import FilterOperator as StoreOperator
+from pydantic import PrivateAttr
+
+from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.schema import (
+    Condition,
+    FilterGroup,
+    FilterLogic,
+    FilterNode,
+    FilterOperator,
+    parse_odata,
+)
+from llama_index_agentic_kb.schema.filters import flat
+from llama_index_agentic_kb.search.dialects import ANY_KEY, Dialect
+
+FilterLike: TypeAlias = "Condition | FilterGroup | MetadataFilters | MetadataFilter | str | None"
+"""A filter as callers may pass it; a string is an OData filter."""
+
+_LOWERED: Final = {
+    operator: StoreOperator[{"GE": "GTE", "LE": "LTE"}.get(operator.name, operator.name)]
+    for operator in FilterOperator
+    if operator is not FilterOperator.EXISTS
+}
+_RAISED: Final = {store: ours for ours, store in _LOWERED.items()}
+
+
+class LoweredFilters(MetadataFilters):
+    """LlamaIndex's form of a filter tree, which it carries."""
+
+    _tree: FilterNode = PrivateAttr()
+
+    @property
+    def tree(self) -> FilterNode:
+        """The filter, of which this is one form."""
+        return self._tree
+
+
+class Lowering(Dialect[Any]):
+    """LlamaIndex's filters. Not validated: its model refuses booleans, which stores take."""
+
+    is_exact = True
+    keys = ANY_KEY
+
+    def _group(self, logic: FilterLogic, parts: list[Any]) -> MetadataFilters:
+        return MetadataFilters.model_construct(filters=parts, condition=FilterCondition(logic.value))
+
+    def _condition(self, condition: Condition) -> MetadataFilter | MetadataFilters:
+        make, key, operator, value = MetadataFilter.model_construct, condition.key, condition.operator, condition.value
+        if operator is FilterOperator.EXISTS:
+            empty = make(key=key, value=None, operator=StoreOperator.IS_EMPTY)
+            return self._group(FilterLogic.NOT, [empty])
+        if operator is FilterOperator.ANY and len(condition.values) == 1:
+            return make(key=key, value=condition.values[0], operator=StoreOperator.CONTAINS)
+        if isinstance(value, list) and {type(one) for one in value} == {int, float}:
+            value = [float(one) for one in condition.values]  # Chroma takes lists of one type only
+        return make(key=key, value=value, operator=_LOWERED[operator])
+
+
+def lower(tree: FilterNode) -> LoweredFilters:
+    """Return a filter tree as ``MetadataFilters``, simplified by ``flat``: few stores support ``not``.
+
+    Only negated conditions without an opposite, and "is not empty", become ``not`` groups.
+    """
+    whole = Lowering()._walk(flat(tree))  # noqa: SLF001 (also what an unknown store may lack)
+    parts, condition = (whole.filters, whole.condition) if isinstance(whole, MetadataFilters) else ([whole], None)
+    lowered = LoweredFilters.model_construct(filters=parts, condition=condition or FilterCondition.AND)
+    lowered._tree = tree  # noqa: SLF001 (made here)
+    return lowered
+
+
+def to_tree(filters: FilterLike) -> FilterNode | None:
+    """Convert a caller's filter to a filter tree; None stays None.
+
+    Raises:
+        InvalidRequestError: The filter is empty (which would mean "everything"), is not valid OData, or has an
+            operator that can't be checked on returned nodes.
+    """
+    if filters is None or isinstance(filters, (Condition, FilterGroup)):
+        return filters
+    if isinstance(filters, LoweredFilters):
+        return filters.tree
+    if isinstance(filters, str):
+        return parse_odata(filters)
+    if isinstance(filters, MetadataFilter):
+        return _condition(filters)
+    if not isinstance(filters, MetadataFilters):
+        raise InvalidRequestError(
+            f"filters: expected MetadataFilters, OData text or a filter tree, got {type(filters).__name__}"
+        )
+    if not filters.filters:
+        raise InvalidRequestError("filters: MetadataFilters(filters=[]) is no filter; pass None to search everything")
+    children = [child for one in filters.filters if (child := to_tree(one)) is not None]
+    logic = FilterLogic((filters.condition or FilterCondition.AND).value)
+    return FilterGroup(logic=logic, filters=children)
+
+
+def _condition(one: MetadataFilter) -> FilterNode:
+    if one.operator is StoreOperator.IS_EMPTY:
+        return _checked(one.key, FilterOperator.IS_EMPTY, value=True)
+    if one.operator is StoreOperator.CONTAINS:
+        return _checked(one.key, FilterOperator.ANY, [one.value])
+    if one.operator is StoreOperator.ALL:
+        each = _checked(one.key, FilterOperator.ANY, one.value).values
+        return FilterGroup(filters=[_checked(one.key, FilterOperator.ANY, [value]) for value in each])
+    operator = _RAISED.get(one.operator)
+    if operator is None:
+        known = (*_RAISED, StoreOperator.CONTAINS, StoreOperator.ALL)
+        raise InvalidRequestError(
+            f"filters: operator {one.operator.value!r} on {one.key!r} is not supported; use one of "
+            + ", ".join(store.value for store in known)
+        )
+    return _checked(one.key, operator, one.value)
+
+
+def _checked(key: str, operator: FilterOperator, value: Any) -> Condition:
+    try:
+        return Condition.model_validate({"key": key, "operator": operator, "value": value})
+    except ValueError as error:
+        raise InvalidRequestError(f"filters: {key!r}: {error}") from error
