@@ -8,10 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llama_index_agentic_kb.schema import Condition, FilterGroup, matches
+from llama_index_agentic_kb import KnowledgeSource
+from llama_index_agentic_kb.schema import Condition, FilterGroup, matches, parse_odata
 from llama_index_agentic_kb.store import KnowledgeStore
 from llama_index_agentic_kb.store.directory import DirectoryStore
 from tests.filter_trees import conditions, trees
+from tests.sources.conftest import search
 from tests.store.rows import MODEL, QUERIES, ROWS, found, metadata_of, put
 
 VALUES = st.sampled_from([0, 3, 4.0, 2.5, -1, True, False, "red", "blue", "n4", "", "x'; DROP TABLE chunks; --"])
@@ -43,6 +45,16 @@ def test_filters_hold_in_sql_as_they_do_in_python(rows: KnowledgeStore, data: st
         condition, parameters = rows.documents.dialect.filter(tree)
         passed = {row[0] for row in rows.documents.rows(f"SELECT node_id FROM chunks WHERE {condition}", parameters)}
     assert passed == {f"n{at}" for at in range(ROWS) if matches(tree, metadata_of(at))}
+
+
+@pytest.mark.parametrize("text", ["contains(name, 'n1')", "isempty(team)", "team ne null", "not contains(name, '9')"])
+def test_a_source_over_a_store_takes_every_operator(rows: KnowledgeStore, text: str) -> None:
+    """The store's own language says what it lacks, not that of LlamaIndex's filters."""
+    tree = parse_odata(text)
+    source = KnowledgeSource("rows", index=rows.index("rows"), hybrid=False)
+    result = search(source, "row", tree, top_k=ROWS)
+    assert {node.node_id for node in result.nodes} == {f"n{at}" for at in range(ROWS) if matches(tree, metadata_of(at))}
+    assert result.total("dropped_by_filter") == 0
 
 
 def test_large_filters(rows: KnowledgeStore) -> None:

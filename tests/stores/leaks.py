@@ -14,6 +14,7 @@ from typing import Any, Final
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Principal
 from llama_index_agentic_kb.errors import DeniedError, InvalidRequestError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator
+from llama_index_agentic_kb.schema.filters import ORDERS
 from tests.leaks.world import (
     CHUNKS,
     FIELDS,
@@ -70,7 +71,7 @@ def _tree(chance: random.Random, depth: int = 2) -> FilterNode:
         return FilterGroup(logic=chance.choice(list(FilterLogic)), filters=children)
     operator, values = chance.choice(list(FilterOperator)), [*VALUES, *_HOSTILE]
     value: Any = chance.choices(values, k=2) if operator in _LISTS else operator in _TRUE or chance.choice(values)
-    if operator.value.startswith("text"):
+    if operator.value.startswith("text") or (operator in ORDERS and isinstance(value, bool)):
         value = str(value) or "x"
     shown = [key for key in KEYS if not FIELDS.hides(key)]  # the others are refused
     key = chance.choice(KEYS if chance.random() < 0.05 else shown)
