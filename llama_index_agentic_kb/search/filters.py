@@ -51,11 +51,11 @@ class Lowering(Dialect[Any]):
     def _group(self, logic: FilterLogic, parts: list[Any]) -> MetadataFilters:
         return MetadataFilters.model_construct(filters=parts, condition=FilterCondition(logic.value))
 
-    def _condition(self, condition: Condition) -> MetadataFilter | MetadataFilters:
-        make, key, operator, value = MetadataFilter.model_construct, condition.key, condition.operator, condition.value
+    def _condition(self, condition: Condition) -> Any:
+        make: Any = MetadataFilter.model_construct
+        key, operator, value = condition.key, condition.operator, condition.value
         if operator is FilterOperator.EXISTS:
-            empty = make(key=key, value=None, operator=StoreOperator.IS_EMPTY)
-            return self._group(FilterLogic.NOT, [empty])
+            return self._group(FilterLogic.NOT, [make(key=key, value=None, operator=StoreOperator.IS_EMPTY)])
         if operator is FilterOperator.ANY and len(condition.values) == 1:
             return make(key=key, value=condition.values[0], operator=StoreOperator.CONTAINS)
         if isinstance(value, list) and {type(one) for one in value} == {int, float}:

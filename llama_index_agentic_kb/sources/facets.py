@@ -241,7 +241,8 @@ def sort_key(order_by: OrderBy) -> SortKey:
 
     def compare(one: SourceDocument, other: SourceDocument) -> int:
         for name, descending in order:
-            ours, theirs = one.metadata.get(name), other.metadata.get(name)
+            ours: Any = one.metadata.get(name)
+            theirs: Any = other.metadata.get(name)
             if not (_is_value(ours) and _is_value(theirs)):
                 if _is_value(ours) != _is_value(theirs):
                     return 1 if _is_value(theirs) else -1
