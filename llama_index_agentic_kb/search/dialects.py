@@ -529,10 +529,9 @@ class Chroma(Dialect[Where]):
         key, operator, values = condition.key, condition.operator, condition.values
         if not isinstance(condition.value, list):
             return {key: {_CHROMA.get(operator, f"${operator.value}"): condition.value}}
-        whole = {value_kind(one): [other for other in values if value_kind(other) == value_kind(one)] for one in values}
-        lists = [
-            list(map(float, same)) if {type(one) for one in same} == {int, float} else same for same in whole.values()
-        ]
+        kinds = dict.fromkeys(map(value_kind, values))
+        lists: list[list[Any]] = [[one for one in values if value_kind(one) == kind] for kind in kinds]
+        lists = [list(map(float, same)) if {int, float} == set(map(type, same)) else same for same in lists]
         parts = [{key: {f"${operator.value}": same}} for same in lists]
         return self._group(FilterLogic.OR if operator is FilterOperator.IN else FilterLogic.AND, parts)
 

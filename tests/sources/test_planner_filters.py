@@ -11,8 +11,6 @@ from llama_index_agentic_kb import KnowledgeSource
 from llama_index_agentic_kb.errors import ConfigurationError, PlanningError
 from llama_index_agentic_kb.schema import (
     Condition,
-    FilterGroup,
-    FilterLogic,
     FilterNode,
     FilterOperator,
     matches,
@@ -21,22 +19,11 @@ from llama_index_agentic_kb.schema import (
 from llama_index_agentic_kb.sources import FilterField
 from llama_index_agentic_kb.sources.filters import MAX_FILTER, describe_fields, read_planner_filter
 from llama_index_agentic_kb.testing import MemoryRetriever
+from tests.filter_trees import conditions, trees
 
 KEYS = st.sampled_from(["tenant", "year", "tags"])
 VALUES = st.sampled_from([True, 1, 2.5, "acme", "rival"])
-TREES: st.SearchStrategy[FilterNode] = st.recursive(
-    st.builds(Condition, key=KEYS, operator=st.sampled_from(["eq", "ne", "gt", "le"]), value=VALUES)
-    | st.builds(
-        Condition,
-        key=KEYS,
-        operator=st.sampled_from(["in", "nin", "any"]),
-        value=st.lists(VALUES, min_size=1, max_size=2),
-    ),
-    lambda trees: st.builds(
-        FilterGroup, logic=st.sampled_from(FilterLogic), filters=st.lists(trees, min_size=1, max_size=3)
-    ),
-    max_leaves=6,
-)
+TREES = trees(conditions(KEYS, VALUES))
 METADATA = st.dictionaries(KEYS, VALUES | st.none() | st.lists(VALUES, max_size=2))
 
 FIELDS = {
