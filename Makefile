@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: openapi demo test test-long coverage check docs wheel-check format bench bench-conversations bench-grounding bench-capacity bench-deadlines bench-ray bench-scale bench-shards bench-stores train-scorer faults fuzz injection \
+.PHONY: openapi demo test test-long coverage check docs wheel-check format bench bench-conversations bench-grounding bench-capacity bench-deadlines bench-embedding bench-ray bench-scale bench-shards bench-stores train-scorer faults fuzz injection \
 	kills kills-ray leaks replicas same-prompts stores wire clean
 
 # Extracts over three real sources, then a recorded answer; no API key, no network.
@@ -87,10 +87,14 @@ CHUNKS ?= 1000000
 bench-shards: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks.shards --size $(CHUNKS)
 
-# Core seconds of a document: on Ray, in one process, and by LlamaIndex's IngestionPipeline.
+# Core seconds of a document: on Ray, in one process, and by LlamaIndex's IngestionPipeline. CORPORA: files in BEIR form.
 bench-ray: $(VENV)/.dev
 	$(PIP_INSTALL) -e '.[ray]'
-	$(BIN)/python -m tests.benchmarks.ray_ingestion
+	$(BIN)/python -m tests.benchmarks.ray_ingestion --corpora $(CORPORA)
+
+# Embedding the questions of 50 users: one by one, in batches, and by a process of its own; a file with a "text" a line.
+bench-embedding: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmarks.embedding $(QUERIES)
 
 # What plan-capacity predicts beside real runs.
 bench-capacity: $(VENV)/.dev
@@ -120,10 +124,13 @@ CASES ?= 10000
 kills: $(VENV)/.dev
 	$(BIN)/python -m tests.kills --kills $(KILLS) --repairs $(REPAIRS) --postgres $(POSTGRES_KILLS) --sessions $(KILLS)
 
-# Kills actors, drivers and PostgreSQL while Ray ingests.
+# Kills actors, drivers and PostgreSQL while Ray ingests; of CORPORA (files in BEIR form) as many DOCUMENTS, with PAUSE
+# seconds between kills: make kills-ray DOCUMENTS=20000 PAUSE=10 CORPORA="a/corpus.jsonl b/corpus.jsonl"
+DOCUMENTS ?= 2000
+PAUSE ?= 1.75
 kills-ray: $(VENV)/.dev
 	$(PIP_INSTALL) -e '.[ray]'
-	$(BIN)/python -m tests.kills_ray --kills 30
+	$(BIN)/python -m tests.kills_ray --kills 30 --documents $(DOCUMENTS) --pause $(PAUSE) --corpora $(CORPORA)
 
 # Servers on one PostgreSQL replaced and killed under 50 clients, and one tenant's flood beside another's questions.
 replicas: $(VENV)/.dev

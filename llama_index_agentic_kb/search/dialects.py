@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from llama_index_agentic_kb.errors import DeniedError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator
@@ -551,3 +551,107 @@ def _merged(parts: list[Where]) -> list[Where]:
         for (key, _), values in lists.items()
     ]
     return merged + others
+
+
+# -- Elasticsearch and OpenSearch -------------------------------------------------------------------------------------
+
+_NOTHING: Final[dict[str, Any]] = {"match_none": {}}
+_ELASTIC_RANGES: Final = {">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
+_ELASTIC_COUNTED: Final = dict.fromkeys(("long", "integer", "short", "byte", "unsigned_long", "double"), "number")
+_ELASTIC_KINDS: Final = {
+    **_ELASTIC_COUNTED,
+    **dict.fromkeys(("float", "half_float", "scaled_float"), "number"),
+    "boolean": "boolean",
+}
+
+
+class ElasticField(NamedTuple):
+    """What a mapping says of a field: its type in JSON, or the mapping's own name of one that is not compared here.
+
+    ``path`` is what is compared, ``whole`` what is there if the key has a value. Text of more than ``longest``
+    characters is not indexed. Numbers that the store rounds can't be counted.
+    """
+
+    kind: str
+    path: str
+    whole: str
+    longest: int | None = None
+    counts: bool = True
+
+
+def elastic_fields(properties: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, ElasticField]]:
+    """Yield the fields of a mapping of metadata; a key with a dot is an object to these stores."""
+    for name, mapped in properties.items():
+        path, kind = f"metadata.{prefix}{name}", mapped.get("type", "object")
+        texts = {path: mapped, **{f"{path}.{sub}": one for sub, one in mapped.get("fields", {}).items()}}
+        exact = [at for at, one in texts.items() if one.get("type") == "keyword" and "normalizer" not in one]
+        if exact:
+            yield prefix + name, ElasticField("string", exact[0], path, texts[exact[0]].get("ignore_above"))
+        elif "properties" in mapped:
+            yield from elastic_fields(mapped["properties"], f"{prefix}{name}.")
+        else:
+            counts = kind == "boolean" or kind in _ELASTIC_COUNTED
+            yield prefix + name, ElasticField(_ELASTIC_KINDS.get(kind, kind), path, path, counts=counts)
+
+
+class Elasticsearch(Dialect[dict[str, Any]]):
+    """JSON of the query language, by the fields of an index's mapping: another key is absent everywhere.
+
+    Lists are compared item by item. What a mapping can't compare exactly is refused when the filter is written.
+    """
+
+    name = "Elasticsearch"
+    lacks = TEXT_MATCHES
+    keys = ANY_KEY
+
+    def __init__(self, fields: Mapping[str, ElasticField]) -> None:
+        self._fields = fields
+
+    def _group(self, logic: FilterLogic, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        if logic is FilterLogic.AND:
+            return {"bool": {"filter": parts}}
+        # Most of a principal's groups are keys of no document, and the number of conditions is limited (1,024).
+        return _should([part for part in parts if part != _NOTHING])
+
+    def _condition(self, condition: Condition) -> dict[str, Any]:
+        operator, field = condition.operator, self._fields.get(condition.key)
+        if field is None:
+            return {"match_all": {}} if operator is FilterOperator.IS_EMPTY else _NOTHING
+        if (why := _unmapped(field, condition)) is not None:
+            raise DeniedError(f"{operator.value!r} on {condition.key!r}: {self.name} {why}")
+        exists = {"exists": {"field": field.whole}}
+        if operator is FilterOperator.IS_EMPTY:
+            return _should([{"bool": {"must_not": [exists]}}, _terms(field, [""])])
+        if operator in ORDERS:
+            same = value_kind(condition.values[0]) == field.kind
+            return {"range": {field.path: {_ELASTIC_RANGES[ORDERS[operator]]: condition.value}}} if same else _NOTHING
+        equal = _terms(field, condition.values)
+        return {"bool": {"filter": [exists], "must_not": [equal]}} if operator in INEQUALITIES else equal
+
+
+class OpenSearch(Elasticsearch):
+    """The same language."""
+
+    name = "OpenSearch"
+
+
+def _should(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"bool": {"should": parts, "minimum_should_match": 1}} if parts else _NOTHING
+
+
+def _terms(field: ElasticField, values: Sequence[Scalar]) -> dict[str, Any]:
+    same = [value for value in values if value_kind(value) == field.kind]
+    return {"terms": {field.path: same}} if same else _NOTHING
+
+
+def _unmapped(field: ElasticField, condition: Condition) -> str | None:
+    if field.kind not in ("string", "number", "boolean"):
+        return f"keeps it as {field.kind}, which is not compared as here; map it as keyword"
+    texts = [value for value in condition.values if isinstance(value, str)]
+    if field.longest is None or not texts:
+        return None
+    if condition.operator in ORDERS:
+        return f"does not index its text beyond {field.longest} characters; map it as keyword without ignore_above"
+    if max(len(text.encode("utf-16-le")) for text in texts) > 2 * field.longest:
+        return f"does not index text beyond {field.longest} characters, and it is compared with a longer one"
+    return None

@@ -37,6 +37,8 @@ from llama_index_agentic_kb.llm.calls import calls_of, once, retries_itself
 from llama_index_agentic_kb.schema.request import Principal
 
 EMBEDDING_POOL: Final = WorkerPool("embedding", max_workers=8)
+_BATCH: Final = 32
+"""The number of waiting queries that a local model is given at once, at least."""
 """The threads on which local models compute."""
 STALLED_SECONDS: Final = 15.0
 """The duration after which a local call counts as hung: later texts are computed on another thread."""
@@ -465,7 +467,8 @@ class _Batchers:
         with self._lock:
             batcher = self._batchers.get(id(model))
             if batcher is None:  # it references the model, so that the id is not reused
-                batcher = MicroBatcher(compute, max_batch=model.embed_batch_size, pool=EMBEDDING_POOL)
+                size = max(_BATCH, model.embed_batch_size)  # the model itself cuts it into passes
+                batcher = MicroBatcher(compute, max_batch=size, pool=EMBEDDING_POOL)
                 self._batchers[id(model)] = batcher
             return batcher
 

@@ -170,8 +170,9 @@ def metadata_reader(source: KnowledgeSource, filters: FilterNode | None) -> Meta
             return lambda: _rows(index.docstore.get_nodes(list(store.data.embedding_dict)))
         if not store.stores_text or index._store_nodes_override:  # noqa: SLF001 (no public name)
             return lambda: _rows(index.docstore.get_nodes(list(index.index_struct.nodes_dict.values())))
-        if type(store).get_nodes is not BasePydanticVectorStore.get_nodes:
-            return lambda: _rows(kind_of(store).nodes(store, _pushed(index, filters)))
+        kind = kind_of(store)
+        if kind.lists or type(store).get_nodes is not BasePydanticVectorStore.get_nodes:
+            return lambda: _rows(kind.nodes(store, _pushed(index, filters)))
     raise InvalidRequestError(
         f"source {source.name!r} can't list what it holds: that takes a store made by `agentic-kb ingest`, a "
         "VectorStoreIndex that keeps its nodes, or KnowledgeSource(metadata_reader=...)"

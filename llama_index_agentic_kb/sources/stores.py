@@ -8,6 +8,7 @@ with these operators has found something.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import weakref
@@ -61,6 +62,9 @@ class StoreKind:
     """The attribute that says whether the store was made with a full-text search."""
     escapes_ids: ClassVar[bool] = True
     """Whether its adapter can be asked for any ID; others may put an ID into a query as it is."""
+
+    lists: ClassVar[bool] = False
+    """Whether nodes are listed here, though its adapter may not."""
 
     @property
     def name(self) -> str:
@@ -155,7 +159,7 @@ class _Simple(StoreKind):
             narrow = VectorStoreQuery(**{**vars(query), "filters": None, "node_ids": list(allowed)})
             return type(store).query(store, narrow, **kwargs)  # type: ignore[no-any-return]
 
-        return _copy(store, query=query)
+        return copied(store, query=query)
 
     def passing(self, store: Any, nodes: Sequence[BaseNode], tree: FilterNode) -> set[str]:
         passes, rows = matcher(tree), store.data.metadata_dict
@@ -219,7 +223,7 @@ class _Postgres(StoreKind):
                 result = type(store).query(exact, query, **kwargs)
             return result
 
-        return _copy(twin, query=query)
+        return copied(twin, query=query)
 
     def nodes(self, store: Any, tree: FilterNode | None) -> Iterator[BaseNode]:
         # The adapter's own way reads all rows at once, with their vectors.
@@ -270,7 +274,7 @@ def _connected_copy(store: Any, **methods: Callable[..., Any]) -> Any:
         store._initialize()  # noqa: SLF001 (the adapter has no other way)
         twin.__pydantic_private__.update(store.__pydantic_private__)
 
-    twin = _copy(store, _initialize=connected, **methods)
+    twin = copied(store, _initialize=connected, **methods)
     return twin
 
 
@@ -282,7 +286,7 @@ class _Duck(StoreKind):
         from duckdb import SQLExpression  # noqa: PLC0415 (only who has such a store has the package)
 
         where = DuckSql().write(tree)
-        return _copy(store, _build_metadata_filter_expressions=lambda metadata_filters: SQLExpression(where))  # noqa: ARG005
+        return copied(store, _build_metadata_filter_expressions=lambda metadata_filters: SQLExpression(where))  # noqa: ARG005
 
 
 class _Lance(StoreKind):
@@ -305,7 +309,7 @@ class _Lance(StoreKind):
         def get_nodes(node_ids: Any = None, filters: Any = None, **kwargs: Any) -> Any:  # noqa: ARG001
             return type(store).get_nodes(store, None, None, **kwargs, **where())
 
-        return _copy(store, query=query, get_nodes=get_nodes)
+        return copied(store, query=query, get_nodes=get_nodes)
 
     def with_ids(self, store: Any, node_ids: Sequence[str]) -> Iterable[BaseNode]:
         where = f"id IN ({', '.join(map(quoted, node_ids))})"  # the adapter quotes IDs as names of columns
@@ -336,7 +340,7 @@ class _Milvus(StoreKind):
             own, fields = prepare(store, VectorStoreQuery(**{**vars(query), "filters": None}), **kwargs)
             return (f"({where}) and ({own})" if own else where), fields
 
-        return _copy(store, _prepare_before_search=prepared)
+        return copied(store, _prepare_before_search=prepared)
 
     def nodes(self, store: Any, tree: FilterNode | None) -> Iterator[BaseNode]:
         where = 'id != ""' if tree is None else Milvus().write(tree)
@@ -354,7 +358,7 @@ class _Qdrant(StoreKind):
     has_words = "enable_hybrid"
 
     def _narrowed(self, store: Any, tree: FilterNode) -> Any:
-        return _copy(store, _build_subfilter=lambda _filters: Qdrant().write(tree))
+        return copied(store, _build_subfilter=lambda _filters: Qdrant().write(tree))
 
     def nodes(self, store: Any, tree: FilterNode | None) -> Iterator[BaseNode]:
         where, offset = None if tree is None else Qdrant().write(tree), None
@@ -383,7 +387,12 @@ def kind_of(store: Any) -> StoreKind:
     """Return what is known of a store, or of the adapter that it inherits from, without importing it."""
     if type(store) is SimpleVectorStore:  # a subclass may search in another way
         return _SIMPLE
-    return next((_KINDS[base.__name__] for base in type(store).__mro__ if base.__name__ in _KINDS), _UNKNOWN)
+    names = [base.__name__ for base in type(store).__mro__]
+    if {"ElasticsearchStore", "OpensearchVectorStore"}.intersection(names):
+        from llama_index_agentic_kb.sources.elastic import ELASTIC  # noqa: PLC0415 (which imports this module)
+
+        return next(ELASTIC[name] for name in names if name in ELASTIC)
+    return next((_KINDS[name] for name in names if name in _KINDS), _UNKNOWN)
 
 
 def is_chroma(store: Any) -> bool:
@@ -400,9 +409,9 @@ def store_refusal(store: BasePydanticVectorStore, tree: FilterNode) -> str | Non
     return kind_of(store).refusal(store, tree)
 
 
-def _copy(store: Any, **methods: Callable[..., Any]) -> Any:
+def copied(store: Any, **methods: Callable[..., Any]) -> Any:
     """Return a shallow copy of a store, with the same connections, and with methods of its own."""
-    twin = store.model_copy()
+    twin = store.model_copy() if hasattr(store, "model_copy") else copy.copy(store)
     for name, method in methods.items():
         if not hasattr(type(store), name):
             raise DeniedError(f"this release of {type(store).__name__} has no {name}: it is not known how it filters")
@@ -467,4 +476,4 @@ def _probed(store: Any, tree: FilterNode) -> Any:
         _remember(store, operators, result)
         return result
 
-    return _copy(store, query=query, aquery=aquery)
+    return copied(store, query=query, aquery=aquery)

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import tempfile
 import uuid
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
 import chromadb
+import numpy as np
+import psycopg
 from llama_index.core import StorageContext, VectorStoreIndex
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import BasePydanticVectorStore
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
+from llama_index_agentic_kb.store import KnowledgeStore
+from llama_index_agentic_kb.store.database import Chunk, StoredDocument
+from llama_index_agentic_kb.store.vectors import StoreVectorStore
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.chroma_server import ChromaServer
 from tests.kills_sessions.postgres import PostgresServer
+from tests.stores.elastic import ElasticServer, elasticsearch_store, opensearch_store
 
 __all__ = ["DIMENSIONS", "KINDS", "PAGE", "Opened", "index_over", "read_table"]
 
@@ -62,6 +72,14 @@ def _chroma_server() -> Iterator[MakeStore]:
         yield make
 
 
+@cache
+def _server() -> PostgresServer:
+    """Return one server for all databases of this process."""
+    server = PostgresServer()
+    atexit.register(server.__exit__)
+    return server
+
+
 @contextmanager
 def _postgres() -> Iterator[MakeStore]:
     from llama_index.vector_stores.postgres import PGVectorStore  # noqa: PLC0415 (seconds)
@@ -69,19 +87,23 @@ def _postgres() -> Iterator[MakeStore]:
     made: list[PGVectorStore] = []
 
     def make(dimensions: int, **settings: Any) -> BasePydanticVectorStore:
-        where: dict[str, Any] = {"host": "127.0.0.1", "port": str(server.port), "user": "postgres", "password": "none"}
+        where: dict[str, Any] = {
+            "host": "127.0.0.1",
+            "port": str(_server().port),
+            "user": "postgres",
+            "password": "none",
+        }
         store = PGVectorStore.from_params(
             **where, database="postgres", table_name=_name(), embed_dim=dimensions, hybrid_search=True, **settings
         )
         made.append(store)
         return store
 
-    with PostgresServer() as server:
-        yield make
-        for store in made:
-            if store.client is not None:
-                store.client.dispose()
-                asyncio.run(store.close())
+    yield make
+    for store in made:
+        if store.client is not None:
+            store.client.dispose()
+            asyncio.run(store.close())
 
 
 def _sparse(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
@@ -155,6 +177,53 @@ def _milvus(*, with_words: bool = False) -> Iterator[MakeStore]:
             store.client.close()
 
 
+@contextmanager
+def _elastic(*, opensearch: bool = False) -> Iterator[MakeStore]:
+    server = ElasticServer(opensearch=opensearch)
+    make = opensearch_store if opensearch else elasticsearch_store
+    yield lambda dimensions: make(server.url, _name(), dimensions)
+    server.close()
+
+
+class _Ingested(StoreVectorStore):
+    """A source of a knowledge store in PostgreSQL, whose documents come as nodes."""
+
+    _store: KnowledgeStore = PrivateAttr()
+    _source: str = PrivateAttr()
+
+    def __init__(self, store: KnowledgeStore, source: str) -> None:
+        store.documents.put_source(source)
+        super().__init__(store.vectors(source), store.lexical(source), partial(store.metadata, source))
+        self._store, self._source = store, source
+
+    def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
+        for path, own in groupby(nodes, key=lambda node: node.ref_doc_id or ""):
+            document = StoredDocument(self._source, path, "/o", "/r", uuid.uuid4().hex, "settings")
+            pieces = []
+            for at, node in enumerate(own):
+                metadata = {**node.metadata, "title": "", "document_id": f"{self._source}/{path}"}
+                made = Chunk(node.node_id, at, node.get_content(), metadata, uuid.uuid4().hex, 0, 1)
+                pieces.append((made, np.array(node.get_embedding(), np.float32)))
+            self._store.documents.put_document(document, pieces)
+        return [node.node_id for node in nodes]
+
+    def delete(self, ref_doc_id: str, **_: Any) -> None:
+        self._store.documents.delete_document(self._source, ref_doc_id)
+
+
+@contextmanager
+def _ingested() -> Iterator[MakeStore]:
+    with ExitStack() as opened:
+
+        def make(dimensions: int) -> BasePydanticVectorStore:
+            with psycopg.connect(_server().url, autocommit=True) as connection:
+                connection.execute(f"CREATE DATABASE {(name := _name())}")
+            url, model = f"{_server().url.rpartition('/')[0]}/{name}", HashEmbedding(dimensions=dimensions)
+            return _Ingested(opened.enter_context(KnowledgeStore.open(url, embed_model=model, create=True)), name)
+
+        yield make
+
+
 KINDS: Final[dict[str, Callable[[], AbstractContextManager[MakeStore]]]] = {
     "in memory": _simple,
     "Chroma": lambda: _chroma(chromadb.EphemeralClient()),
@@ -164,6 +233,9 @@ KINDS: Final[dict[str, Callable[[], AbstractContextManager[MakeStore]]]] = {
     "LanceDB": _lance,
     "DuckDB": _duckdb,
     "Milvus Lite": _milvus,
+    "Elasticsearch": _elastic,
+    "OpenSearch": lambda: _elastic(opensearch=True),
+    "agentic-kb": _ingested,
 }
 """Opens a kind of store: a function that makes an empty one of it."""
 

@@ -1,0 +1,275 @@
+"""A stand-in for Elasticsearch and OpenSearch on loopback: what LlamaIndex's adapters and this package ask of them.
+
+It maps fields as they do without a mapping of one's own (text with a keyword beside it, whole numbers, decimals,
+booleans, dates), compares by these types, and refuses what it does not know. ``requests`` has what was asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import operator
+import re
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+from llama_index.core.schema import BaseNode
+
+from llama_index_agentic_kb.schema import value_key
+
+Json = dict[str, Any]
+
+LONGEST: Final = 256
+_SIGNS: Final = {"gt": operator.gt, "gte": operator.ge, "lt": operator.lt, "lte": operator.le}
+_DATE: Final = re.compile(r"\d{4}-\d\d-\d\d(T[\d:.Z]*)?")
+
+
+def _type(value: Any) -> str:
+    kinds = {bool: "boolean", int: "long", float: "float"}
+    return kinds.get(type(value), "date" if _DATE.fullmatch(str(value)) else "text")
+
+
+def _items(value: Any) -> list[Any]:
+    return [one for one in (value if isinstance(value, list) else [value]) if one is not None]
+
+
+class _Index:
+    """The documents of one index, and the types of their fields."""
+
+    def __init__(self, mappings: Json) -> None:
+        self.rows: dict[str, Json] = {}
+        self.mappings: Json = {"properties": {"metadata": {"properties": {}}, **mappings.get("properties", {})}}
+
+    @property
+    def fields(self) -> Json:
+        return self.mappings["properties"]["metadata"]["properties"]  # type: ignore[no-any-return]
+
+    def put(self, row: str, source: Json) -> None:
+        self.rows[row] = source
+        for key, value in source["metadata"].items():
+            for one in _items(value)[:1]:
+                kind = _type(one)
+                keyword = {"fields": {"keyword": {"type": "keyword", "ignore_above": LONGEST}}}
+                self.fields.setdefault(key, {"type": kind, **(keyword if kind == "text" else {})})
+
+    def values(self, source: Json, path: str) -> list[Any]:
+        """Return what is indexed of a row under a field's name."""
+        mapped = self.fields.get(path.removeprefix("metadata.").removesuffix(".keyword"))
+        items = _items(source["metadata"].get(path.removeprefix("metadata.").removesuffix(".keyword")))
+        if mapped is None or (mapped["type"] == "text" and not path.endswith(".keyword")):
+            return [word for one in items for word in ["", *re.findall(r"\w+", str(one).lower())]] if mapped else []
+        return [one for one in items if not isinstance(one, str) or len(one) <= LONGEST]
+
+    def passes(self, source: Json, row: str, asked: Json) -> bool:
+        """Return whether a row passes a query; fail for one that is not known."""
+        ((kind, body),) = asked.items()
+        if kind != "bool":
+            return self._holds(source, row, kind, body)
+        known = {"filter", "must", "should", "must_not", "minimum_should_match"}
+        assert body.keys() <= known, body
+        every, none, some = ([*_items(body.get(part))] for part in ("filter", "must_not", "should"))
+        return (
+            all(self.passes(source, row, one) for one in every + _items(body.get("must")))
+            and not any(self.passes(source, row, one) for one in none)
+            and (not some or any(self.passes(source, row, one) for one in some))
+        )
+
+    def _holds(self, source: Json, row: str, kind: str, body: Json) -> bool:
+        if kind in ("match_all", "match_none"):
+            return kind == "match_all"
+        if kind == "ids":
+            return row in body["values"]
+        if kind == "exists":
+            return bool(self.values(source, body["field"]))
+        ((path, wanted),) = body.items()
+        if kind == "match":
+            return bool(self.score(source, path, wanted["query"]))
+        held = self.values(source, path)
+        if kind == "range":
+            return all(_SIGNS[sign](one, value) for one in held[:1] for sign, value in wanted.items()) and bool(held)
+        values = [wanted["value"] if isinstance(wanted, dict) else wanted] if kind == "term" else wanted
+        assert kind in ("term", "terms"), kind
+        return any(value_key(one) == value_key(value) for one in held for value in values)
+
+    @staticmethod
+    def score(source: Json, path: str, words: str) -> float:
+        """Return how many of the words are in a text, each weighed by nothing."""
+        own = Counter(re.findall(r"\w+", source[path].lower()))
+        return float(sum(own[word] > 0 for word in re.findall(r"\w+", words.lower())))
+
+    def search(self, body: Json) -> Json:
+        """Answer a search: by vectors with a filter, by words, or of all that pass; and groups of values."""
+        asked, near = body.get("query", {"match_all": {}}), body.get("knn")
+        fused = [one.get("standard", one) for one in body.get("retriever", {}).get("rrf", {}).get("retrievers", ())]
+        fused += [{"query": one} for one in asked.get("hybrid", {}).get("queries", ())]
+        if fused:
+            hits = {
+                hit["_id"]: hit for one in fused for hit in self.search({**one, "size": body["size"]})["hits"]["hits"]
+            }
+            return {"hits": {"hits": list(hits.values())[: body["size"]], "total": {"value": len(hits)}}}
+        if "knn" in asked:  # OpenSearch's
+            ((field, inner),) = asked["knn"].items()
+            near = {"field": field, "query_vector": inner["vector"], "filter": inner.get("filter", []), "k": inner["k"]}
+        scored = []
+        for row, source in self.rows.items():
+            if near is not None:
+                passing = all(self.passes(source, row, one) for one in _items(near["filter"]))
+                score = (1 + _cosine(source[near["field"]], near["query_vector"])) / 2
+            else:
+                passing = self.passes(source, row, asked)
+                words = [
+                    (at, one) for must in _items(asked.get("bool", {}).get("must")) for at, one in must["match"].items()
+                ]
+                score = sum(self.score(source, at, one["query"]) for at, one in words)
+            if passing:
+                scored.append({"_id": row, "_score": score, "_source": source})
+        scored.sort(key=lambda hit: -hit["_score"])
+        answer: Json = {
+            "hits": {"hits": scored[: body.get("size", 10)], "total": {"value": len(scored)}},
+            "_shards": {},
+        }
+        if "aggs" in body:
+            answer["aggregations"] = {"found": self._composite(body["aggs"]["found"]["composite"], scored)}
+        return answer
+
+    def _composite(self, asked: Json, hits: Sequence[Json]) -> Json:
+        names = [(name, one["terms"]["field"]) for source in asked["sources"] for name, one in source.items()]
+        groups: Counter[str] = Counter()
+        for hit in hits:
+            keys: list[Json] = [{}]
+            for name, path in names:
+                keys = [{**key, name: value} for key in keys for value in self.values(hit["_source"], path)]
+            groups.update({json.dumps(key, sort_keys=True) for key in keys})
+        start = json.dumps(asked["after"], sort_keys=True) if "after" in asked else ""
+        left = sorted(key for key in groups if key > start)
+        page = left[: asked["size"]]
+        after = {"after_key": json.loads(page[-1])} if page else {}
+        return {"buckets": [{"key": json.loads(key), "doc_count": groups[key]} for key in page], **after}
+
+
+def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
+    lengths = math.hypot(*one) * math.hypot(*other)
+    return sum(a * b for a, b in zip(one, other, strict=True)) / lengths if lengths else 0.0
+
+
+class ElasticServer:
+    """The stand-in; OpenSearch's by its own name and version."""
+
+    def __init__(self, *, opensearch: bool = False) -> None:
+        self.opensearch = opensearch
+        self.requests: list[tuple[str, str, Any]] = []
+        self._indices: dict[str, _Index] = {}
+        self._about = {
+            "version": {"number": "2.17.0", "distribution": "opensearch"} if opensearch else {"number": "8.19.0"}
+        }
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._http.shutdown()
+        self._http.server_close()
+
+    def bodies(self, ending: str) -> list[Json]:
+        """Return the bodies of the requests to paths that end so."""
+        return [body for _, path, body in self.requests if path.endswith(ending)]
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        answer = self._answer
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _serve(self) -> None:
+                text = self.rfile.read(int(self.headers.get("content-length") or 0)).decode()
+                status, made = answer(self.command, self.path, text)
+                data = b"" if self.command == "HEAD" else json.dumps(made).encode()
+                self.send_response(status)
+                self.send_header("X-Elastic-Product", "Elasticsearch")
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_GET = do_POST = do_PUT = do_HEAD = do_DELETE = _serve  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        return Handler
+
+    def _answer(self, method: str, target: str, text: str) -> tuple[int, Json]:
+        path = urlsplit(target).path.strip("/")
+        lines = [json.loads(line) for line in text.splitlines()] if path.endswith("_bulk") else []
+        body = {} if lines or not text else json.loads(text)
+        self.requests.append((method, path, lines or body))
+        name, _, action = path.partition("/")
+        if path.endswith("_bulk"):
+            for what, source in zip(lines[::2], lines[1::2], strict=True):
+                self._indices[what["index"]["_index"]].put(what["index"]["_id"], source)
+            return 200, {"errors": False, "items": [{"index": {"status": 201}} for _ in lines[::2]]}
+        if path == "_search/scroll":
+            return 200, {"hits": {"hits": []}, "_scroll_id": "1", "_shards": {"successful": 1, "total": 1}}
+        if name == "":
+            return 200, self._about
+        if method == "PUT":
+            self._indices[name] = _Index(body.get("mappings", {}))
+            return 200, {"acknowledged": True}
+        if name not in self._indices:
+            return 404, {"error": {"type": "index_not_found_exception", "reason": name}, "status": 404}
+        return 200, self._of_index(self._indices[name], name, action, body, parse_qs(urlsplit(target).query))
+
+    def _of_index(self, index: _Index, name: str, action: str, body: Json, asked: Json) -> Json:
+        if action == "_search":
+            found = index.search({**body, "size": int(asked.get("size", [body.get("size", 10)])[0])})
+            return {**found, "_scroll_id": "1", "_shards": {"successful": 1, "skipped": 0, "total": 1}}
+        if action == "_count":
+            return {"count": index.search(body)["hits"]["total"]["value"]}
+        if action == "_delete_by_query":
+            gone = [row for row, source in index.rows.items() if index.passes(source, row, body["query"])]
+            for row in gone:
+                del index.rows[row]
+            return {"deleted": len(gone)}
+        return {name: {"mappings": index.mappings, "settings": {}}}
+
+
+def elasticsearch_store(url: str, name: str, _dimensions: int) -> Any:
+    """Return LlamaIndex's store, whose nodes are added and deleted by a client for each call: it is bound to a loop."""
+    from elasticsearch import AsyncElasticsearch  # noqa: PLC0415 (seconds)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of pydantic, by the adapter's way to configure a model
+        from llama_index.vector_stores.elasticsearch import ElasticsearchStore, base  # noqa: PLC0415
+    base.nest_asyncio = SimpleNamespace(apply=lambda: None)  # it would change asyncio for all tests of the process
+
+    class Store(ElasticsearchStore):
+        def add(self, nodes: list[BaseNode], **_: Any) -> list[str]:
+            return self._with_client(lambda store: store.async_add(nodes))  # type: ignore[no-any-return]
+
+        def delete(self, ref_doc_id: str, **_: Any) -> None:
+            self._with_client(lambda store: store.adelete(ref_doc_id))
+
+        def _with_client(self, work: Callable[[ElasticsearchStore], Any]) -> Any:
+            async def run() -> Any:
+                async with AsyncElasticsearch(url) as client:
+                    return await work(ElasticsearchStore(index_name=name, es_client=client))
+
+            return asyncio.run(run())
+
+    return Store(index_name=name, es_client=AsyncElasticsearch(url))
+
+
+def opensearch_store(url: str, name: str, dimensions: int) -> Any:
+    """Return LlamaIndex's store."""
+    from llama_index.vector_stores.opensearch import OpensearchVectorClient, OpensearchVectorStore  # noqa: PLC0415
+
+    unused: Any = SimpleNamespace()
+    return OpensearchVectorStore(OpensearchVectorClient(url, name, dimensions, os_async_client=unused))
