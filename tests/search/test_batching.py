@@ -172,7 +172,7 @@ def test_64_threads_share_batches() -> None:
     assert first.result(SECONDS) == [common]
     assert answers == [[vector(model, f"user {user}"), common] for user in range(63)]
     assert Counter(model.texts) == Counter(["common", "common", *(f"user {user}" for user in range(63))])
-    assert [len(texts) for _, texts in model.calls] == [1, *[10] * 6, 4]
+    assert [len(texts) for _, texts in model.calls] == [1, 32, 32]
     assert not model._overlapped
 
 
