@@ -203,7 +203,27 @@ def describe_error(error: BaseException, target: str | None = None, stage: str |
 # -- callback handlers ------------------------------------------------------------------------------------------------
 
 
-class ActivityCallbackHandler(BaseCallbackHandler):
+class EventHandler(BaseCallbackHandler):
+    """A callback handler of events, which ignores traces. Subclasses must implement ``on_event_end``."""
+
+    def __init__(self) -> None:
+        super().__init__(event_starts_to_ignore=[], event_ends_to_ignore=[])
+
+    def on_event_start(
+        self, event_type: CBEventType, payload: dict[str, Any] | None = None, event_id: str = "", *_: Any, **__: Any
+    ) -> str:
+        """Ignore the start of an event."""
+        del event_type, payload
+        return event_id
+
+    def start_trace(self, trace_id: str | None = None) -> None:
+        """Ignore the start of a trace."""
+
+    def end_trace(self, trace_id: str | None = None, trace_map: dict[str, list[str]] | None = None) -> None:
+        """Ignore the end of a trace."""
+
+
+class ActivityCallbackHandler(EventHandler):
     """Collects and logs the activity records of all queries.
 
     Each closed record is logged to ``llama_index_agentic_kb.activity`` as one line of JSON (level INFO, or WARNING for
@@ -219,18 +239,11 @@ class ActivityCallbackHandler(BaseCallbackHandler):
     def __init__(
         self, on_activity: Callable[[ActivityRecord], None] | None = None, *, log: bool = True, limit: int = 10_000
     ) -> None:
-        super().__init__(event_starts_to_ignore=[], event_ends_to_ignore=[])
+        super().__init__()
         self.records: list[ActivityRecord] = []
         self._on_activity = on_activity
         self._log = activity_logger if log else None
         self._limit = limit
-
-    def on_event_start(
-        self, event_type: CBEventType, payload: dict[str, Any] | None = None, event_id: str = "", *_: Any, **__: Any
-    ) -> str:
-        """Ignore the start of an event."""
-        del event_type, payload
-        return event_id
 
     def on_event_end(self, event_type: CBEventType, payload: dict[str, Any] | None = None, *_: Any, **__: Any) -> None:
         """Store, log and report the record of an ended stage."""
@@ -245,12 +258,6 @@ class ActivityCallbackHandler(BaseCallbackHandler):
             self._log.log(level, "%s", json.dumps(redacted_leaves(record.to_dict()), ensure_ascii=False))
         if self._on_activity is not None:
             self._on_activity(record)
-
-    def start_trace(self, trace_id: str | None = None) -> None:
-        """Ignore the start of a trace."""
-
-    def end_trace(self, trace_id: str | None = None, trace_map: dict[str, list[str]] | None = None) -> None:
-        """Ignore the end of a trace."""
 
 
 class _GuardedHandler(BaseCallbackHandler):
@@ -324,6 +331,8 @@ class GuardedCallbackManager(CallbackManager):
     def handlers(self) -> list[BaseCallbackHandler]:
         """The wrapped handlers; each handler is wrapped once."""
         given = self._source.handlers if self._source is not None else []
+        if not given:
+            return [*self._own]
         live = [self._wrapped.setdefault(id(handler), _GuardedHandler.of(handler)) for handler in given]
         return [*live, *self._own]
 

@@ -110,8 +110,11 @@ class _Pieces:
         """Join a node to adjacent pieces if the length allows (merging two pieces); return whether it was joined."""
         if not self._joining:
             return False
-        node, length = part[1].node, len(part[1].node.get_content())
+        node = part[1].node
         near = {piece.place: piece for key in _keys(node) for piece in self._near[key] if piece.parts}
+        if not near:
+            return False
+        length = len(node.get_content())
         better_first = [near[place] for place in sorted(near)]
         after = next((one for one in better_first if follows(one.parts[-1][1].node, node)), None)
         before = next((one for one in better_first if one is not after and follows(node, one.parts[0][1].node)), None)

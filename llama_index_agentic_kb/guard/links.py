@@ -141,19 +141,14 @@ class LinkFilter:
 
     def feed(self, delta: str) -> str:
         """Add a piece of text and return the filtered text that later pieces can't change."""
-        return self._feed(self._held + delta, final=False)
+        return self._filtered(self._held + delta, final=False)
 
     def close(self) -> str:
         """Return the remaining filtered text at the end of the stream."""
-        return self._feed(self._held, final=True)
-
-    def _feed(self, text: str, *, final: bool) -> str:
-        """Return the filtered text; buffer the part that depends on later pieces."""
-        said = self._filtered(text, final=final)
-        self._last = text[: len(text) - len(self._held)][-1:] or self._last
-        return said
+        return self._filtered(self._held, final=True)
 
     def _filtered(self, text: str, *, final: bool) -> str:
+        """Return the filtered text; buffer the part that depends on later pieces."""
         parts: list[str] = []
         position, self._held = 0, ""
         while (trigger := _TRIGGER.search(text, position)) is not None:
@@ -164,12 +159,14 @@ class LinkFilter:
             decided = self._construct(text, start, final=final)
             if decided is None:
                 self._held = text[start:]
-                return "".join(parts)
+                break
             said, position = decided
             parts.append(said)
-        rest = text[position:]
-        self._before = text[position - 1 : position] if position else self._last
-        parts.append(self._plain(rest, ends_here=True) if final else self._but_the_last_word(rest))
+        else:
+            rest = text[position:]
+            self._before = text[position - 1 : position] if position else self._last
+            parts.append(self._plain(rest, ends_here=True) if final else self._but_the_last_word(rest))
+        self._last = text[: len(text) - len(self._held)][-1:] or self._last
         return "".join(parts)
 
     # -- plain text ------------------------------------------------------------------------------------------------
@@ -177,11 +174,11 @@ class LinkFilter:
     def _plain(self, text: str, *, ends_here: bool) -> str:
         """Return a text without bare addresses; it ends with the stream, or before a Markdown or HTML construct."""
         self._ends_here = ends_here
-        return _BARE.sub(self._bare, self._after_address(text, ended=True))
+        return _BARE.sub(self._bare, self._after_address(text, ended=True) if self._swallows else text)
 
     def _but_the_last_word(self, text: str) -> str:
         """Return a filtered text without its last word, which is buffered, since it may become an address."""
-        text = self._after_address(text, ended=False)
+        text = self._after_address(text, ended=False) if self._swallows else text
         head = text.rstrip(_URL_SIGNS)
         word = text[len(head) :]
         clean = _BARE.sub(self._bare, head)
@@ -200,9 +197,8 @@ class LinkFilter:
 
     def _after_address(self, text: str, *, ended: bool) -> str:
         """Return a text without the rest of an address that was too long to buffer."""
-        if self._swallows:
-            text = text.lstrip(_URL_SIGNS)
-            self._swallows = not text and not ended
+        text = text.lstrip(_URL_SIGNS)
+        self._swallows = not text and not ended
         return text
 
     def _bare(self, found: re.Match[str]) -> str:

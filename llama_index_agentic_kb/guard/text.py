@@ -243,7 +243,7 @@ def sanitize(text: str, *, cites: bool = False) -> str:
         text: Any text.
         cites: Whether its citation markers stay: a model's own earlier text.
     """
-    text = strip_invisible(text)
+    text, _ = without_hidden(text)
     if _OPENER.search(text) is None:
         return text
     folded = text

@@ -16,13 +16,12 @@ from typing import Any, Final, TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.callbacks import CallbackManager
-from llama_index.core.callbacks.base_handler import BaseCallbackHandler
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.llms import LLM
 from pydantic import BaseModel
 
 from llama_index_agentic_kb._aio import END, emit
-from llama_index_agentic_kb.account.activity_log import ActivityLog, with_handlers
+from llama_index_agentic_kb.account.activity_log import ActivityLog, EventHandler, with_handlers
 from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.errors import LLMError
 from llama_index_agentic_kb.guard.failures import is_transient
@@ -325,11 +324,11 @@ def metered(component: C, *, only_core: bool = False) -> Iterator[C]:
             bill.add(usage)
 
 
-class _Meter(BaseCallbackHandler):
+class _Meter(EventHandler):
     """Collects the usage of a model's calls; one inside another, such as ``complete`` inside ``chat``, is no other."""
 
     def __init__(self) -> None:
-        super().__init__([], [])
+        super().__init__()
         self.usages: list[Usage] = []
         self._open: dict[str, bool] = {}
         """By event id, whether the call is inside another."""
@@ -355,9 +354,3 @@ class _Meter(BaseCallbackHandler):
         response = ended.get(EventPayload.RESPONSE) or ended.get(EventPayload.COMPLETION)
         if event_type is CBEventType.LLM and not self._open.pop(event_id, False) and response is not None:
             self.usages.append(usage_of(response))
-
-    def start_trace(self, trace_id: str | None = None) -> None:
-        """Ignore the start of a trace."""
-
-    def end_trace(self, trace_id: str | None = None, trace_map: dict[str, list[str]] | None = None) -> None:
-        """Ignore the end of a trace."""

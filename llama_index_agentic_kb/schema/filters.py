@@ -288,7 +288,7 @@ def flat(tree: FilterNode, *, negate: bool = False) -> FilterNode:
     joins = (tree.logic is not FilterLogic.AND) != negate
     logic = FilterLogic.OR if joins else FilterLogic.AND
     filters: list[FilterNode] = []
-    for child in (flat(child, negate=negate) for child in tree.filters):
-        same = isinstance(child, FilterGroup) and child.logic is logic
-        filters.extend(child.filters if isinstance(child, FilterGroup) and same else [child])
+    for child in tree.filters:
+        part = flat(child, negate=negate)
+        filters += part.filters if isinstance(part, FilterGroup) and part.logic is logic else [part]
     return filters[0] if len(filters) == 1 else FilterGroup(logic=logic, filters=filters)

@@ -6,9 +6,9 @@ for each passage, or for each full prompt. ``tree_summarize``: answers combined 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from llama_index.core.prompts import BasePromptTemplate
 
@@ -47,8 +47,8 @@ class AnswerSynthesis(AgenticSynthesizer):
     mode = "answerSynthesis"
     default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {"text_qa_template": ANSWER_TEMPLATE}
 
-    async def _compose(self, draft: Draft) -> str:
-        return await draft.answer_at_once(fit, self.templates["text_qa_template"])
+    def _compose(self, draft: Draft) -> Coroutine[Any, Any, str]:
+        return draft.answer_at_once(fit, self.templates["text_qa_template"])
 
 
 class SimpleSummarize(AgenticSynthesizer):
@@ -60,8 +60,8 @@ class SimpleSummarize(AgenticSynthesizer):
     mode = "simple_summarize"
     default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {"text_qa_template": ANSWER_TEMPLATE}
 
-    async def _compose(self, draft: Draft) -> str:
-        return await draft.answer_at_once(share, self.templates["text_qa_template"])
+    def _compose(self, draft: Draft) -> Coroutine[Any, Any, str]:
+        return draft.answer_at_once(share, self.templates["text_qa_template"])
 
 
 class Generation(AgenticSynthesizer):
