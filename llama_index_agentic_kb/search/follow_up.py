@@ -9,7 +9,7 @@ the expanded text and the words that the reply repeats.
 The drift is the cosine between a message and the earlier ones, the latest weighing most. It decides where the words of
 a message don't: a short message without a name ("Who is at high risk?") is expanded only if it is near the earlier
 ones, and a reply counts only in such a conversation. A message that refers to something is expanded at a low drift too,
-because "How do I use them?" is near nothing; below zero, only if it says hardly a word.
+because "How do I use them?" is near nothing; the more it says by itself, the nearer it must be.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ MAX_NAMES: Final = 2
 """Maximum number of words from earlier messages, and of names from the last reply, that expand a message."""
 SURE_DRIFT: Final = 0.2
 """The drift from which a short message that refers to nothing by its words is expanded."""
+LEAST_DRIFTS: Final = (-1.0, -1.0, 0.0, 0.05, 0.1)
+"""The drift from which a message that refers to something is expanded, by its content words: none, one, two, ..."""
 REPLY_DRIFT: Final = 0.1
 """The drift from which the last reply counts."""
 REPLY_WEIGHT: Final = 0.3
@@ -119,7 +121,7 @@ class FollowUp:
         earlier: The latest earlier user messages, newest first.
         is_loose: Whether only the vector uses the expanded text, and keyword search the message.
         is_unsure: Whether only the drift says if the message leans on the conversation.
-        reply: The beginning of the last reply, if it counts.
+        reply: The beginning of the last reply, if it counts: where only the drift decides, it misleads.
         topic: The words that the last reply repeats.
     """
 
@@ -154,7 +156,8 @@ class FollowUp:
             return cls(question, None, earlier)
         is_loose = is_unsure or not _refers(asked, said)
         expanded, topic = f"{question} {' '.join(added)}", () if names else _repeated(reply, [*said, *added])
-        return cls(question, expanded, earlier, is_loose, is_unsure, reply[:REPLY_CHARACTERS], topic)
+        counted = "" if is_unsure else reply[:REPLY_CHARACTERS]
+        return cls(question, expanded, earlier, is_loose, is_unsure, counted, topic)
 
     def drift(self, vector_of: VectorOf) -> float | None:
         """Return the cosine between the message and the earlier ones; None without earlier ones."""
@@ -164,10 +167,10 @@ class FollowUp:
     def settled(self, vector_of: VectorOf) -> FollowUp:
         """Return how the message is searched, now that its drift is known."""
         drift = self.drift(vector_of) if self.expanded else None
-        if drift is None or drift >= SURE_DRIFT:
+        if drift is None:
             return self
-        is_short = len(_content(split_words(_core(self.question)))) <= 1
-        if self.is_unsure or (drift < 0 and not is_short):
+        said = len(_content(split_words(_core(self.question))))
+        if drift < (SURE_DRIFT if self.is_unsure else LEAST_DRIFTS[min(said, len(LEAST_DRIFTS) - 1)]):
             return replace(self, expanded=None, reply="", topic=())
         return self if drift >= REPLY_DRIFT else replace(self, reply="", topic=())
 

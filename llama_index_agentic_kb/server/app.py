@@ -25,6 +25,7 @@ from llama_index_agentic_kb.schema import RetrievalRequest, RetrievalResponse
 from llama_index_agentic_kb.server.access import Access, TokenVerifier
 from llama_index_agentic_kb.server.azure import definition_routes, retrieval_routes
 from llama_index_agentic_kb.server.catalog import ApiKey
+from llama_index_agentic_kb.server.conversation import SESSION
 from llama_index_agentic_kb.server.definitions import KnowledgeBaseDefinition, SourceDefinition
 from llama_index_agentic_kb.server.google import PREFIX, google_error, google_routes
 from llama_index_agentic_kb.server.http import Gateway, ServerContext, error_response
@@ -239,6 +240,7 @@ def _complete(operation: dict[str, Any], known: _Operation) -> None:
     contents = {status: {} if status == "204" else dict(done) for status in known.done}
     contents |= {status: _json_of(ErrorBody) for status in (*_COMMON, *known.refused)}
     if answers:
+        operation["parameters"].append({"name": SESSION, "in": "header", "schema": {"type": "string"}})
         contents["200"]["text/event-stream"] = {"schema": {"type": "string"}}
     operation["responses"] = {
         status: {"description": HTTPStatus(int(status)).phrase, **({"content": content} if content else {})}

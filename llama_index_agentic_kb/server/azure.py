@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema import ActivityRecord, OutputMode, RetrievalRequest, RetrievalResponse
 from llama_index_agentic_kb.server.catalog import Conditions, Kind, Stored
+from llama_index_agentic_kb.server.conversation import SESSION, KeptState
 from llama_index_agentic_kb.server.definitions import KnowledgeBaseDefinition, SourceDefinition, check_name
 from llama_index_agentic_kb.server.errors import NotAcceptableError, error_body, status_of
 from llama_index_agentic_kb.server.http import (
@@ -66,25 +67,36 @@ def wants_events(accept: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Retrieval:
-    """One ``retrieve`` request, decoded and authorised, with the stored defaults; ``address`` is the server's URL."""
+    """One ``retrieve`` request, decoded and authorised, with the stored defaults; ``address`` is the server's URL.
+
+    ``state`` is where the conversation's state is kept; None if the request names no session.
+    """
 
     served: ServedBase
     request: RetrievalRequest
     context: ServerContext
     address: str
     tenant: str
+    state: KeptState | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of the response that name the session."""
+        return {} if self.state is None else {SESSION: self.state.id}
 
     async def respond(self, version: str) -> Response:
         """Return the response as JSON of an API version."""
         async with self.context.queue.place(self.tenant):
             response = await self.served.base.aretrieve(self.request)
-        self._made(response)
+        await self._made(response)
         is_newest = version == VERSIONS[-1]
         body = response.to_json() if is_newest else json.dumps(encode_response(response, api_version=version))
-        return Response(body, response.status_code, media_type="application/json")
+        return Response(body, response.status_code, self.headers, media_type="application/json")
 
-    def _made(self, response: RetrievalResponse) -> None:
+    async def _made(self, response: RetrievalResponse) -> None:
         self.context.count(response)
+        if self.state is not None:
+            await self.state.keep(response)
         link_passages(response, self.address, self.served.base.name)
 
     async def events(self, queue: asyncio.Queue[Event | None]) -> None:
@@ -111,12 +123,12 @@ class Retrieval:
         async with self.context.queue.place(self.tenant):
             async for item in base.astream_retrieve(self.request, on_activity=observe):
                 if isinstance(item, RetrievalResponse):
+                    await self._made(item)
                     self._finish(item, queue, answers=mode is OutputMode.ANSWER_SYNTHESIS)
                 else:
                     queue.put_nowait(("answer.delta", json.dumps({"messageIndex": 0, "delta": item})))
 
     def _finish(self, response: RetrievalResponse, queue: asyncio.Queue[Event | None], *, answers: bool) -> None:
-        self._made(response)
         shown = response.to_dict()
         if answers and response.response:
             answer = {"messageIndex": 0, "message": shown["response"][0]}
@@ -133,7 +145,7 @@ class EventStream(Response):
     """
 
     def __init__(self, retrieval: Retrieval) -> None:
-        super().__init__(media_type=f"{_EVENTS}; charset=utf-8")
+        super().__init__(headers=retrieval.headers, media_type=f"{_EVENTS}; charset=utf-8")
         del self.headers["content-length"]
         self._retrieval = retrieval
 
@@ -209,9 +221,12 @@ def retrieval_routes(context: ServerContext) -> APIRouter:
         principal = await context.access.principal(request, caller)
         served = await context.service.base(name)
         sent = decode_retrieve(await read_body(request, context.max_body_bytes), api_version=version)
-        asked = served.request(sent.model_copy(update={"principal": principal}))
+        asked, named, state = sent.model_copy(update={"principal": principal}), request.headers.get(SESSION), None
+        if named is not None:
+            state = await KeptState.opened(context.service.sessions, principal, named)
+            asked = await state.added_to(asked)
         tenant = tenant_of(caller.name, principal)
-        retrieval = Retrieval(served, asked, context, str(request.base_url), tenant)
+        retrieval = Retrieval(served, served.request(asked), context, str(request.base_url), tenant, state)
         if streams:
             return EventStream(retrieval)
         return await unless_gone(request.receive, retrieval.respond(version)) or GONE

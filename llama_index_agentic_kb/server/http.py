@@ -49,9 +49,10 @@ _SECURITY: Final = {
 """Headers of each response that does not set them itself."""
 _ALLOWED_HEADERS: Final = (
     "api-key, authorization, content-type, accept, if-match, if-none-match, prefer, "
-    "x-ms-client-request-id, x-ms-query-source-authorization, mcp-protocol-version, mcp-session-id"
+    "x-ms-client-request-id, x-ms-query-source-authorization, mcp-protocol-version, mcp-session-id, "
+    "x-agentic-kb-session"
 )
-_EXPOSED_HEADERS: Final = "request-id, x-ms-client-request-id, etag, retry-after"
+_EXPOSED_HEADERS: Final = "request-id, x-ms-client-request-id, x-agentic-kb-session, etag, retry-after"
 GONE: Final = Response(status_code=499)
 """The response to a client that disconnected: nobody reads it; nginx's status, for log and metrics."""
 _METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"})

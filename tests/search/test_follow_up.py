@@ -94,12 +94,13 @@ LIVER = [(USER, "What does the liver do?"), (REPLY, "It stores iron. Iron is old
 @pytest.mark.parametrize(
     ("message", "drift", "expanded", "words", "has_reply"),
     [
-        ("Who is at high risk?", 0.3, True, "Who is at high risk?", True),
+        ("Who is at high risk?", 0.3, True, "Who is at high risk?", False),
         ("Who is at high risk?", 0.15, False, "Who is at high risk?", False),
         ("Why?", 0.12, True, "Why? liver iron", True),
         ("Why?", 0.05, True, "Why? liver", False),
         ("Why?", -0.1, True, "Why? liver", False),
         ("Does it really hurt?", -0.1, False, "Does it really hurt?", False),
+        ("Does it really hurt at night?", 0.04, False, "Does it really hurt at night?", False),
         ("Who is at high risk of a stroke at night?", 0.9, False, "Who is at high risk of a stroke at night?", False),
     ],
 )
