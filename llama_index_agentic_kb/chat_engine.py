@@ -30,10 +30,8 @@ from llama_index_agentic_kb.schema.request import INSTRUCTING
 
 dispatcher = get_dispatcher(__name__)
 
-EXTRACTS: Final = '[{"ref_id": '
-"""The prefix of extracted data, which replaces an answer that failed or timed out."""
-MEMORY_TOKENS: Final = 8_000
-"""Token limit of the engine's default memory."""
+EXTRACTS: Final = '[{"ref_id": '  # the prefix of extracted data, which replaces an answer that failed or timed out
+MEMORY_TOKENS: Final = 8_000  # token limit of the engine's default memory
 
 
 @dataclass(repr=False)

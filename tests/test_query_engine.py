@@ -17,7 +17,7 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.query_engine import RetrieverQueryEngine, RouterQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.response_synthesizers import get_response_synthesizer as core_synthesizer
-from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.retrievers import QueryFusionRetriever, RouterRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.selectors import LLMSingleSelector
 from llama_index.core.tools import QueryEngineTool, RetrieverTool
@@ -234,7 +234,7 @@ def retriever(routed: LoopbackOpenAI, memory: ChatMemoryBuffer | None = None) ->
 
 
 async def test_a_router_takes_it(routed: LoopbackOpenAI) -> None:
-    """LlamaIndex's own query engine over our retriever can be routed to."""
+    """LlamaIndex's own query engine over our retriever can be routed to, and so can our retriever."""
     made = retriever(routed)
     assert made.llm is not None
     inner = RetrieverQueryEngine.from_args(made, llm=made.llm, response_mode=ResponseMode.COMPACT)
@@ -249,6 +249,10 @@ async def test_a_router_takes_it(routed: LoopbackOpenAI) -> None:
     for response in (router.query("How tall was the rocket?"), await router.aquery("How tall was the rocket?")):
         assert str(response) == HEIGHT
         assert [node.node_id for node in response.source_nodes] == ["n"]
+    tools = [RetrieverTool.from_defaults(made, description=text) for text in ("rockets", "weather")]
+    retrievers = RouterRetriever(LLMSingleSelector.from_defaults(llm=made.llm), tools, llm=made.llm)
+    for nodes in (retrievers.retrieve("How tall was it?"), await retrievers.aretrieve("How tall was it?")):
+        assert [node.node_id for node in nodes] == ["n"]
 
 
 async def test_a_retriever_tool_takes_it(routed: LoopbackOpenAI) -> None:

@@ -33,6 +33,7 @@ from llama_index_agentic_kb.evidence.candidates import (
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance
 from llama_index_agentic_kb.llm import metered
 from llama_index_agentic_kb.schema import MissingPart, Outcome, ResultsProcessing, SourceActivity, SubQueryOrigin
+from llama_index_agentic_kb.search.follow_up import leans
 from llama_index_agentic_kb.search.fusion import Fused, Ranked, interleave, with_coverage
 from llama_index_agentic_kb.search.rerank import Reranked, Reranker
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
@@ -51,7 +52,8 @@ NEW_SHARE: Final = 0.1
 """A passage is a near-duplicate if at most this share of its words is new compared to one with the same title."""
 
 FOLLOWING_WEIGHT: Final = 0.5
-"""The weight of a question's own results beside planned ones in a conversation, where its words may say little."""
+LEANING_WEIGHT: Final = 0.2
+"""The weight of a question's own results beside planned ones in a conversation; and if its words say little alone."""
 
 MANY: Final = 200
 """Maximum number of candidates fused on the event loop (about 5 ms); more are fused on a thread."""
@@ -198,11 +200,15 @@ def _planned_first(lists: list[CandidateList]) -> list[CandidateList]:
     if not any(one.sub_query.origin is SubQueryOrigin.PLANNER for one in lists):
         return lists
     return [
-        replace(one, ranked=replace(one.ranked, weight=FOLLOWING_WEIGHT * one.ranked.weight))
+        replace(one, ranked=replace(one.ranked, weight=one.ranked.weight * _own_weight(one.sub_query.query)))
         if one.sub_query.origin is SubQueryOrigin.QUESTION
         else one
         for one in lists
     ]
+
+
+def _own_weight(question: str) -> float:
+    return LEANING_WEIGHT if leans(question) else FOLLOWING_WEIGHT
 
 
 def _is_untouched(name: str, selected: Mapping[str, SelectedSource], options: EvidenceOptions) -> bool:

@@ -32,8 +32,7 @@ from llama_index_agentic_kb.sources.fan_out import FanOut, SourceSearch
 from llama_index_agentic_kb.sources.search import NodeKey
 from llama_index_agentic_kb.sources.vectors import model_name_of, vector_reader
 
-SMALL_CORPUS: Final = 200
-"""Number of documents below which a search is not narrowed."""
+SMALL_CORPUS: Final = 200  # number of documents below which a search is not narrowed
 MIN_SCOPE: Final = 20
 MAX_SHARE: Final = 0.25
 """Minimum number of documents in a scope, and their maximum share of all."""
@@ -41,8 +40,7 @@ CONTEXT_MARGIN: Final = 0.25
 """Standard deviations by which a document must be nearer to the context or the query than to the message itself."""
 SHIFT_MARGIN: Final = 0.5
 """Standard deviations by which a document may be farther from a message that changes the topic."""
-CANARIES: Final = 3
-"""Number of passages of each list that are kept whatever the scope says."""
+CANARIES: Final = 3  # number of passages of each list that are kept whatever the scope says
 MAX_SECONDS: Final = 0.5
 RECENT_DOCUMENTS: Final = 5
 """Number of a turn's documents that stay in the scope of the next turns."""

@@ -54,10 +54,8 @@ from llama_index_agentic_kb.sources.tool import IDEMPOTENCY_KEY, ToolSource, Wri
 
 TOOL_SECONDS: Final = 20.0
 """Maximum seconds for the model's choice of a tool, or a quarter of the retrieval time if that is less."""
-MAX_MESSAGES: Final = 10
-"""The number of the user's last messages that are read for arguments."""
-MAX_SCHEMA: Final = 2_000
-"""The maximum number of characters of a tool's schema in the prompt."""
+MAX_MESSAGES: Final = 10  # the number of the user's last messages that are read for arguments
+MAX_SCHEMA: Final = 2_000  # the maximum number of characters of a tool's schema in the prompt
 MAX_ANSWER: Final = 200
 """The maximum length in characters of a message that is taken as a whole for the value that was asked for."""
 
@@ -119,15 +117,9 @@ async def take_turn(
     log: ActivityLog,
     deadline: float | None,
 ) -> ToolTurn:
-    """Return what the last message means for the tools that the principal may call.
+    """Return what the last message means for the tools that the principal may call, after the state ``before``.
 
-    Args:
-        scope: The question and its conversation; of the latter, only the user's messages are read.
-        before: The state after the last turn; None for a new conversation.
-        tools: The tools, by name.
-        models: The model that chooses. None chooses by the tools' examples.
-        log: The request's activity log.
-        deadline: The ``time.monotonic()`` value at which the model's call ends.
+    Of the conversation only the user's messages are read. Without a model, the tools' examples choose.
 
     Raises:
         DeniedError: The message confirms a call that another principal was asked to confirm.

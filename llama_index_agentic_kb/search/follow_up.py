@@ -32,25 +32,18 @@ OWN_WEIGHT: Final = 0.5
 LONG_OWN_WEIGHT: Final = 1.5
 """The weight of the message's own vector beside that of its expanded text, which has 1; and that of a message with more
 than two content words, which says more by itself."""
-DECAY: Final = 0.5
-"""The weight of an earlier message relative to the next one."""
-MAX_EARLIER: Final = 3
-"""Number of earlier user messages that are compared with a message."""
-MAX_BACK: Final = 4
-"""Number of earlier user messages in which the words that a message refers to are looked for."""
+DECAY: Final = 0.5  # the weight of an earlier message relative to the next one
+MAX_EARLIER: Final = 3  # number of earlier user messages that are compared with a message
+MAX_BACK: Final = 4  # number of earlier user messages in which the words that a message refers to are looked for
 MAX_TERMS: Final = 10
 MAX_NAMES: Final = 2
 """Maximum number of words from earlier messages, and of names from the last reply, that expand a message."""
-SURE_DRIFT: Final = 0.2
-"""The drift from which a short message that refers to nothing by its words is expanded."""
+SURE_DRIFT: Final = 0.2  # the drift from which a short message that refers to nothing by its words is expanded
 LEAST_DRIFTS: Final = (-1.0, -1.0, 0.0, 0.05, 0.1)
 """The drift from which a message that refers to something is expanded, by its content words: none, one, two, ..."""
-REPLY_DRIFT: Final = 0.1
-"""The drift from which the last reply counts."""
-REPLY_WEIGHT: Final = 0.3
-"""The weight of the last reply's vector beside the others' sum."""
-REPLY_CHARACTERS: Final = 400
-"""Number of characters of the last reply that are embedded."""
+REPLY_DRIFT: Final = 0.1  # the drift from which the last reply counts
+REPLY_WEIGHT: Final = 0.3  # the weight of the last reply's vector beside the others' sum
+REPLY_CHARACTERS: Final = 400  # number of characters of the last reply that are embedded
 MAX_TOPIC: Final = 2
 REPEATED: Final = 3
 """Maximum number of words that the last reply repeats, for keyword search; and how often it must have them."""

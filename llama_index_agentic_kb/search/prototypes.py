@@ -13,6 +13,7 @@ import os
 import zipfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Final, Protocol, Self, TypeAlias
 
@@ -23,10 +24,9 @@ from llama_index_agentic_kb.errors import RetrievalError
 
 Floats: TypeAlias = NDArray[np.float32]
 
-MAX_PROTOTYPES: Final = 4
-"""Maximum number of prototypes of a document."""
+MAX_PROTOTYPES: Final = 4  # maximum number of prototypes of a document
 _PASSES: Final = 5
-_BATCH: Final = 2_000
+_BATCH: Final = 200  # documents whose vectors are read at once
 _FORMAT: Final = 1
 
 
@@ -58,7 +58,7 @@ class ScopeSettings:
     shift: float = 0.15
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ScopeIndex:
     """The prototypes of a source's documents. Immutable; ``updated`` returns another index.
 
@@ -122,12 +122,15 @@ class ScopeIndex:
         nearest: Floats = np.maximum.reduceat(cosines, self.starts, axis=0)
         return nearest
 
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {document: at for at, document in enumerate(self.documents)}
+
     def prototypes_of(self, documents: Collection[str]) -> Floats:
         """Return the prototypes of some documents; unknown documents have none."""
-        at = sorted(self.documents.index(one) for one in documents if one in self.documents)
-        ends = np.append(self.starts, len(self.prototypes))[1:]
-        rows = [row for place in at for row in range(int(self.starts[place]), int(ends[place]))]
-        return self.prototypes[rows]
+        places, ends = self._places, np.append(self.starts[1:], len(self.prototypes))
+        known = sorted(places[one] for one in documents if one in places)
+        return np.concatenate([self.prototypes[:0], *(self.prototypes[self.starts[at] : ends[at]] for at in known)])
 
     def save(self, path: Path) -> None:
         """Write the index to a file, in one step.
@@ -192,17 +195,13 @@ def _digest(chunks: Iterable[str]) -> str:
 def _prototypes_of(reader: VectorReader, chunks: Mapping[str, Sequence[str]]) -> dict[str, Floats]:
     """Return the prototypes of documents; those whose chunks have no vectors are omitted."""
     made: dict[str, Floats] = {}
-    batch: dict[str, Sequence[str]] = {}
-    held = 0
-    for document, ids in [*chunks.items(), ("", ())]:
-        if held >= _BATCH or (held and not ids):
-            vectors = reader.vectors([one for listed in batch.values() for one in listed])
-            for name, listed in batch.items():
-                if rows := [vectors[one] for one in listed if one in vectors]:
-                    made[name] = prototypes(unit_rows(np.asarray(rows, np.float32)))
-            batch, held = {}, 0
-        batch[document] = ids
-        held += len(ids)
+    names = list(chunks)
+    for start in range(0, len(names), _BATCH):
+        batch = names[start : start + _BATCH]
+        vectors = reader.vectors([one for name in batch for one in chunks[name]])
+        for name in batch:
+            if rows := [vectors[one] for one in chunks[name] if one in vectors]:
+                made[name] = prototypes(unit_rows(np.asarray(rows, np.float32)))
     return made
 
 

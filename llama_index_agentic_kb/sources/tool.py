@@ -44,14 +44,12 @@ from llama_index_agentic_kb.sources.tool_parameters import parameters_of
 
 T = TypeVar("T")
 
-MAX_RESULT: Final = 20_000
-"""The maximum length of a tool's result in characters; longer ones are cut."""
+MAX_RESULT: Final = 20_000  # the maximum length of a tool's result in characters; longer ones are cut
 
 IDEMPOTENCY_KEY: Final = "idempotency_key"
 """A tool's parameter of this name gets the key of the confirmed call; neither a model nor the user sets it."""
 
-LISTING_SECONDS: Final = 30.0
-"""The maximum number of seconds for listing the tools of an MCP server."""
+LISTING_SECONDS: Final = 30.0  # the maximum number of seconds for listing the tools of an MCP server
 
 
 # -- calls that change something --------------------------------------------------------------------------------------

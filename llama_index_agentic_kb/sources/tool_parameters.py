@@ -14,20 +14,11 @@ from pydantic_core import SchemaError
 
 from llama_index_agentic_kb._text import normalize, one_line
 
-MAX_VALUE: Final = 500
-"""The maximum length of a text argument in characters."""
-
-MAX_READ: Final = 2_000
-"""The maximum number of characters of a message in which values are looked for."""
-
-MAX_PATTERN: Final = 200
-"""The maximum length of a schema's pattern that is looked for in messages."""
-
-MAX_FOUND: Final = 20
-"""The maximum number of matches that are looked at; so many are ambiguous anyway."""
-
-MAX_MATCH: Final = 100
-"""The maximum length of a match in characters."""
+MAX_VALUE: Final = 500  # the maximum length of a text argument in characters
+MAX_READ: Final = 2_000  # the maximum number of characters of a message in which values are looked for
+MAX_PATTERN: Final = 200  # the maximum length of a schema's pattern that is looked for in messages
+MAX_FOUND: Final = 20  # the maximum number of matches that are looked at; so many are ambiguous anyway
+MAX_MATCH: Final = 100  # the maximum length of a match in characters
 
 # The formats that can be found in a text; others are only checked.
 _FORMATS: Final[Mapping[str, str]] = {

@@ -19,8 +19,7 @@ from llama_index_agentic_kb.search.prototypes import Floats, ScopeIndex, VectorR
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.sources.stores import is_chroma
 
-_PAGE: Final = 2_000
-"""Number of rows of one request to Chroma; SQLite allows 32,766 parameters."""
+_PAGE: Final = 2_000  # number of rows of one request to Chroma; SQLite allows 32,766 parameters
 
 
 def vector_reader(source: KnowledgeSource) -> VectorReader | None:

@@ -111,13 +111,28 @@ def test_sub_queries_are_interleaved_the_question_first() -> None:
     assert [(provenance(one) or {}).get("best_for") for one in nodes] == [["q0", "q2"], ["q1"], None, None]
 
 
+LONG = "How tall was the Ariane 5 rocket in metres?"
+
+
 @pytest.mark.parametrize(
-    ("follows", "planned", "expected"), [(False, True, "axby"), (True, True, "xyab"), (True, False, "ab")]
+    ("question", "follows", "planned", "expected"),
+    [
+        ("Why?", False, True, "aubvwxyz"),
+        (LONG, True, True, "uvawxbyz"),
+        ("Why?", True, True, "uvwxyazb"),
+        ("Why?", True, False, "ab"),
+    ],
 )
-def test_in_a_conversation_what_was_planned_counts_more(expected: str, *, follows: bool, planned: bool) -> None:
-    """The question's own words weigh half beside a rewrite, and stay whole where nothing was planned."""
-    lanes = [make_lane(0, [("a", 0.9), ("b", 0.8)]), make_lane(1, [("x", 0.2), ("y", 0.1)], query="q1")]
-    lanes[0].sub_query = lanes[0].sub_query.model_copy(update={"origin": SubQueryOrigin.QUESTION})
+def test_in_a_conversation_what_was_planned_counts_more(
+    question: str, expected: str, *, follows: bool, planned: bool
+) -> None:
+    """The question's own words weigh half beside a rewrite, a fifth if they say little; whole without a plan."""
+    lanes = [
+        make_lane(0, [("a", 0.9), ("b", 0.8)]),
+        make_lane(1, [(key, 0.2) for key in "uvwxyz"], query="q1"),
+    ]
+    asked = {"origin": SubQueryOrigin.QUESTION, "query": question}
+    lanes[0].sub_query = lanes[0].sub_query.model_copy(update=asked)
     assert ids(gathered(lanes if planned else lanes[:1], follows=follows).nodes) == list(expected)
 
 
