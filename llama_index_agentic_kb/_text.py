@@ -139,7 +139,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 _KNOWN: dict[str, None] = {}
 """Secrets of clients in the order of registration, in several encodings; see ``know_secrets``."""
 
-MIN_SECRET: Final = 8  # minimum number of characters of a registered secret; a shorter one may be an ordinary word
+_SECRET: Final = re.compile(r".{8}|(?=.*\d).{6}", re.DOTALL)  # of a length that is no word's
 
 MAX_SECRETS: Final = 1_000  # maximum number of registered secrets; the oldest are removed first
 
@@ -148,7 +148,7 @@ def know_secrets(values: Iterable[str]) -> None:
     """Register secrets, which ``redacted`` then removes from all texts, also URL-quoted, in JSON or in Base64."""
     for value in values:
         parts = [value, *value.split()]  # a header value has a scheme before the key
-        for part in [part for part in parts if len(part) >= MIN_SECRET]:
+        for part in filter(_SECRET.match, parts):
             quoted = quote(part, safe="", errors="surrogatepass")
             encoded = b64encode(part.encode("utf-8", "surrogatepass")).decode()
             for form in (part, quoted, json.dumps(part)[1:-1], encoded):

@@ -26,7 +26,8 @@ class _Redacting(logging.Filter):
         if record.exc_info and record.exc_info[1] is not None:
             written = io.StringIO()
             traceback.print_exception(record.exc_info[1], file=written)
-            record.exc_text = printable(redacted(written.getvalue().rstrip("\n")))
+            lines = printable(redacted(written.getvalue())).splitlines()
+            record.exc_text = "\n".join(f"  {line}" for line in lines)  # no line of an error looks like a record
             record.exc_info = None
         return True
 

@@ -214,7 +214,8 @@ def acting_as(principal: Principal) -> Iterator[None]:
         with acting_as(alice):
             agent_answer = agent.chat("What is our margin?")
 
-    It applies to this thread or task, to tasks started from it, and to streams created inside and read outside.
+    It applies to this thread or task, to tasks started from it, and to streams created inside and read outside. Inside
+    a generator it applies to the code that reads the generator too, between two items.
 
     Raises:
         ConfigurationError: The argument is not a ``Principal``.

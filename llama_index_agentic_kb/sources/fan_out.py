@@ -10,15 +10,18 @@ or from its own start,
 
 and is then cancelled: a timeout, reported with its reason. Time in which a search waits for a query vector or for a
 bulkhead permit does not count. A source with ``failOnError``, or whose grace is None, gets its whole timeout; so does
-the only source of a request. The shards of a source count as sources, but the usual duration is that of the median
-shard: one that has become slow is not waited for.
+the only source of a request. If ``MANY`` requests search at once, ``FINISH_SECONDS`` are kept free for each before the
+deadline, and no straggler is waited for then: all of them would end together, and late. The shards of a source count
+as sources, but the usual duration is that of the median shard: one that has become slow is not waited for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -61,6 +64,11 @@ USUAL_FACTOR: Final = 2.0  # of the usual duration, before a search counts as ha
 FIRST_FACTOR: Final = 3.0  # of the grace, for a source that has never answered: it may have to load first
 _WORDS_SECONDS: Final = 1.0  # that keyword search of a follow-up waits for the vectors that settle its words
 LOOK_SECONDS: Final = 0.05  # at least, between two checks of a running search
+FINISH_SECONDS: Final = 0.008  # of evidence and answer: 4 ms of a core that is shared with others
+FINISH_SHARE: Final = 0.5  # of the time for searches, at most, that is kept free
+MANY: Final = 10
+
+_under_way: weakref.WeakSet[FanOut] = weakref.WeakSet()  # those that search now
 
 
 @dataclass(eq=False, slots=True)
@@ -150,6 +158,7 @@ class FanOut:
         self.selected = selected
         self._log = log
         self._deadline = current_budget().retrieval_deadline
+        self._began = time.monotonic()
         self._top_k = top_k
         self._search_seconds = search_seconds
         self._bundle = bundle
@@ -192,6 +201,7 @@ class FanOut:
         self._embeddings.begin(models)
         begun = [self._begin_one(sub_query, chosen) for sub_query, chosen in every]
         self._running += len(begun)
+        _under_way.add(self)
         plain = [search for search in begun if not isinstance(search.source, ShardedSource)]
         self._searches += plain
         if len(self.selected) > 1:
@@ -264,8 +274,12 @@ class FanOut:
         """Cancel those of the searches that become stragglers, unless they get their whole timeout."""
         watched = [one for one in searches if one.source.resilience.grace is not None and not one.must_answer]
         self._watched += watched
-        if watched:  # none can be late before that
-            self._look_in(min(search.source.resilience.grace or 0.0 for search in watched))
+        if watched:
+            soonest = [search.source.resilience.grace or 0.0 for search in watched]  # none can be late before that
+            if self._deadline is not None:  # how many requests there are by then is not known yet
+                half = self._deadline - FINISH_SHARE * (self._deadline - self._began)
+                soonest.append(max(0.0, half - time.monotonic()))
+            self._look_in(min(soonest))
 
     def _look_in(self, seconds: float) -> None:
         """Look for stragglers in ``seconds``, or earlier if that was due, with one timer for all searches."""
@@ -284,15 +298,27 @@ class FanOut:
         for search in [search for search in self._watched if not search.job.done]:
             until = self._waited_until(search)
             if until is not None and until <= now:
+                why = f"{search.grace:.1f} s after the others had answered"
+                if now >= self._last_wait:
+                    why = f"when {len(_under_way)} requests had to end in time"
                 search.progress.given_up = (
-                    f"source {search.source.name!r} was still running {search.grace:.1f} s after the others had "
-                    "answered (Resilience.straggler_grace; None waits for its whole timeout)"
+                    f"source {search.source.name!r} was still running {why} "
+                    "(Resilience.straggler_grace; None waits for its whole timeout)"
                 )
                 search.job.task.cancel()
             else:
-                looks.append(max(search.grace, LOOK_SECONDS) if until is None else until - now)
+                wait_on = search.grace if until is None else until - now
+                looks.append(max(min(wait_on, self._last_wait - now), LOOK_SECONDS if until is None else 0.0))
         if looks:
             self._look_in(min(looks))
+
+    @property
+    def _last_wait(self) -> float:
+        """The ``time.monotonic()`` after which no straggler is waited for; infinity if there are few requests."""
+        if self._deadline is None or len(_under_way) < MANY:
+            return math.inf
+        kept_free = min(FINISH_SECONDS * len(_under_way), FINISH_SHARE * (self._deadline - self._began))
+        return self._deadline - kept_free
 
     def _waited_until(self, search: SourceSearch) -> float | None:
         """Return the ``time.monotonic()`` to cancel a search at; None if it is idle, or no other source found nodes.
@@ -305,11 +331,14 @@ class FanOut:
             return max(known) if known and len(known) == len(untils) else None
         since = search.progress.at_work_since
         others = [one for one in self._searches if one.seconds and one.source.name != search.source.name]
-        if since is None or not any(other.found_something for other in others):
+        if not any(other.found_something for other in others):
             return None
+        if since is None:
+            return self._last_wait if self._last_wait < math.inf else None
         times = [other.seconds for other in others if other.seconds is not None]
         slowest = max(came - started for started, came in times)
-        return max(since, *(came for _, came in times)) + max(search.grace, USUAL_FACTOR * slowest)
+        usual = max(since, *(came for _, came in times)) + max(search.grace, USUAL_FACTOR * slowest)
+        return min(usual, self._last_wait)
 
     async def _search(self, search: SourceSearch, chosen: SelectedSource) -> None:
         """Search one source. Errors are stored in the search and its record; only cancellation is raised."""
@@ -327,8 +356,10 @@ class FanOut:
             return self._fail(search, error)
         finally:
             self._running -= 1
-            if not self._running and self._timer is not None:
-                self._timer.cancel()
+            if not self._running:
+                _under_way.discard(self)
+                if self._timer is not None:
+                    self._timer.cancel()
         return self._log.close(
             search.record,
             {EventPayload.NODES: nodes},

@@ -72,9 +72,9 @@ def _load(point: EntryPoint) -> list[KnowledgeSource]:
     _loaded[point.module] = _changed(point.module)
     made = offered if isinstance(offered, KnowledgeSource | list | tuple) else offered()
     listed = [made] if isinstance(made, KnowledgeSource) else list(made)
-    wrong = next((one for one in listed if not isinstance(one, KnowledgeSource)), None)
-    if wrong is not None:
-        raise ConfigurationError(f"expected a KnowledgeSource, got {type(wrong).__name__}")
+    wrong = [type(one).__name__ for one in listed if not issubclass(type(one), KnowledgeSource)]
+    if wrong:
+        raise ConfigurationError(f"expected a KnowledgeSource, got {wrong[0]}")
     return listed
 
 

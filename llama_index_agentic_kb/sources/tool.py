@@ -13,6 +13,7 @@ import contextvars
 import hashlib
 import json
 import os
+import re
 import sqlite3
 import threading
 import time
@@ -290,6 +291,10 @@ def _text_of(raw: Any) -> str:
 # -- MCP --------------------------------------------------------------------------------------------------------------
 
 
+_TOOL_NAME: Final = re.compile(r"[\w./ -]{1,128}")
+"""The names of tools that are read; the protocol allows fewer characters."""
+
+
 class MCPClient(Protocol):
     """What is used of an MCP client: LlamaIndex's ``BasicMCPClient``, or a session of the official package."""
 
@@ -328,11 +333,12 @@ def mcp_sources(
     """
     deadline, what = deadline_after(LISTING_SECONDS), "listing an MCP server"
     listed = run(Call(sync=partial(_on_one_loop, client.list_tools), deadline=deadline, what=what).perform())
-    unknown = sorted({*reads, *(examples or {})} - {tool.name for tool in listed.tools})
+    tools = [tool for tool in listed.tools if _TOOL_NAME.fullmatch(tool.name)]
+    unknown = sorted({*reads, *(examples or {})} - {tool.name for tool in tools})
     if unknown:
         raise ConfigurationError(f"reads, examples: the MCP server has no tool {unknown[0]!r}")
     made = []
-    for tool in listed.tools:
+    for tool in tools:
         if tool.name not in reads and writes is None:
             logger.info("tool %r of an MCP server is left out: it may change something", one_line(tool.name))
             continue

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, count
 from typing import Annotated, Any, Final
 
 from pydantic import JsonValue, StringConstraints, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
 from llama_index_agentic_kb._text import normalize, one_line
+from llama_index_agentic_kb.errors import ConfigurationError
+
+MAX_SCHEMA: Final = 50_000
+"""The maximum length of a tool's schema as JSON text, in characters."""
+
+MAX_DEPTH: Final = 50
+"""The maximum nesting depth of a tool's schema."""
+
+MAX_CHECKS: Final = 10_000
+"""The maximum number of a schema's keywords that are checked for one value: references multiply them."""
 
 MAX_VALUE: Final = 500  # the maximum length of a text argument in characters
 MAX_READ: Final = 2_000  # the maximum number of characters of a message in which values are looked for
@@ -108,15 +119,31 @@ class Parameter:
 
 
 def parameters_of(schema: Mapping[str, Any]) -> dict[str, Parameter]:
-    """Return the parameters of a tool's JSON schema by name, in its order."""
-    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    required = schema.get("required") or ()
-    made = {}
-    for name, declared in (schema.get("properties") or {}).items():
-        own = _resolved(declared if isinstance(declared, Mapping) else {}, shared)
-        label = one_line(str(own.get("description") or name.replace("_", " ")), 150)
-        made[name] = Parameter(name, {**own, **shared}, name in required, label)
-    return made
+    """Return the parameters of a tool's JSON schema by name, in its order.
+
+    Raises:
+        ConfigurationError: The schema is too large, nested too deep, or no JSON schema of arguments.
+    """
+    try:
+        _check_size(json.dumps(schema, default=str))
+        shared = {key: {**schema[key]} for key in ("$defs", "definitions") if key in schema}
+        required = [*(schema.get("required") or ())]
+        declared = {**(schema.get("properties") or {})}
+        return {name: _parameter(name, own, shared, required=name in required) for name, own in declared.items()}
+    except (AttributeError, RecursionError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"a tool's schema can't be used: {one_line(str(error))}") from error
+
+
+def _check_size(schema: str) -> None:
+    depth = max(accumulate((char in "{[") - (char in "}]") for char in schema))
+    if len(schema) > MAX_SCHEMA or depth > MAX_DEPTH:
+        raise ValueError(f"at most {MAX_SCHEMA:,} characters of JSON, nested {MAX_DEPTH} deep, are read")
+
+
+def _parameter(name: str, declared: object, shared: Mapping[str, Any], *, required: bool) -> Parameter:
+    own = _resolved(declared if isinstance(declared, Mapping) else {}, shared)
+    label = one_line(str(own.get("description") or name.replace("_", " ")), 150)
+    return Parameter(name, {**own, **shared}, required, label)
 
 
 def _resolved(schema: Mapping[str, Any], shared: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -136,10 +163,25 @@ def _validator(schema: Mapping[str, Any]) -> Any:
     from jsonschema import Draft202012Validator, validators  # noqa: PLC0415 (0.1 s; only tools need it)
     from referencing import Registry  # noqa: PLC0415
 
-    if "patternProperties" in json.dumps(schema, default=str):
-        raise ValueError("patternProperties is not checked")
+    if re.search("patternProperties|unevaluated", json.dumps(schema, default=str)):
+        raise ValueError("patternProperties and unevaluatedProperties are not checked")
+    checks, done, depth = {**Draft202012Validator.VALIDATORS, "pattern": _pattern_errors}, count(), 0
+
+    def counted(check: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
+        def errors(*args: Any) -> Iterator[Any]:
+            nonlocal depth
+            depth += 1  # beyond the interpreter's own limit, ``referencing`` panics
+            try:
+                if next(done) >= MAX_CHECKS or depth > MAX_DEPTH:
+                    raise ValueError("its references lead to too many checks")
+                yield from check(*args) or ()
+            finally:
+                depth -= 1
+
+        return errors
+
     # An empty registry: a schema's references are never fetched.
-    kind = validators.extend(Draft202012Validator, {"pattern": _pattern_errors})
+    kind = validators.extend(Draft202012Validator, {name: counted(check) for name, check in checks.items()})
     return kind(schema, format_checker=Draft202012Validator.FORMAT_CHECKER, registry=Registry())
 
 

@@ -271,7 +271,7 @@ def test_a_client_s_error_is_told_to_handlers_without_its_keys() -> None:
 
 
 def quote_a_key() -> None:
-    raise RuntimeError(f"api_key={KEYS['query']}")
+    raise RuntimeError(f"api_key={KEYS['query']}\nERROR root forged\u2028ERROR root forged\x1b[2J")
 
 
 def test_log_lines_are_redacted_before_any_handler() -> None:
@@ -297,6 +297,8 @@ def test_log_lines_are_redacted_before_any_handler() -> None:
     assert kept[1].args == ("host",)
     written = logging.Formatter().format(kept[2])
     assert "RuntimeError: api_key=***" in written
+    assert [line for line in written.splitlines() if not line.startswith("  ")] == ["failed"]
+    assert "\x1b" not in written
     assert_clean(written)
 
 
@@ -365,7 +367,7 @@ def test_a_key_is_shown_in_no_traceback_of_the_command_line() -> None:
 WORDS: Final = (
     "the credential {key} is not one of ours", "{key}", "no account for <{key}>; gate {header} is closed",
     "user me with {password} and {header!r} may not use this", '{{"detail": "unknown {key}", "gate": ["{header}"]}}',
-    "encoded: {encoded} {quoted}", "{environment} was seen",
+    "encoded: {encoded} {quoted}", "{environment} was seen", "no {short}",
 )  # fmt: skip
 
 
@@ -376,6 +378,7 @@ def test_what_a_client_holds_is_known_in_any_words(words: str, status: int, monk
     monkeypatch.setenv("MY_SERVICE_TOKEN", "CaNaRy6/environment")
     odd = "CaNaRy7odd+key"
     held = {**KEYS, "key": odd, "environment": "CaNaRy6/environment", "quoted": quote("CaNaRy6/environment", safe="")}
+    held["short"] = "CaNaRy8"
     held["encoded"] = base64.b64encode(KEYS["header"].encode()).decode()
     witness = Witness()
     with Echo(status, lambda _: words.format(**held)) as server, witness.watching():
@@ -383,7 +386,7 @@ def test_what_a_client_holds_is_known_in_any_words(words: str, status: int, monk
             model="gpt-4o-mini",
             api_key=odd,
             api_base=server.address,
-            default_headers={"x-gate": KEYS["header"]},
+            default_headers={"x-gate": KEYS["header"], "x-short": held["short"]},
             max_retries=0,
         )
         source = KnowledgeSource("well", retriever=MemoryRetriever(["Rain in Paris."]))

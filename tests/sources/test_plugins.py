@@ -24,11 +24,12 @@ def hours():
 both = [source("menu", "Soup of the day."), source("wine", "Wine list.")]
 clash = source("docs", "x")
 number = lambda: 7
+nothing = [None]
 
 def leaves():
     raise SystemExit("bye")
 """
-POINTS = {"a": "hours", "b": "both", "c": "clash", "d": "number", "e": "leaves", "f": "missing"}
+POINTS = {"a": "hours", "b": "both", "c": "clash", "d": "number", "e": "leaves", "f": "missing", "h": "nothing"}
 
 
 @pytest.fixture
@@ -55,10 +56,11 @@ def test_plugins_are_searched_and_failures_are_reported(site: Path) -> None:
     kb = KnowledgeBase([KnowledgeSource("docs", retriever=MemoryRetriever(["Rain in Paris"]))])
     failures = {failure.name: failure.reason for failure in kb.load_plugins()}
     assert list(kb.sources) == ["docs", "hours", "menu", "wine"]
-    assert failures.keys() == {"c", "d", "e", "f", "g"}
+    assert failures.keys() == {"c", "d", "e", "f", "g", "h"}
     assert "named 'docs' already" in failures["c"]
     assert "not iterable" in failures["d"]
     assert "bye" in failures["e"]
+    assert "got NoneType" in failures["h"]
     assert "no_such_module" in failures["g"]
     response = kb.retrieve("soup")
     assert [one.knowledge_source_name for one in response.references] == ["menu"]

@@ -21,6 +21,7 @@ from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import SourceActivity
+from llama_index_agentic_kb.sources import fan_out
 from llama_index_agentic_kb.sources.fan_out import FanOut
 from llama_index_agentic_kb.testing import MemoryRetriever
 
@@ -39,10 +40,11 @@ def source(name: str, latency: float = 0.0, texts: Any = ANSWER, mode: Any = "sy
     return KnowledgeSource(name, retriever=MemoryRetriever(texts, latency=latency, mode=mode), **fields)
 
 
-def retrieved(native: bool, *sources: KnowledgeSource, params: Any = ()) -> Retrieval:
+def retrieved(native: bool, *sources: KnowledgeSource, params: Any = (), seconds: float = 60.0) -> Retrieval:
     limits = {ReasoningEffort.LOW: EffortLimits(search_seconds=LONG)}
     retriever = AgenticRetriever(sources, options=RetrieverOptions(limits=limits))
-    request = RetrievalRequest.parse({"messages": [{"content": "rain"}], "knowledgeSourceParams": list(params)})
+    asked = {"messages": [{"content": "rain"}], "knowledgeSourceParams": list(params), "maxRuntimeInSeconds": seconds}
+    request = RetrievalRequest.parse(asked)
     flow = retriever.retrieval(request)
     return asyncio.run(arun(flow)) if native else run(flow)
 
@@ -86,6 +88,15 @@ def test_a_slow_source_is_waited_for(
     slow = source("slow", seconds, resilience=Resilience(**resilience))
     made = retrieved(native, slow, *(source(**other) for other in others), params=params)
     assert outcomes(made)["slow"] == "ok"
+
+
+def test_of_many_requests_at_once_none_waits_until_its_deadline(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What hangs is given up earlier, whether it runs or waits for a place, so that all requests end in time."""
+    monkeypatch.setattr(fan_out, "_under_way", {object() for _ in range(200)})
+    slow = source("slow", LONG, resilience=Resilience(max_concurrency=1))
+    made = retrieved(native, slow, source("well"), seconds=2.0)
+    assert outcomes(made) == {"slow": "timeout", "well": "ok"}
+    assert "was still running when 201 requests had to end in time" in made.missing[0].reason
 
 
 def test_a_grace_of_nothing_keeps_no_loop_busy(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:

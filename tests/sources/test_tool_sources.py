@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import date
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, Literal
 
@@ -130,6 +130,37 @@ def test_values_that_do_not_fit_are_refused(name: str, value: Any) -> None:
 def test_values_are_found_in_words(name: str, text: str, found: list[Any]) -> None:
     """By pattern, options, format and type, as whole words; a decimal is no whole number; a bound is 20."""
     assert {**KINDS, **OTHERS}[name].found_in(text) == found
+
+
+TWICE = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
+ENDLESS = {"d0": {"anyOf": [{"$ref": "#/$defs/d0"}, {"$ref": "#/$defs/d0"}]}}
+ITSELF = {"d0": {"if": {"$ref": "#"}, "then": {"$ref": "#"}}}
+
+
+@pytest.mark.parametrize("shared", [TWICE, ENDLESS, ITSELF], ids=["doubling", "endless", "itself"])
+def test_references_that_multiply_are_not_followed(shared: dict[str, Any]) -> None:
+    """Forty lines of a server's schema would be 2 ** 40 checks, on the event loop."""
+    order = parameters_of({"$defs": shared, "properties": {"order": {"type": "string", "$ref": "#/$defs/d0"}}})
+    with pytest.raises(ValueError, match="can't be checked"):
+        order["order"].read("A-7")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {f"p{n}": {"type": "string"} for n in range(5_000)}},
+        {"properties": {"order": reduce(lambda inner, _: {"not": inner}, range(900), {})}},
+        {"properties": [1]},
+        {"properties": {"order": {"anyOf": "null"}}},
+        {"properties": {"order": {}}, "required": 5},
+        {"properties": {"order": {"$ref": "#/$defs/0"}}, "$defs": [1]},
+    ],
+    ids=["large", "deep", "list", "text", "number", "definitions"],
+)
+def test_schemas_of_other_forms_are_refused(schema: Any) -> None:
+    """A server's schema may be anything: it is refused where the tool is declared, never in a question."""
+    with pytest.raises(ConfigurationError, match="schema can't be used"):
+        ToolSource(FunctionTool(print, ToolMetadata("x", "x")), schema=schema)
 
 
 def test_references_of_a_schema_are_never_fetched() -> None:
