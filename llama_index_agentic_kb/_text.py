@@ -137,23 +137,25 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 _KNOWN: dict[str, None] = {}
-"""Secrets of clients in the order of registration, in several encodings; see ``know_secrets``."""
+"""Secrets of clients in lower case, in the order of registration, in several encodings; see ``know_secrets``."""
 
 _SECRET: Final = re.compile(r".{8}|(?=.*\d).{6}", re.DOTALL)  # of a length that is no word's
 
+MIN_HALVED: Final = 20  # characters of a registered secret whose first half counts as one, too
 MAX_SECRETS: Final = 1_000  # maximum number of registered secrets; the oldest are removed first
 
 
 def know_secrets(values: Iterable[str]) -> None:
-    """Register secrets, which ``redacted`` then removes from all texts, also URL-quoted, in JSON or in Base64."""
+    """Register secrets, which ``redacted`` then removes from all texts, in any letter case and several encodings."""
     for value in values:
         parts = [value, *value.split()]  # a header value has a scheme before the key
         for part in filter(_SECRET.match, parts):
             quoted = quote(part, safe="", errors="surrogatepass")
             encoded = b64encode(part.encode("utf-8", "surrogatepass")).decode()
-            for form in (part, quoted, json.dumps(part)[1:-1], encoded):
-                _KNOWN[form.rstrip("=")] = None
-    while len(_KNOWN) > 4 * MAX_SECRETS:
+            head = part[: len(part) // 2] if len(part) >= MIN_HALVED else part  # servers cut keys in messages
+            for form in (part, head, quoted, json.dumps(part)[1:-1], encoded):
+                _KNOWN[form.rstrip("=").lower()] = None
+    while len(_KNOWN) > 5 * MAX_SECRETS:
         _KNOWN.pop(next(iter(_KNOWN)), None)
 
 
@@ -166,8 +168,9 @@ def redacted(text: str) -> str:
     Slack, Hugging Face, Groq, Pinecone, npm, Google, AWS, SendGrid, Stripe). A secret with neither such a name nor a
     known format is not recognised. The run time is linear in the text's length.
     """
-    for secret in sorted([known for known in list(_KNOWN) if known in text], key=len, reverse=True):
-        text = text.replace(secret, "***")
+    hay = text.lower()
+    for secret in sorted([known for known in list(_KNOWN) if known in hay], key=len, reverse=True):
+        text = re.sub(re.escape(secret), "***", text, flags=re.IGNORECASE)
     hay = text.lower()  # most texts contain no hint, and a hint is found 100 times faster than a pattern
     if _HINT.search(hay) is None:
         return text

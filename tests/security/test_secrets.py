@@ -368,6 +368,7 @@ WORDS: Final = (
     "the credential {key} is not one of ours", "{key}", "no account for <{key}>; gate {header} is closed",
     "user me with {password} and {header!r} may not use this", '{{"detail": "unknown {key}", "gate": ["{header}"]}}',
     "encoded: {encoded} {quoted}", "{environment} was seen", "no {short}",
+    "{half}... is cut",
 )  # fmt: skip
 
 
@@ -378,7 +379,8 @@ def test_what_a_client_holds_is_known_in_any_words(words: str, status: int, monk
     monkeypatch.setenv("MY_SERVICE_TOKEN", "CaNaRy6/environment")
     odd = "CaNaRy7odd+key"
     held = {**KEYS, "key": odd, "environment": "CaNaRy6/environment", "quoted": quote("CaNaRy6/environment", safe="")}
-    held["short"] = "CaNaRy8"
+    held["short"], long = "CaNaRy8", "CaNaRy9-a-very-long-key"
+    held["half"] = long[:15]
     held["encoded"] = base64.b64encode(KEYS["header"].encode()).decode()
     witness = Witness()
     with Echo(status, lambda _: words.format(**held)) as server, witness.watching():
@@ -386,7 +388,7 @@ def test_what_a_client_holds_is_known_in_any_words(words: str, status: int, monk
             model="gpt-4o-mini",
             api_key=odd,
             api_base=server.address,
-            default_headers={"x-gate": KEYS["header"], "x-short": held["short"]},
+            default_headers={"x-gate": KEYS["header"], "x-short": held["short"], "x-long": long},
             max_retries=0,
         )
         source = KnowledgeSource("well", retriever=MemoryRetriever(["Rain in Paris."]))

@@ -134,6 +134,7 @@ def test_values_are_found_in_words(name: str, text: str, found: list[Any]) -> No
 
 TWICE = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
 ENDLESS = {"d0": {"anyOf": [{"$ref": "#/$defs/d0"}, {"$ref": "#/$defs/d0"}]}}
+NESTED: dict[str, Any] = reduce(lambda inner, _: {"not": inner}, range(900), dict[str, Any]())
 ITSELF = {"d0": {"if": {"$ref": "#"}, "then": {"$ref": "#"}}}
 
 
@@ -149,7 +150,7 @@ def test_references_that_multiply_are_not_followed(shared: dict[str, Any]) -> No
     "schema",
     [
         {"properties": {f"p{n}": {"type": "string"} for n in range(5_000)}},
-        {"properties": {"order": reduce(lambda inner, _: {"not": inner}, range(900), {})}},
+        {"properties": {"order": NESTED}},
         {"properties": [1]},
         {"properties": {"order": {"anyOf": "null"}}},
         {"properties": {"order": {}}, "required": 5},
