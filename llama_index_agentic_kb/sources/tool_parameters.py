@@ -135,8 +135,7 @@ def parameters_of(schema: Mapping[str, Any]) -> dict[str, Parameter]:
 
 
 def _check_size(schema: str) -> None:
-    depth = max(accumulate((char in "{[") - (char in "}]") for char in schema))
-    if len(schema) > MAX_SCHEMA or depth > MAX_DEPTH:
+    if len(schema) > MAX_SCHEMA or max(accumulate((c in "{[") - (c in "}]") for c in schema)) > MAX_DEPTH:
         raise ValueError(f"at most {MAX_SCHEMA:,} characters of JSON, nested {MAX_DEPTH} deep, are read")
 
 
