@@ -9,7 +9,7 @@ import pytest
 from hypothesis import seed
 
 from llama_index_agentic_kb import KnowledgeSource, Permissions, Principal
-from llama_index_agentic_kb.evidence import postprocessing
+from llama_index_agentic_kb.evidence import gathering
 from llama_index_agentic_kb.guard.permissions import ConversationOwner
 from llama_index_agentic_kb.schema import Condition, FilterOperator, any_of
 from llama_index_agentic_kb.sources import base, metadata, search
@@ -45,7 +45,7 @@ SABOTAGE: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "everything is allowed": (Permissions, "filter_for", lambda _self, _who: ALL),
     "callers widen": (KnowledgeSource, "effective_filter", _widened),
     "nothing is checked": (search, "matcher", lambda _filters: lambda _metadata: True),
-    "postprocessors are trusted": (postprocessing, "passing", lambda _selected, _found_by: lambda _node: True),
+    "postprocessors are trusted": (gathering, "passing", lambda _selected, _found_by: lambda _node: True),
     "lists are everybody's": (metadata, "_passing", partial(_everybodys, metadata._passing)),
     "conversations are open": (ConversationOwner, "claim", lambda _self, _who: None),
     "sharing is shown": (Permissions, "without", lambda _self, given: dict(given)),
