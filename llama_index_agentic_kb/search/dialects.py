@@ -148,7 +148,7 @@ class Sql(Dialect[str]):
 
     def _of(self, template: str, key: str) -> str:
         """Return a template filled with a key, which is a plain name, or bound."""
-        return template.format(key)
+        return template.replace("{}", key)
 
     def _literal(self, value: Scalar) -> str:
         """Return the SQL for a value."""
@@ -244,7 +244,7 @@ class BoundSql(Sql):
         return super()._why_not(one)
 
     def _of(self, template: str, key: str) -> str:
-        return template.format(self._bind(key))
+        return template.replace("{}", self._bind(key))
 
     def _bind(self, value: object) -> str:
         self.values.append(value)
@@ -291,7 +291,7 @@ class SqliteSql(StoreDialect):
         return f"{column} IN (SELECT value FROM json_each(?))", [json.dumps(list(values))]  # noqa: S608 (of a constant)
 
     def _of(self, template: str, key: str) -> str:
-        return template.format(self._bind(f'$."{key}"'))
+        return template.replace("{}", self._bind(f'$."{key}"'))
 
     def _literal(self, value: Scalar) -> str:
         return self._bind(value)
