@@ -73,13 +73,7 @@ HISTORY_CHARACTERS: Final = 1_000
 
 
 def format_question(question: str, history: Sequence[tuple[str, str]], chain: Sequence[str] = ()) -> str:
-    """Return a question as prompt text, with its conversation and the findings of its search steps.
-
-    Args:
-        question: The question.
-        history: Earlier messages as (role, text) pairs, oldest first.
-        chain: Findings of the search steps, one line per step; untrusted, as they come from passages.
-    """
+    """Return a question as prompt text, with earlier messages, oldest first, and the lines of its search steps."""
     parts = [question]
     if history:
         turns = "\n".join(
@@ -122,10 +116,7 @@ def with_instructions(
 
 
 def with_rules(messages: Sequence[ChatMessage], rules: str) -> list[ChatMessage]:
-    """Return prompt messages with rules at the end of the system message: some models accept only one.
-
-    The originals are not changed.
-    """
+    """Return a copy of messages with rules at the end of the system message: some models accept only one."""
     if not messages or messages[0].role is not MessageRole.SYSTEM:
         return [ChatMessage(role=MessageRole.SYSTEM, content=rules), *messages]
     first = ChatMessage(role=MessageRole.SYSTEM, content=f"{messages[0].content}\n\n{rules}")

@@ -86,16 +86,10 @@ _ANSWERED: Final = frozenset((Outcome.OK, Outcome.EMPTY))
 
 
 def answer_references(retrieval: Retrieval) -> dict[str, AnswerReference]:
-    """Return the references of all evidence, cited or not, by the N of ``[ref_id:N]``.
+    """Return the references of all evidence, cited or not, by the N of ``[ref_id:N]``; hidden ones leave gaps.
 
-    The ids have gaps if a source hides its references. The kinds of references:
-
-    * structured: a record. Its metadata have an object under ``struct_data`` (or ``structData``), or its text is a
-      JSON object, or it has metadata and no text.
-    * document: a LlamaIndex ``Document``, or a node whose document key is its own id.
-    * chunk: any other node, as a part of a document.
-
-    The relevance score is a calibrated reranker's score divided by 4; without such a reranker it is None.
+    A record is structured (an object under ``struct_data``, or JSON text, or metadata without text), a ``Document`` a
+    document, any other node a chunk. The relevance score is a calibrated reranker's score divided by 4, else None.
     """
     nodes, selected = retrieval.nodes, retrieval.selected
     return {shown.id: _reference(nodes[int(shown.id)], shown, selected) for shown in retrieval.references}
@@ -382,12 +376,8 @@ _FENCE: Final = re.compile(r"^[ \t]{0,3}(?:`{3,}|~{3,})", re.MULTILINE)
 class Pieces:
     """Converts streamed text to pieces: text without markers, and citations after each claim.
 
-    The citations of a claim are returned once the next claim has started, since markers may follow the claim. Spans
-    refer to the text without markers.
-
-    Args:
-        reference_ids: The N of ``[ref_id:N]`` of each reference, in the answer's order; other markers are ignored.
-        cite: Whether to return citations.
+    A claim is cited once the next one has started, since markers may follow it. Spans refer to the text without
+    markers. ``reference_ids`` are in the answer's order; other markers are ignored.
     """
 
     def __init__(self, reference_ids: Sequence[str], *, cite: bool) -> None:

@@ -50,10 +50,7 @@ def drop_provenance(node: NodeWithScore) -> NodeWithScore:
 def shown_metadata(node: NodeWithScore, permissions: Permissions | None, known: Collection[str | None] = ()) -> str:
     """Return the metadata that LlamaIndex shows to a language model (``MetadataMode.LLM``), on one line.
 
-    Args:
-        node: The node; its ``excluded_llm_metadata_keys`` are left out.
-        permissions: The permission settings of the node's source, whose permission fields are never shown.
-        known: Values that the prompt shows already, such as the title.
+    Permission fields, and values that are ``known`` from the prompt (such as the title), are left out.
     """
     hidden = {PROVENANCE_KEY, CHUNK_INDEX, *node.node.excluded_llm_metadata_keys}
     parts = []

@@ -117,9 +117,8 @@ def strict_object(properties: Mapping[str, object]) -> dict[str, object]:
 def read_verdicts(reply: str, spec: ClassificationSpec, *, whole: bool = True) -> dict[str, bool] | None:
     """Return the verdicts of a reply by key; None if it contains no clear verdict.
 
-    A model may repeat the user's text, including fake verdicts, before its own. So a class is positive if any set of
-    verdicts says so, and negative only if all sets do. While the reply is still being written (``whole=False``), only
-    complete verdicts at its start are read, and broken JSON is not repaired.
+    A model may repeat the user's text, with fake verdicts, before its own: a class is positive if any set says so, and
+    negative only if all do. While the reply is being written (``whole=False``), only its start is read.
     """
     text = reply[: MAX_REPLY if whole else MAX_READ]
     parts = _parts(text) if whole or _STARTS.match(text) else []

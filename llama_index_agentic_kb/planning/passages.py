@@ -52,10 +52,9 @@ class ShownPassage:
     metadata: str = ""
 
     def says(self, value: str) -> bool:
-        """Return whether the passage or its title contains the value; a qualifier after the name may be absent.
+        """Return whether the passage or its title contains the value as whole words, whatever its spaces and hyphens.
 
-        Only whole words match: "ed" does not match "directed". Hyphens and spaces may differ, as in "South-East Asia"
-        and "Southeast Asia", or in "B-29" and "B - 29".
+        A qualifier after the name may be absent.
         """
         text = normalize(f"{self.title}\n{self.content}\n{self.source.source_data(self.node).content}")
         text += "\n" + _HYPHEN.sub("", text)
@@ -112,8 +111,7 @@ class PassageSet:
 def passage_excerpt(text: str, query: str, words: int) -> str:
     """Return the sentences of a text that best match a query, in the text's order, with ``CUT`` for omitted text.
 
-    The first sentence is preferred, as it usually names the subject. A query word weighs more if fewer sentences
-    contain it. A sentence that is too long is shortened around the query's words.
+    The first is preferred, as it usually names the subject. A query word weighs more if fewer sentences contain it.
     """
     count = len(text.split())
     if count <= max(words, WHOLE_WORDS):
@@ -154,11 +152,10 @@ def best_passages(
     known: Iterable[str],
     whole: int = 0,
 ) -> PassageSet:
-    """Return the passages for a prompt: those of ``proof`` (node ids), then the best of each search.
+    """Return the passages for a prompt: those of ``proof`` (node ids), then ``per_query`` of each search.
 
-    ``per_query`` is the number of passages to show of each sub-query's search; its order is that of the searches.
-    A page whose title is a ``known`` value in the search's query comes before the others of the search. ``in_full`` are
-    passages that the model asked for; the ``whole`` best of each search are shortened as proof is.
+    A page whose title is a ``known`` value in the search's query comes before its others. ``in_full`` are passages that
+    the model asked for; the ``whole`` best of each search are shortened as proof is.
     """
     by_query: dict[str, list[SourceSearch]] = {}
     for search in searches:

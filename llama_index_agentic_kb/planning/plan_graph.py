@@ -80,15 +80,10 @@ def plain_plan(scope: Scope, sources: Sequence[PlannerSource], limits: EffortLim
 
 
 class PlanGraph:
-    """A plan to which the model's proposals are added as they arrive.
+    """A plan to which the model's proposals are added as they arrive; its first sub-query is the question.
 
-    Args:
-        plan: The initial plan, to which sub-queries are added; its first sub-query is the question.
-        sources: The sources that may be searched, in declaration order.
-        limits: The limits of the request; sets the maximum number of sub-queries.
-        revision: Number of the revision that the plan is for, from 1; 0 is the first plan.
-        steps: Earlier sub-queries, by id, that a revision may depend on.
-        first_round: Number of the search round of sub-queries without dependencies.
+    ``revision`` is the number of the revision that it is for (0 is the plan), and ``steps`` are earlier sub-queries
+    that a revision may depend on.
     """
 
     def __init__(
@@ -241,10 +236,7 @@ class PlanGraph:
             sub_query.query = fill(text, words, add=False)
 
     def _with_our_ids(self, text: str, parents: Sequence[str]) -> tuple[str, bool]:
-        """Return a text with references in the form ``#q1`` with our ids, and whether all of them could be resolved.
-
-        A bare number is a reference only if the dependency is declared too (unlike "the #1 song of 1999").
-        """
+        """Return a text with references as ``#q1``, by our ids, and whether all are known ("the #1 song" is none)."""
         question, unknown = description_of(self.plan.sub_queries[0]), False
 
         def replacement(name: str, written: str) -> str:

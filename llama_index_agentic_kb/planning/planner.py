@@ -186,8 +186,7 @@ async def plan_searches(
 ) -> Planning:
     """Plan the searches of a question, and classify it in the same call if the scope asks for it.
 
-    Verdicts and sub-queries that were parsed before a failure are kept. ``begin`` is awaited with independent
-    sub-queries as soon as they can be searched, while the reply is still being streamed.
+    What was parsed before a failure is kept. ``begin`` gets independent sub-queries while the reply is streamed.
     """
     planning = Planning(plain_plan(scope, sources))
     plan = planning.plan

@@ -69,11 +69,7 @@ NEWS_DEPTH: Final = 5
 
 
 async def search_question(task: Task) -> PlanOutcome:
-    """Search the question as it is, or by a model's plan.
-
-    At auto effort, a question that is to be classified is always planned, since the planner's call classifies it. At
-    minimal effort, with intents or without a model it stays unclassified.
-    """
+    """Search the question as it is, or by a model's plan; only the planner's call classifies it."""
     scope, fan_out = task.scope, task.fan_out
     sources = [
         PlannerSource(name, chosen.source.description, chosen.always, chosen.source.filterable)

@@ -124,11 +124,7 @@ def chain_lines(chain: Sequence[FoundStep], nodes: Sequence[NodeWithScore]) -> l
 
 
 class Steps:
-    """The state of a multi-hop search: planned steps, their searches and their findings.
-
-    A step's results come from a search of its own query, from one search per combination of answers filled into it, or
-    from another step's search with the same query.
-    """
+    """The state of a multi-hop search: planned steps, their searches (shared where queries are equal) and findings."""
 
     def __init__(self, learns: Mapping[str, AbstractSet[str]]) -> None:
         self.planned: dict[str, SubQuery] = {}

@@ -124,9 +124,8 @@ class CompactAccumulate(Accumulate):
 class TreeSummarize(AgenticSynthesizer):
     """Answers from all groups of passages concurrently, then combines the partial answers until one remains.
 
-    Partial answers keep their citation markers. Depth and number of calls are bounded: each level has fewer calls than
-    the one before, or its texts are truncated to fit the last call. If streaming, the deltas of the last call are
-    emitted; with ``output_cls``, the last call returns the object. Template: ``summary_template``.
+    Each level has fewer calls than the one before, or its texts are cut to fit the last call, which is streamed or
+    returns the object. Template: ``summary_template``.
     """
 
     mode = "tree_summarize"

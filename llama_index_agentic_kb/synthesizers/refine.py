@@ -46,9 +46,8 @@ class _Chain:
 class Refine(AgenticSynthesizer):
     """Answers from the first passage and refines the answer with each further one, in the order of the nodes.
 
-    The earlier answer is kept if a reply is empty, is ``UNCHANGED``, has no answer, or cites nothing although the
-    earlier answer does. If streaming, the deltas of the last call are emitted. Templates: ``text_qa_template``,
-    ``refine_template``.
+    The earlier answer is kept if a reply is empty, ``UNCHANGED``, no answer, or cites nothing beside it. Templates:
+    ``text_qa_template``, ``refine_template``.
     """
 
     mode: ClassVar[str] = "refine"

@@ -36,10 +36,7 @@ class UnreadableReplyError(LLMError):
 
 
 class ObjectAsker:
-    """Requests an object from a model: by JSON schema if supported, else by a tool call, else in the prompt text.
-
-    A form that the model's server rejects is not tried again once a simpler form has worked.
-    """
+    """Requests an object by JSON schema, else by a tool call, else in words; a rejected form is not used again."""
 
     def __init__(self) -> None:
         self._refused: set[str] = set()
