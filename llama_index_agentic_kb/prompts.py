@@ -22,15 +22,11 @@ class Passage:
     title: str
     content: str
     source: str = ""
-    terms: str | None = None
-    """The document's key terms; shown in extracts, not in prompts."""
-    url: str | None = None
-    """The document's URL, which links in the answer may use; not shown in prompts."""
-    hidden: int = 0
-    """Number of hidden characters that were removed from the passage."""
+    terms: str | None = None  # the document's key terms; shown in extracts, not in prompts
+    url: str | None = None  # the document's URL, which links in the answer may use; not shown in prompts
+    hidden: int = 0  # number of hidden characters that were removed from the passage
     spotlight: Spotlight = PLAIN
-    metadata: str = ""
-    """Metadata of the document that the language model may see, on one line; see ``shown_metadata``."""
+    metadata: str = ""  # metadata of the document that the language model may see, on one line; see ``shown_metadata``
 
 
 def as_data(text: str) -> str:
@@ -66,10 +62,8 @@ def format_partial(answer: str, number: int) -> str:
     return f'<partial_answer number="{number}">\n{as_answer(answer).strip()}\n</partial_answer>'
 
 
-HISTORY_MESSAGES: Final = 6
-"""Number of messages before the question that the answer's prompt contains."""
-HISTORY_CHARACTERS: Final = 1_000
-"""Maximum number of characters of each of these messages."""
+HISTORY_MESSAGES: Final = 6  # number of messages before the question that the answer's prompt contains
+HISTORY_CHARACTERS: Final = 1_000  # maximum number of characters of each of these messages
 
 
 def format_question(question: str, history: Sequence[tuple[str, str]], chain: Sequence[str] = ()) -> str:
@@ -101,8 +95,7 @@ def shortened(history: Sequence[tuple[str, str]], messages: int, characters: int
     return ", ".join(said)
 
 
-ON_SEARCHING: Final = "on what to search and where"
-"""What instructions for planning are about."""
+ON_SEARCHING: Final = "on what to search and where"  # what instructions for planning are about
 
 
 def with_instructions(
@@ -149,8 +142,7 @@ ANSWER_TEMPLATE: Final[BasePromptTemplate] = ChatPromptTemplate(
 )
 """Prompt that answers a question from passages. Variables: ``context_str``, ``query_str``."""
 
-UNCHANGED: Final = "UNCHANGED"
-"""Reply to ``REFINE_TEMPLATE`` that leaves the existing answer unchanged."""
+UNCHANGED: Final = "UNCHANGED"  # reply to ``REFINE_TEMPLATE`` that leaves the existing answer unchanged
 
 REFINE_TEMPLATE: Final[BasePromptTemplate] = ChatPromptTemplate(
     message_templates=[

@@ -44,11 +44,9 @@ from llama_index_agentic_kb.synthesizers.modes import Accumulate
 
 dispatcher = get_dispatcher(__name__)
 
-EXTRACTING_SECONDS: Final = 0.3
-"""Seconds allowed for building extracted data after the answer's own time has expired."""
+EXTRACTING_SECONDS: Final = 0.3  # seconds allowed for building extracted data after the answer's own time has expired
 
-BESIDE_PROOF: Final = 3
-"""Passages beside the proof in the answer's prompt if the proof was found sufficient."""
+BESIDE_PROOF: Final = 3  # passages beside the proof in the answer's prompt if the proof was found sufficient
 
 # Metadata keys of a document's date; the first one present is used.
 _DATES: Final = ("date", "published", "published_at", "publication_date", "last_modified_date", "creation_date")

@@ -73,8 +73,7 @@ from llama_index_agentic_kb.synthesizers import Synthesis
 MIN_SECONDS: Final = 0.01
 """Minimum time limit in seconds, so that a request without time left is reported as late, not as invalid."""
 
-RELATED_SECONDS: Final = 10.0
-"""Maximum seconds for related questions, within the request's time limit."""
+RELATED_SECONDS: Final = 10.0  # maximum seconds for related questions, within the request's time limit
 
 MAX_SUPPLIED: Final = 32_000
 """Maximum total characters of the end user's own text chunks; Google allows 8,000 per chunk."""
@@ -135,12 +134,10 @@ class _Answering:
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     text: str = ""
     state: AnswerState = AnswerState.SUCCEEDED
-    streamed: bool = False
-    """Whether text was streamed."""
+    streamed: bool = False  # whether text was streamed
     retrieval: Retrieval | None = None
     answered: Answered | None = None
-    unchecked: GroundingLedger | None = None
-    """The model's own citations, if the answer is not checked."""
+    unchecked: GroundingLedger | None = None  # the model's own citations, if the answer is not checked
     references: dict[str, AnswerReference] = field(default_factory=dict)
     steps: list[AnswerStep] = field(default_factory=list)
     skipped: list[SkippedReason] = field(default_factory=list)

@@ -30,8 +30,7 @@ Objection: TypeAlias = str | bool | None
 TextCheck: TypeAlias = Callable[[str], Objection | Awaitable[Objection]]
 SafetyRater: TypeAlias = Callable[[str, str], Sequence[SafetyRating] | Awaitable[Sequence[SafetyRating]]]
 
-_HOOKS: Final = WorkerPool("policies", 16)
-"""A separate thread pool, so that hooks that hang don't block other calls."""
+_HOOKS: Final = WorkerPool("policies", 16)  # a separate thread pool, so that hooks that hang don't block other calls
 
 _LEVELS: Final = (HarmLevel.NEGLIGIBLE, HarmLevel.LOW, HarmLevel.MEDIUM, HarmLevel.HIGH)
 _MIN_LEVEL: Final = {
@@ -136,8 +135,7 @@ async def _called(hook: Callable[..., object], arguments: tuple[str, ...], what:
 
 UNRELATED: Final = 1.0
 """The calibrated reranker score (0 to 4) below which the best passage is unrelated to the question."""
-BARELY_RELATED: Final = 2.0
-"""The calibrated reranker score (0 to 4) below which the best passage is barely relevant."""
+BARELY_RELATED: Final = 2.0  # the calibrated reranker score (0 to 4) below which the best passage is barely relevant
 
 UNJUDGED: Final = "ignoreLowRelevantContent: relevance was not judged: no calibrated reranker is set"
 

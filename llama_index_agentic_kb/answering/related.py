@@ -24,18 +24,13 @@ from llama_index_agentic_kb.search.tokenizing import split_words
 from llama_index_agentic_kb.synthesizers.passages import fit, passages
 
 COUNT: Final = 3
-SPARE: Final = 2
-"""Additional questions to request, as replacements for rejected ones."""
-MAX_REPLY: Final = 20_000
-"""Maximum characters of a reply to parse."""
+SPARE: Final = 2  # additional questions to request, as replacements for rejected ones
+MAX_REPLY: Final = 20_000  # maximum characters of a reply to parse
 MAX_QUESTION: Final = 200
 MAX_PASSAGES: Final = 30
-MAX_TOKENS: Final = 6_000
-"""Maximum tokens of all passages in the prompt; the lowest-ranked passages are omitted."""
-MIN_QUOTE_WORDS: Final = 3
-"""Minimum words of a quote; pairs of characters in scripts without spaces."""
-SAME: Final = 0.8
-"""Word overlap (Jaccard index) from which two questions count as duplicates."""
+MAX_TOKENS: Final = 6_000  # maximum tokens of all passages in the prompt; the lowest-ranked passages are omitted
+MIN_QUOTE_WORDS: Final = 3  # minimum words of a quote; pairs of characters in scripts without spaces
+SAME: Final = 0.8  # word overlap (Jaccard index) from which two questions count as duplicates
 
 _UNSPACED: Final = re.compile(
     r"(?<=[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff])\s+(?=[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff])"

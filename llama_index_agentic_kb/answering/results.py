@@ -59,25 +59,19 @@ from llama_index_agentic_kb.sources.selection import SelectedSource
 
 PAGE_KEYS: Final = ("page_label", "page_identifier", "pageIdentifier", "page_number", "page")
 """Metadata keys of a passage's page, in order of preference; LlamaIndex's PDF readers set ``page_label``."""
-RECORD_KEYS: Final = ("struct_data", "structData")
-"""Metadata keys of structured data: Google's name, in both spellings."""
-CALIBRATED: Final = 4.0
-"""The maximum score of calibrated rerankers."""
-MAX_RECORD: Final = 100_000
-"""Maximum characters of a text to try to parse as a JSON record."""
-MAX_LEVELS: Final = 20
-"""Maximum nesting depth of a JSON record; deeper JSON is treated as text."""
+RECORD_KEYS: Final = ("struct_data", "structData")  # metadata keys of structured data: Google's name, in both spellings
+CALIBRATED: Final = 4.0  # the maximum score of calibrated rerankers
+MAX_RECORD: Final = 100_000  # maximum characters of a text to try to parse as a JSON record
+MAX_LEVELS: Final = 20  # maximum nesting depth of a JSON record; deeper JSON is treated as text
 MAX_VALUE: Final = 10_000
 """Maximum characters of one metadata field as JSON; longer fields (such as sentence windows) are omitted."""
-MAX_METADATA: Final = 50_000
-"""Maximum total characters of the metadata fields; fields beyond it are omitted."""
+MAX_METADATA: Final = 50_000  # maximum total characters of the metadata fields; fields beyond it are omitted
 
 MAX_THOUGHT: Final = 1_000
 SNIPPET_WORDS: Final = 30
 MAX_SNIPPET: Final = 240
 
-SUB_QUESTION: Final = "sub-question"
-"""``MissingPart.what`` of a part of the question without evidence."""
+SUB_QUESTION: Final = "sub-question"  # ``MissingPart.what`` of a part of the question without evidence
 
 _ANSWERED: Final = frozenset((Outcome.OK, Outcome.EMPTY))
 
@@ -368,8 +362,7 @@ _ENDS: Final = frozenset(".!?]\n。！？")  # noqa: RUF001 (full-width ends of 
 """Characters after which a claim may have ended."""
 MAX_PARAGRAPH: Final = 8_000
 """Maximum characters of a paragraph with streamed citations; for longer ones, only the final answer has citations."""
-READS: Final = 20
-"""How often a paragraph is parsed again: whenever it has grown by a fraction of ``1 / READS``."""
+READS: Final = 20  # how often a paragraph is parsed again: whenever it has grown by a fraction of ``1 / READS``
 _FENCE: Final = re.compile(r"^[ \t]{0,3}(?:`{3,}|~{3,})", re.MULTILINE)
 
 

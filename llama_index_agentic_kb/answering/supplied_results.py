@@ -27,11 +27,9 @@ from llama_index_agentic_kb.schema import ReasoningEffort, ResultsProcessing, Re
 from llama_index_agentic_kb.schema.answer import AnswerReference, ChunkReference, DocumentReference
 from llama_index_agentic_kb.sources import KnowledgeSource
 
-SUPPLIED_SOURCE: Final = "given_results"
-"""The name of the source of supplied results."""
+SUPPLIED_SOURCE: Final = "given_results"  # the name of the source of supplied results
 
-MAX_NAME: Final = 1_000
-"""Maximum characters of a result's name to use in a node id."""
+MAX_NAME: Final = 1_000  # maximum characters of a result's name to use in a node id
 
 
 class SuppliedResults(KnowledgeSource):

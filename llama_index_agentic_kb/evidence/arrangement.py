@@ -23,13 +23,10 @@ MIN_OVERLAP: Final = 20
 """Minimum number of shared characters for two texts of unknown position to count as overlapping: repeated text is
 harmless, lost text is not."""
 
-MAX_GAP: Final = 2
-"""Maximum number of characters between two adjacent chunks: whitespace that a splitter removed."""
+MAX_GAP: Final = 2  # maximum number of characters between two adjacent chunks: whitespace that a splitter removed
 
-_Part: TypeAlias = tuple[int, NodeWithScore]
-"""A node's rank (0 is best) and the node."""
-_Document: TypeAlias = tuple[str, str]
-"""The source's name and the document's id."""
+_Part: TypeAlias = tuple[int, NodeWithScore]  # a node's rank (0 is best) and the node
+_Document: TypeAlias = tuple[str, str]  # the source's name and the document's id
 
 
 @dataclass(slots=True)

@@ -30,8 +30,7 @@ class Proof:
     """A passage that supports a step's finding or a verdict on the evidence, and is therefore ranked first."""
 
     node_id: str
-    step: str
-    """The id of the supported step, or "verdict"."""
+    step: str  # the id of the supported step, or "verdict"
     finding: str | None = None
 
 
@@ -39,24 +38,18 @@ class Proof:
 class Candidate:
     """A found node with its searches and scores."""
 
-    node: NodeWithScore
-    """The node as its source returned it."""
-    search: SourceSearch
-    """The search that found it first."""
-    score: float | None = None
-    """The highest comparable score from a source; None if there is none."""
+    node: NodeWithScore  # the node as its source returned it
+    search: SourceSearch  # the search that found it first
+    score: float | None = None  # the highest comparable score from a source; None if there is none
     searches: list[dict[str, Any]] = field(default_factory=list)
     """All searches that found the node, with its rank and score."""
-    best_for: list[str] = field(default_factory=list)
-    """Ids of the sub-queries for which this node is the best evidence."""
+    best_for: list[str] = field(default_factory=list)  # ids of the sub-queries for which this node is the best evidence
     proof: list[dict[str, Any]] = field(default_factory=list)
     """The findings that the node supports: step, finding, and rank in the chain."""
     reranked: float | None = None
     """The reranked score: the calibrated score of 0 to 4, else the reranker's own; None if not reranked."""
-    reranker_score: float | None = None
-    """The score of 0 to 4; None unless a calibrated reranker scored the node."""
-    unjudged: bool = False
-    """Whether the reranker scored other candidates but not this one."""
+    reranker_score: float | None = None  # the score of 0 to 4; None unless a calibrated reranker scored the node
+    unjudged: bool = False  # whether the reranker scored other candidates but not this one
 
     def evidence(self) -> NodeWithScore:
         """Return a copy of the node with its provenance; its score is the reranker's, else the source's."""
@@ -84,10 +77,8 @@ class CandidateList:
     sub_query: SubQuery
     searches: Sequence[SourceSearch]
     ranked: Ranked[NodeKey]
-    processed: bool = True
-    """Whether the list may be reranked."""
-    judged: bool = False
-    """Whether the list is in a reranker's order."""
+    processed: bool = True  # whether the list may be reranked
+    judged: bool = False  # whether the list is in a reranker's order
 
     def without(self, outside: Collection[NodeKey]) -> CandidateList:
         """Return the list without some candidates."""

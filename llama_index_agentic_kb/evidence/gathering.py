@@ -45,8 +45,7 @@ T = TypeVar("T")
 REVISION_BEST: Final = 2
 """Top documents of each revision query that are ranked before the plan's, as they were missing evidence."""
 
-DUPLICATES_DEPTH: Final = 100
-"""Number of top fused documents that are checked for near-duplicates."""
+DUPLICATES_DEPTH: Final = 100  # number of top fused documents that are checked for near-duplicates
 
 NEW_SHARE: Final = 0.1
 """A passage is a near-duplicate if at most this share of its words is new compared to one with the same title."""
@@ -55,8 +54,7 @@ FOLLOWING_WEIGHT: Final = 0.5
 LEANING_WEIGHT: Final = 0.2
 """The weight of a question's own results beside planned ones in a conversation; and if its words say little alone."""
 
-MANY: Final = 200
-"""Maximum number of candidates fused on the event loop (about 5 ms); more are fused on a thread."""
+MANY: Final = 200  # maximum number of candidates fused on the event loop (about 5 ms); more are fused on a thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +93,7 @@ class EvidenceCounts:
     fields.
     """
 
-    candidates: int = 0
-    """Found nodes, counted once per list that contains them."""
+    candidates: int = 0  # found nodes, counted once per list that contains them
     merged: int = 0
     joined: int = 0
     kept: int = 0
@@ -127,12 +124,10 @@ class GatheredEvidence:
 
     nodes: list[NodeWithScore]
     counts: EvidenceCounts = field(default_factory=EvidenceCounts)
-    warning: str | None = None
-    """Message of a reranker failure that did not end the request; None if there was none."""
+    warning: str | None = None  # message of a reranker failure that did not end the request; None if there was none
     cut_searches: list[tuple[SourceActivity, dict[str, int]]] = field(default_factory=list)
     """Activity records of reranked searches, each with the fields to update after thresholding."""
-    missing: MissingPart | None = None
-    """The reason why evidence was withheld; None if none was."""
+    missing: MissingPart | None = None  # the reason why evidence was withheld; None if none was
 
 
 async def gather_evidence(
@@ -327,12 +322,10 @@ class Reranking:
 
     lists: list[CandidateList]
     """All lists; reranked ones are in the reranker's order without dropped candidates, the others are unchanged."""
-    below: set[NodeKey] = field(default_factory=set)
-    """Candidates that a threshold removed from all lists."""
+    below: set[NodeKey] = field(default_factory=set)  # candidates that a threshold removed from all lists
     left_out: set[NodeKey] = field(default_factory=set)
     """Candidates that were removed from all lists because the reranker did not return them."""
-    read: int = 0
-    """Number of (sub-query, candidate) pairs that were passed to the reranker."""
+    read: int = 0  # number of (sub-query, candidate) pairs that were passed to the reranker
     warning: str | None = None
 
 

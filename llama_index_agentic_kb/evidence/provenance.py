@@ -25,11 +25,9 @@ PROVENANCE_KEY: Final = "agentic_kb"
 """
 
 
-CHUNK_INDEX: Final = "chunk_index"
-"""Metadata key of a chunk's position in its document."""
+CHUNK_INDEX: Final = "chunk_index"  # metadata key of a chunk's position in its document
 
-MAX_METADATA_VALUE: Final = 100
-"""Maximum number of characters of one metadata value in a prompt."""
+MAX_METADATA_VALUE: Final = 100  # maximum number of characters of one metadata value in a prompt
 
 
 def provenance(node: NodeWithScore) -> dict[str, Any] | None:

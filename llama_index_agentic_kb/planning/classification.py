@@ -25,8 +25,7 @@ from llama_index_agentic_kb.prompts import CLASSES, CLASSIFICATION, LABEL, as_da
 from llama_index_agentic_kb.schema import QueryPlan
 from llama_index_agentic_kb.schema.activity import QueryClass, QueryClassification
 
-PART: Final = "classification"
-"""JSON key of the verdicts in a planner's reply."""
+PART: Final = "classification"  # JSON key of the verdicts in a planner's reply
 
 MAX_LABELS: Final = 50
 

@@ -30,12 +30,10 @@ from llama_index_agentic_kb.schema import Confidence, Finding
 
 MAX_BRANCHES: Final = 3
 """Maximum number of answers used per step, and of searches made from one step (three directors, two candidates)."""
-MAX_REPLY: Final = 20_000
-"""Maximum number of characters of a reply that are parsed."""
+MAX_REPLY: Final = 20_000  # maximum number of characters of a reply that are parsed
 MAX_VALUE: Final = 200
 """Maximum number of characters of an answer or a proposed search: a fact, but little of what one may exfiltrate."""
-MAX_READ: Final = 2_000
-"""Maximum number of characters of one raw answer from the model that are processed."""
+MAX_READ: Final = 2_000  # maximum number of characters of one raw answer from the model that are processed
 MAX_GAPS: Final = 10
 
 _STEP: Final = re.compile(r'\{\s*"step"')
@@ -49,8 +47,7 @@ _NOTHING: Final = ("none", "null", "unknown", "n/a", "not stated", "not found", 
 class OpenSteps:
     """The steps that a model call has to answer."""
 
-    steps: Mapping[str, str]
-    """Searched queries by id; the reply has a line for each."""
+    steps: Mapping[str, str]  # searched queries by id; the reply has a line for each
     later: Mapping[str, str] = field(default_factory=dict)
     """Queries that wait for answers, by id; the reply has a line only for those that the passages already answer."""
     known: Mapping[str, list[Finding]] = field(default_factory=dict)
@@ -61,12 +58,9 @@ class OpenSteps:
 class StepAnswer:
     """The answer to one step, as the model read it in the passages."""
 
-    findings: list[Finding]
-    """Findings, best first; empty if no answer was found."""
-    search: str = ""
-    """The query to search next if the findings are only partial answers; else empty."""
-    dropped: Sequence[str] = ()
-    """Further answers, beyond ``MAX_BRANCHES``."""
+    findings: list[Finding]  # findings, best first; empty if no answer was found
+    search: str = ""  # the query to search next if the findings are only partial answers; else empty
+    dropped: Sequence[str] = ()  # further answers, beyond ``MAX_BRANCHES``
 
 
 Take: TypeAlias = Callable[[str, StepAnswer], Coroutine[object, object, None]]
@@ -246,8 +240,7 @@ def _is_line(value: object) -> bool:
 class Verdict(ModelCall):
     """The model's verdict on whether the evidence is sufficient."""
 
-    sufficient: bool | None = None
-    """Whether the model judged the evidence sufficient; None if it gave no judgement."""
+    sufficient: bool | None = None  # whether the model judged the evidence sufficient; None if it gave no judgement
     gaps: list[str] = field(default_factory=list)
     refs: list[int] = field(default_factory=list)
     """Numbers of the passages that support the verdict, in the order in which the facts lead to the answer."""

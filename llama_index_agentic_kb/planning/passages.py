@@ -30,10 +30,8 @@ PROOF_WORDS: Final = 400
 ASKED_WORDS: Final = 2_000
 WHOLE_WORDS: Final = 150
 
-CUT: Final = "[...]"
-"""Marker for omitted text in a passage."""
-_HYPHEN: Final = re.compile(r"(?<=[^\W\d_])[-\u2010-\u2015](?=[^\W\d_])")
-"""A hyphen inside a word."""
+CUT: Final = "[...]"  # marker for omitted text in a passage
+_HYPHEN: Final = re.compile(r"(?<=[^\W\d_])[-\u2010-\u2015](?=[^\W\d_])")  # a hyphen inside a word
 _BREAK: Final = re.compile(
     r"\s+(?:[-\u2010-\u2015]\s+)?|(?<=\w)[-\u2010-\u2015](?=\w)|(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])"
 )

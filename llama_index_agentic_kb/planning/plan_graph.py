@@ -20,8 +20,7 @@ from llama_index_agentic_kb.planning.scope import Scope
 from llama_index_agentic_kb.schema import FilterNode, QueryPlan, SubQuery, SubQueryOrigin
 from llama_index_agentic_kb.sources.filters import FilterField, read_planner_filter
 
-MAX_QUERY: Final = 1_000
-"""Maximum number of characters of one sub-query; longer ones are truncated."""
+MAX_QUERY: Final = 1_000  # maximum number of characters of one sub-query; longer ones are truncated
 
 # Interrogatives whose removal leaves a noun phrase: "Who is the director of Titanic?" -> "the director of Titanic".
 _ASKING: Final = re.compile(
@@ -40,10 +39,8 @@ class PlannerSource:
 
     name: str
     description: str
-    always: bool = False
-    """Whether every sub-query is searched in this source, whatever sources the planner chose."""
-    fields: Mapping[str, FilterField] = field(default_factory=dict)
-    """The metadata fields that a planned filter may use."""
+    always: bool = False  # whether every sub-query is searched in this source, whatever sources the planner chose
+    fields: Mapping[str, FilterField] = field(default_factory=dict)  # the metadata fields that a planned filter may use
 
 
 @dataclass(frozen=True, slots=True)

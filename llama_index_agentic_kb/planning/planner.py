@@ -69,12 +69,10 @@ HISTORY_MESSAGES: Final = 10
 HISTORY_CHARACTERS: Final = 2_000
 """How many messages before the question are in the planner's prompt, and how many characters of each."""
 
-MAX_LOOKS: Final = 400
-"""Maximum number of times that a reply is parsed while it is streamed, each time from its start."""
+MAX_LOOKS: Final = 400  # maximum number of times that a reply is parsed while it is streamed, each time from its start
 MAX_PARTIAL: Final = 20_000
 """Maximum number of characters parsed while a reply is streamed; the rest is parsed when it is complete."""
-MAX_ITEMS: Final = 2_000
-"""Maximum number of sub-queries read from a reply."""
+MAX_ITEMS: Final = 2_000  # maximum number of sub-queries read from a reply
 MAX_NUMBER: Final = 2**63
 """Numbers must be below this limit; Python can't convert integers of thousands of digits to text."""
 

@@ -61,8 +61,7 @@ class Task:
     limits: EffortLimits
     model: PlanningModel | None
     """The model that plans and reads; without one (None), the question is searched unplanned."""
-    fusion: Fusion
-    """Fuses ranked lists of different corpora into the passages that the model reads."""
+    fusion: Fusion  # fuses ranked lists of different corpora into the passages that the model reads
     fan_out: FanOut
     log: ActivityLog
 
@@ -76,12 +75,10 @@ class Task:
 class PlanOutcome:
     """The searches of a request, their findings and their costs."""
 
-    plan: QueryPlan
-    """The plan of all searched queries, in the order in which their evidence is fused."""
+    plan: QueryPlan  # the plan of all searched queries, in the order in which their evidence is fused
     searches: list[SourceSearch] = field(default_factory=list)
     """Finished searches, one per (query, source) pair, in the plan's order."""
-    findings: list[Finding] = field(default_factory=list)
-    """All findings, in the order in which they were read."""
+    findings: list[Finding] = field(default_factory=list)  # all findings, in the order in which they were read
     chain: list[FoundStep] = field(default_factory=list)
     """The steps with their findings; each step comes after those that it depends on."""
     sufficient: bool = False
@@ -95,8 +92,7 @@ class PlanOutcome:
     rounds: int = 1
     revisions: int = 0
     planned: bool = False
-    decision: str = ""
-    """Explanation of why a model planned or not, and why the search stopped."""
+    decision: str = ""  # explanation of why a model planned or not, and why the search stopped
     signals: dict[str, float] | None = None
     """Strength of the unplanned question's evidence (``EvidenceStrength.signals``); None if it was not rated."""
 

@@ -50,8 +50,7 @@ RESERVED: Final = 1_024
 ProgramFactory: TypeAlias = Callable[[BasePromptTemplate], BasePydanticProgram[Any]]
 """Creates, from a prompt, a program that returns an object with ``query_satisfied`` and ``answer``."""
 
-LONG: Final = 200_000
-"""Total characters of the nodes up to which passages are prepared on the event loop (about 5 ms)."""
+LONG: Final = 200_000  # total characters of the nodes up to which passages are prepared on the event loop (about 5 ms)
 
 
 class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
@@ -94,12 +93,9 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
     needs_llm: ClassVar[bool] = True
     needs_nodes: ClassVar[bool] = True
     """Whether the mode returns the empty response, without a model call, if there are no nodes."""
-    makes_objects: ClassVar[bool] = True
-    """Whether the mode supports ``output_cls``."""
-    filters_steps: ClassVar[bool] = False
-    """Whether the mode supports ``structured_answer_filtering``."""
-    nothing: ClassVar[str | None] = None
-    """The text of a synthesis without nodes. Defaults to the empty response."""
+    makes_objects: ClassVar[bool] = True  # whether the mode supports ``output_cls``
+    filters_steps: ClassVar[bool] = False  # whether the mode supports ``structured_answer_filtering``
+    nothing: ClassVar[str | None] = None  # the text of a synthesis without nodes. Defaults to the empty response.
     default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {}
 
     def __init__(

@@ -22,12 +22,9 @@ from llama_index_agentic_kb.prompts import UNANSWERABLE, UNCHANGED, Passage, for
 from llama_index_agentic_kb.synthesizers.passages import Packed, Packer
 from llama_index_agentic_kb.synthesizers.structured import ObjectAsker, read_object
 
-MESSAGE_TOKENS: Final = 4
-"""Overhead of a message in tokens, in addition to its text."""
-SLACK: Final = 64
-"""Tokens to leave free in each prompt, since the model's tokenizer may count slightly more than ours."""
-MIN_ROOM: Final = 64
-"""Minimum space for evidence in a prompt, in tokens."""
+MESSAGE_TOKENS: Final = 4  # overhead of a message in tokens, in addition to its text
+SLACK: Final = 64  # tokens to leave free in each prompt, since the model's tokenizer may count slightly more than ours
+MIN_ROOM: Final = 64  # minimum space for evidence in a prompt, in tokens
 
 _SIGNS: Final = " \t\r\n*_`\"'#>"
 _OPENING: Final = re.compile(r"[ \t\r\n*_`\"'#>]{0,100}UNANSWERABLE(?!\w)[*_`\"':.,;!]{0,50}[\s:–—-]{0,100}")  # noqa: RUF001 (dashes)
@@ -45,18 +42,14 @@ class Synthesis:
     """The result of a synthesis: the answer with its ``[ref_id:N]`` markers, or the extracted data as JSON."""
 
     text: str
-    output: BaseModel | None = None
-    """The validated object if ``output_cls`` is set; ``text`` is then its JSON."""
-    dropped: int = 0
-    """The number of passages that did not fit into the budget or the context window."""
+    output: BaseModel | None = None  # the validated object if ``output_cls`` is set; ``text`` is then its JSON
+    dropped: int = 0  # the number of passages that did not fit into the budget or the context window
     warnings: list[str] = field(default_factory=list)
-    cut: bool = False
-    """Whether any reply was truncated by the model, so that the text may end too early."""
+    cut: bool = False  # whether any reply was truncated by the model, so that the text may end too early
     links_removed: int = 0
     answerable: bool = True
     """False if the model states that the evidence does not answer; the text then says what is missing."""
-    lacking: str = ""
-    """The reason why the text is only a partial answer, or extracted data in its place; else empty."""
+    lacking: str = ""  # the reason why the text is only a partial answer, or extracted data in its place; else empty
     is_extract: bool = False
 
 
@@ -119,19 +112,15 @@ class Draft:
 
     model: LanguageModel
     asker: ObjectAsker
-    window: int
-    """The context window in tokens (prompt and reply); ``reserved`` of these are for the reply."""
+    window: int  # the context window in tokens (prompt and reply); ``reserved`` of these are for the reply
     reserved: int
-    largest: int | None = None
-    """The maximum tokens of evidence per prompt. None means as many as fit."""
-    overlap: float = 0.0
-    """The fraction of a part that the next part repeats if a passage is split."""
+    largest: int | None = None  # the maximum tokens of evidence per prompt. None means as many as fit.
+    overlap: float = 0.0  # the fraction of a part that the next part repeats if a passage is split
     query: str
     passages: list[Passage]
     deadline: float | None = None
     max_output_tokens: int | None = None
-    variables: dict[str, Any] = field(default_factory=dict)
-    """Further variables of the templates."""
+    variables: dict[str, Any] = field(default_factory=dict)  # further variables of the templates
     instructions: str = ""
     streaming: bool = False
     output_cls: type[BaseModel] | None = None
@@ -139,10 +128,8 @@ class Draft:
     """The class whose JSON schema prompts must leave room for. Defaults to ``output_cls``."""
     spotlight: Spotlight = PLAIN
     result: Synthesis = field(default_factory=lambda: Synthesis(""))
-    emitted: str = ""
-    """The text emitted so far, a prefix of the answer."""
-    so_far: str = ""
-    """The answer after the last completed call, used as partial answer on a timeout."""
+    emitted: str = ""  # the text emitted so far, a prefix of the answer
+    so_far: str = ""  # the answer after the last completed call, used as partial answer on a timeout
 
     # -- prompts ---------------------------------------------------------------------------------------------------
 

@@ -16,8 +16,7 @@ from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer
 from llama_index_agentic_kb.synthesizers.draft import Draft
 from llama_index_agentic_kb.synthesizers.passages import Packed, fit, shortened
 
-DEFAULT_BUDGET: Final = 5_000
-"""The default maximum length of the JSON text in tokens."""
+DEFAULT_BUDGET: Final = 5_000  # the default maximum length of the JSON text in tokens
 
 
 class ExtractiveData(AgenticSynthesizer):

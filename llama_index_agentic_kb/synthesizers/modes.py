@@ -27,10 +27,8 @@ from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer
 from llama_index_agentic_kb.synthesizers.draft import Draft, TextAnswer, ids_of, side_by_side
 from llama_index_agentic_kb.synthesizers.passages import fit, pack, share, singly
 
-SEPARATOR: Final = "\n---------------------\n"
-"""The default separator of accumulated answers, as in LlamaIndex."""
-MAX_ANSWERS: Final = 100
-"""Maximum calls of an accumulating synthesis; further passages are counted as dropped."""
+SEPARATOR: Final = "\n---------------------\n"  # the default separator of accumulated answers, as in LlamaIndex
+MAX_ANSWERS: Final = 100  # maximum calls of an accumulating synthesis; further passages are counted as dropped
 MAX_DEPTH: Final = 6
 """Maximum levels of a tree, including the last; the answers for the last level are truncated to fit one call."""
 MAX_CALLS: Final = 64
@@ -88,8 +86,7 @@ class Accumulate(AgenticSynthesizer):
 
     mode: ClassVar[str] = "accumulate"
     default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {"text_qa_template": ANSWER_TEMPLATE}
-    packs: ClassVar[bool] = False
-    """Whether each call gets as many passages as fit, rather than one."""
+    packs: ClassVar[bool] = False  # whether each call gets as many passages as fit, rather than one
 
     async def _compose(self, draft: Draft) -> str:
         separator = str(draft.variables.pop("separator", SEPARATOR))

@@ -20,8 +20,7 @@ from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.prompts import Passage, format_passage
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 
-MIN_CONTENT: Final = 16
-"""Minimum tokens of content of a truncated passage; if fewer fit, the passage is dropped."""
+MIN_CONTENT: Final = 16  # minimum tokens of content of a truncated passage; if fewer fit, the passage is dropped
 
 MAX_PARTS: Final = 100
 """Maximum parts of a split passage, so that a huge document can't cost thousands of calls; the rest is truncated."""

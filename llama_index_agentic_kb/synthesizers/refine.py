@@ -56,8 +56,7 @@ class Refine(AgenticSynthesizer):
         "refine_template": REFINE_TEMPLATE,
     }
     filters_steps = True
-    packs: ClassVar[bool] = False
-    """Whether each step gets as many passages as fit, rather than one."""
+    packs: ClassVar[bool] = False  # whether each step gets as many passages as fit, rather than one
 
     async def _compose(self, draft: Draft) -> str:
         earlier = draft.variables.pop("prev_response", None)
