@@ -233,7 +233,10 @@ class PlanGraph:
             sub_query.query = fill(text, words, add=False)
 
     def _with_our_ids(self, text: str, parents: Sequence[str]) -> tuple[str, bool]:
-        """Return a text with references as ``#q1``, by our ids, and whether all are known ("the #1 song" is none)."""
+        """Return a text with references in the form ``#q1`` with our ids, and whether all of them could be resolved.
+
+        A bare number is a reference only if the dependency is declared too (unlike "the #1 song of 1999").
+        """
         question, unknown = description_of(self.plan.sub_queries[0]), False
 
         def replacement(name: str, written: str) -> str:
