@@ -87,10 +87,12 @@ CHUNKS ?= 1000000
 bench-shards: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks.shards --size $(CHUNKS)
 
-# Core seconds of a document: on Ray, in one process, and by LlamaIndex's IngestionPipeline. CORPORA: files in BEIR form.
+# Core seconds of a document: on Ray, in one process, and by LlamaIndex's IngestionPipeline, over DOCUMENTS of CORPORA
+# (files in BEIR form).
+DOCUMENTS ?= 1024
 bench-ray: $(VENV)/.dev
 	$(PIP_INSTALL) -e '.[ray]'
-	$(BIN)/python -m tests.benchmarks.ray_ingestion --corpora $(CORPORA)
+	$(BIN)/python -m tests.benchmarks.ray_ingestion --documents $(DOCUMENTS) --corpora $(CORPORA)
 
 # Embedding the questions of 50 users: one by one, in batches, and by a process of its own; a file with a "text" a line.
 bench-embedding: $(VENV)/.dev
@@ -126,7 +128,6 @@ kills: $(VENV)/.dev
 
 # Kills actors, drivers and PostgreSQL while Ray ingests; of CORPORA (files in BEIR form) as many DOCUMENTS, with PAUSE
 # seconds between kills: make kills-ray DOCUMENTS=20000 PAUSE=10 CORPORA="a/corpus.jsonl b/corpus.jsonl"
-DOCUMENTS ?= 2000
 PAUSE ?= 1.75
 kills-ray: $(VENV)/.dev
 	$(PIP_INSTALL) -e '.[ray]'
