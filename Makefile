@@ -89,7 +89,7 @@ bench-shards: $(VENV)/.dev
 
 # Core seconds of a document: on Ray, in one process, and by LlamaIndex's IngestionPipeline, over DOCUMENTS of CORPORA
 # (files in BEIR form).
-DOCUMENTS ?= 1024
+DOCUMENTS ?= 2048
 bench-ray: $(VENV)/.dev
 	$(PIP_INSTALL) -e '.[ray]'
 	$(BIN)/python -m tests.benchmarks.ray_ingestion --documents $(DOCUMENTS) --corpora $(CORPORA)

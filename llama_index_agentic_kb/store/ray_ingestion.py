@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from llama_index_agentic_kb.store.database import StoredDocument
 
-BATCH: Final = 32
-"""The number of files that an actor is given together; their chunks are embedded together."""
+BATCH: Final = 128
+"""The maximum number of files that an actor is given together; their chunks are embedded together."""
 AHEAD: Final = 2
 """The number of batches at an actor: the next one waits there. No more are sent, however many files there are."""
 TRIES: Final = 5
@@ -184,7 +184,7 @@ def ingest_on_ray(
                     opened.documents.put_source(name, description)
                     run.known = opened.documents.documents(name)
                     listed = [(file.origin, file.relative, file.root) for file in group.files.values()]
-                    batches = deque(listed[start : start + BATCH] for start in range(0, len(listed), BATCH))
+                    batches = cluster.batches(listed)
                     reports = cluster.perform(name, batches, run.known, _counting(progress, run, len(every)))
                     for report in reports:
                         run.added += report.added
@@ -290,6 +290,11 @@ class _Cluster:
         if fits < 1:
             raise ConfigurationError("The Ray cluster has no room for one actor: see --cpus and --gpus.")
         return fits
+
+    def batches(self, files: Sequence[File]) -> deque[list[File]]:
+        """Return files in batches, each actor's share in two of them or more."""
+        size = max(1, min(BATCH, len(files) // (AHEAD * len(self._workers))))
+        return deque(list(files[start : start + size]) for start in range(0, len(files), size))
 
     def perform(
         self,

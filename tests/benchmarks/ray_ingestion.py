@@ -1,7 +1,7 @@
 """Core seconds of a document: ingestion on Ray, in one process, and LlamaIndex's ``IngestionPipeline``.
 
 ``python -m tests.benchmarks.ray_ingestion --documents 1024 --corpora corpus.jsonl``: the same files, the default
-embedding model with one thread, into PostgreSQL; the pipeline embeds and stores into memory. The ways take turns, 64
+embedding model with one thread, into PostgreSQL; the pipeline embeds and stores into memory. The ways take turns, 512
 documents each, so that all meet the same machine; the first turn, in which models are loaded, is left out. Processor
 time is compared, which other work disturbs least. Needs the extras [ray] and [postgres].
 """
@@ -28,7 +28,7 @@ from llama_index_agentic_kb.store.ray_ingestion import ingest_on_ray
 from tests.kills_ray.__main__ import actors, write_documents
 from tests.kills_sessions.postgres import PostgresServer
 
-TURN = 64
+TURN = 512
 """The number of documents of a turn."""
 
 
@@ -68,7 +68,7 @@ class Turns:
 def main() -> None:
     """Read the arguments and run."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.ray_ingestion", description=__doc__)
-    parser.add_argument("--documents", type=int, default=1_024, help="A multiple of 64.")
+    parser.add_argument("--documents", type=int, default=2_048, help="A multiple of 512.")
     parser.add_argument("--corpora", type=Path, nargs="*", default=[], help="Files in BEIR form, for real texts.")
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"

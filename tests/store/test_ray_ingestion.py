@@ -99,6 +99,16 @@ def performed(fails: Any, *batches: list[File]) -> tuple[set[str], list[str]]:
     return {one for report in reports for one in report.added}, [url for report in reports for url, _ in report.failed]
 
 
+@pytest.mark.parametrize(("count", "sizes"), [(1_000, {128, 104}), (9, {2, 1}), (3, {1}), (0, set())])
+def test_each_actor_has_a_share_of_few_files(count: int, sizes: set[int]) -> None:
+    """Batches are large, but no actor is idle where there are files for it."""
+    made = _Cluster.__new__(_Cluster)
+    made._workers = [object(), object()]
+    batches = made.batches(files(*map(str, range(count))))
+    assert {len(batch) for batch in batches} == sizes
+    assert [one for batch in batches for one in batch] == files(*map(str, range(count)))
+
+
 def test_a_batch_whose_actor_died_is_given_to_another() -> None:
     """Each file is ingested once, whatever died before."""
     deaths = iter([DiedError(), None, DiedError(), DiedError()])
