@@ -36,12 +36,10 @@ class ChromaServer:
 
     @property
     def pid(self) -> int:
-        """The process that this object started."""
         assert self._process is not None
         return self._process.pid
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
         command = [str(Path(sys.executable).with_name("chroma")), "run", "--host", "127.0.0.1", "--port"]
         command += [str(self.port), "--path", str(self._path)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -60,11 +58,9 @@ class ChromaServer:
         os.kill(self.pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """SIGCONT."""
         os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

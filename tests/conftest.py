@@ -53,7 +53,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def embed_model() -> BaseEmbedding:
-    """The real MiniLM, loaded once."""
     from llama_index_agentic_kb.store import default_embed_model  # noqa: PLC0415 (loads torch, for who asks)
 
     return default_embed_model()
@@ -96,7 +95,6 @@ def empty_embedding_cache() -> None:
 
 @pytest.fixture
 def server() -> Iterator[LoopbackOpenAI]:
-    """A model's server that knows of space flight."""
     with LoopbackOpenAI(reply) as running:
         yield running
 

@@ -41,7 +41,6 @@ class Fault:
     latency: float = 0.0
 
     def send(self, connection: Connection, request: ChatRequest | None) -> None:
-        """Fail."""
         connection.pause(self.latency)
         self.act(connection, request, self)
 

@@ -10,7 +10,6 @@ from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, F
 
 
 def conditions(keys: st.SearchStrategy[str], scalars: st.SearchStrategy[Any]) -> st.SearchStrategy[Condition]:
-    """Return conditions of every operator."""
     orders, lists = st.sampled_from(["gt", "ge", "lt", "le"]), st.sampled_from(["in", "nin", "any"])
     return st.one_of(
         st.builds(Condition, key=keys, operator=st.sampled_from(["eq", "ne"]), value=scalars),

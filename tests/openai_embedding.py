@@ -27,7 +27,6 @@ class OpenAIEmbedding(BaseEmbedding):
 
     @classmethod
     def of(cls, server: LoopbackOpenAI, **fields: Any) -> OpenAIEmbedding:
-        """Make one that talks to a server."""
         return cls(api_base=server.base_url, **fields)
 
     def _settings(self) -> dict[str, Any]:

@@ -10,7 +10,6 @@ ANSWER = "It was 110.6 m tall [ref_id:0]."
 
 
 def reply(request: ChatRequest) -> Reply:
-    """Plan one search, or answer."""
     if "You plan searches" in request.text:
         return Reply(json.dumps({"sub_queries": [{"id": "q1", "query": "height of the Saturn V rocket"}]}))
     return Reply(ANSWER, chunk_size=6)

@@ -115,7 +115,6 @@ async def test_markers_are_numbered_in_order_of_appearance(streaming: bool) -> N
 
 
 async def told(response: Any) -> str:
-    """All of a response's text."""
     if isinstance(response, AsyncStreamingResponse):
         return "".join([token async for token in response.async_response_gen()])
     return "".join(response.response_gen) if isinstance(response, StreamingResponse) else str(response)
@@ -164,8 +163,6 @@ def test_a_badly_grounded_answer_is_withheld_on_request(answer: str, withheld: b
 
 
 class Bad:
-    """A scorer that fails, or hangs."""
-
     name = "bad"
 
     def __init__(self, *, hangs: bool = False) -> None:

@@ -48,7 +48,6 @@ def messages(*pairs: tuple[str, str]) -> list[ChatMessage]:
 
 
 def ask(kb: KnowledgeBase, door: str, **fields: str) -> None:
-    """Ask by one of the doors."""
     if door == "retrieve":
         kb.retrieve(QUESTION, **fields)
     elif door == "json":

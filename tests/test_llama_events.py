@@ -31,8 +31,6 @@ ANSWER = "It was 110.6 m tall [ref_id:0]."
 
 
 class Events(BaseEventHandler):
-    """Collects the dispatcher's events."""
-
     _seen: list[BaseEvent] = PrivateAttr(default_factory=list)
 
     @classmethod

@@ -26,7 +26,6 @@ def outputs(notebook: Any) -> str:
 
 
 def notebook_of(name: str) -> Any:
-    """Read a notebook as it is in the repository."""
     read: Any = nbformat.read
     return read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
 

@@ -143,8 +143,6 @@ def test_what_llama_index_s_engine_makes_is_ours(server: LoopbackOpenAI) -> None
 
 
 class Hanging(BaseNodePostprocessor):
-    """Takes far longer than anybody waits."""
-
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._ends = threading.Event()

@@ -13,8 +13,6 @@ from llama_index_agentic_kb.evidence.provenance import provenance
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import (
     AgenticReasoningActivity,
-    Condition,
-    FilterOperator,
     ModelQueryPlanningActivity,
     Outcome,
     SourceActivity,
@@ -107,7 +105,6 @@ async def test_the_records_tell_one_story() -> None:
 
 
 def timeless(data: Any) -> Any:
-    """Leave out of a record whatever tells a time."""
     timed = ("startedAt", "completedAt", "elapsedMs", "queryTime", "seconds")
     if isinstance(data, list):
         return [timeless(item) for item in data]
@@ -123,22 +120,3 @@ async def test_the_account_does_not_depend_on_the_way() -> None:
     one, other = await retrieved("sync"), await retrieved("async")
     assert told(one) == told(other)
     assert one.nodes == other.nodes
-
-
-async def test_the_effective_filter_stands_in_the_record() -> None:
-    """Each search's record has the filter that was applied, on the wire under the kind's name."""
-    made = AgenticRetriever([source("a")])
-    request = RetrievalRequest.parse(
-        {
-            "messages": [{"content": "rain"}],
-            "knowledgeSourceParams": [
-                {"knowledgeSourceName": "a", "filters": {"key": "n", "operator": "lt", "value": 2}}
-            ],
-        }
-    )
-    record = run(made.retrieval(request)).log.records[0]
-    assert isinstance(record, SourceActivity)
-    assert record.arguments is not None
-    assert record.arguments.filter == Condition(key="n", operator=FilterOperator.LT, value=2)
-    assert record.count == 2
-    assert record.to_dict()["searchIndexArguments"]["search"] == "rain"

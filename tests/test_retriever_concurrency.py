@@ -57,8 +57,6 @@ class Meeting:
 
 
 class Meets(MemoryRetriever):
-    """Answers once all searches are under way."""
-
     meeting: Meeting
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
@@ -67,16 +65,12 @@ class Meets(MemoryRetriever):
 
 
 class AsyncMeets(Meets):
-    """The same, natively async."""
-
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         await self.meeting.await_all()
         return await self._retrieve_natively(query_bundle)
 
 
 class AsyncOnlyMeets(AsyncMeets):
-    """The same, with no sync method."""
-
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         raise NotImplementedError
 

@@ -27,8 +27,6 @@ WAYS = ["sync", "async"]
 
 
 class DownEmbedding(HashEmbedding):
-    """A model whose server is down."""
-
     def _get_query_embedding(self, query: str) -> list[float]:
         raise ConnectionError("embedding server down")
 

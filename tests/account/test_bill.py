@@ -31,7 +31,6 @@ FOUND = {"step": "q1", "answers": [{"value": "110.6 m", "passage": 0, "confidenc
 
 
 def reply(request: ChatRequest) -> str | Reply:
-    """What a model says to each of the prompts."""
     for asked, said in (
         ("You plan searches", json.dumps(PLAN)),
         ("Relevance: ", "Doc: 1, Relevance: 7"),
@@ -47,7 +46,6 @@ def reply(request: ChatRequest) -> str | Reply:
 
 
 def billed(records: list[ActivityRecord] | None) -> int:
-    """All tokens that the records name."""
     return sum(
         (getattr(one, "input_tokens", 0) or 0)
         + (getattr(one, "output_tokens", 0) or 0)

@@ -22,8 +22,6 @@ TEXTS = ["The moon is far away.", "The moon is made of rock.", "Mars is farther 
 
 
 class Recorder(BaseCallbackHandler):
-    """Notes every event with its parent."""
-
     def __init__(self) -> None:
         super().__init__([], [])
         self.starts: list[tuple[CBEventType, str, str]] = []
@@ -49,8 +47,6 @@ def fails(*_: Any, **__: Any) -> Any:
 
 
 class Failing(Recorder):
-    """Raises at every occasion."""
-
     on_event_start = on_event_end = start_trace = end_trace = fails
 
 

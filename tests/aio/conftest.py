@@ -18,7 +18,6 @@ from llama_index_agentic_kb._aio import END, Call, Stream, aiterate, arun, itera
 
 
 async def collect(stream: Stream[Any], *, deadline: float | None = None) -> list[Any]:
-    """Read a stream to its end."""
     items: list[Any] = []
     while (item := await stream.next(deadline)) is not END:
         items.append(item)
@@ -26,8 +25,6 @@ async def collect(stream: Stream[Any], *, deadline: float | None = None) -> list
 
 
 class Driver:
-    """One way to perform flows."""
-
     def __init__(self, name: str) -> None:
         self.name = name
 
@@ -77,7 +74,6 @@ async def _aitems(flow: Coroutine[Any, Any, Any], take: int | None) -> list[Any]
 
 @pytest.fixture(params=["sync", "sync in a loop", "async"])
 def driver(request: pytest.FixtureRequest) -> Driver:
-    """Each way to perform flows."""
     return Driver(request.param)
 
 
@@ -125,7 +121,6 @@ class Leaves:
 
 @pytest.fixture(params=["sync", "native"])
 def leaves(request: pytest.FixtureRequest) -> Leaves:
-    """Each kind of function that a flow may call."""
     return Leaves(request.param)
 
 

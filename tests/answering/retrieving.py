@@ -30,7 +30,6 @@ def source(items: Sequence[str | BaseNode], name: str = "docs", **kwargs: Any) -
 def retrieved(
     sources: Sequence[KnowledgeSource], question: str, params: Sequence[dict[str, Any]] = (), **kwargs: Any
 ) -> Retrieval:
-    """What a retriever over sources gives."""
     request = RetrievalRequest.parse(
         {
             "messages": [{"role": "user", "content": question}],

@@ -88,7 +88,6 @@ class Model:
 
     @property
     def writing(self) -> str:
-        """The prompt that asked for the answer."""
         return next(prompt for prompt in self.prompts if prompt.startswith("You answer questions"))
 
 

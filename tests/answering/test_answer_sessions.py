@@ -54,7 +54,6 @@ def assistant(text: str, **kwargs: Any) -> ChatMessage:
 
 
 def echo(messages: list[ChatMessage]) -> str:
-    """A model that says which message it answers."""
     question = str(messages[-1].content).rsplit("Question: ", 1)[-1].split("\n")[0]
     return f"Answer to {question}"
 
@@ -74,7 +73,6 @@ def said(messages: list[ChatMessage]) -> list[tuple[str, str]]:
 
 
 def stored(store: SessionStore, memory: SessionMemory) -> list[tuple[str, str]]:
-    """The turns as the store itself gives them."""
     session = store.get(OWNER, memory.session_id, include_answers=True)
     assert [turn.number for turn in session.turns] == list(range(1, len(session.turns) + 1))
     return [(turn.query, turn.answer.text if turn.answer else "") for turn in session.turns]

@@ -48,7 +48,6 @@ ALL = query(
 
 @pytest.fixture(scope="module")
 def retrieval() -> Retrieval:
-    """What was found."""
     return retrieved([source([APOLLO, SATURN])], QUESTION)
 
 
@@ -149,7 +148,6 @@ ANSWER = (
 
 
 def cut(text: str, places: list[int]) -> list[str]:
-    """Cut a text at places."""
     bounds = [0, *sorted({place % (len(text) + 1) for place in places}), len(text)]
     return [text[start:end] for start, end in pairwise(bounds)]
 

@@ -46,7 +46,6 @@ def chunk(text: Any = SATURN, document: Any = "saturn.pdf", **metadata: Any) -> 
 
 
 def only(node: BaseNode, **kwargs: Any) -> Any:
-    """The one reference of one node."""
     retrieval = retrieved([source([node], **kwargs)], QUESTION)
     (reference,) = answer_references(retrieval).values()
     return reference

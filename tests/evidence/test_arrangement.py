@@ -25,7 +25,6 @@ def node(name: str, *, best_for: list[str] | None = None, text: str | None = Non
 
 
 def arranged(names: str, wanted: int, **options: Any) -> list[str]:
-    """Give each piece by the names of its chunks."""
     made = arrange([node(name) for name in names.split()], wanted, **options)
     return [piece.text.replace("\n", "").replace("><", " ").strip("<>") for piece in made.nodes]
 

@@ -53,8 +53,6 @@ def selected(*sources: KnowledgeSource, params: Sequence[dict[str, Any]] = ()) -
 
 
 class Change(BaseNodePostprocessor):
-    """Changes every node, and adds some."""
-
     adds: int = 0
 
     def _postprocess_nodes(
@@ -92,7 +90,6 @@ def gathered(
 
 
 def balance(counts: EvidenceCounts) -> int:
-    """What went in less what came out: 0."""
     fields = counts.as_fields()
     came = fields.pop("candidates") + fields.pop("added_by_postprocessors")
     fields.pop("reranked")
@@ -154,19 +151,6 @@ def test_what_sources_gave_is_never_changed() -> None:
     assert [one.model_dump() for one in lanes[0].nodes] == before
     assert [(one.text, one.score, one.metadata["changed"]) for one in nodes] == [("changed", 9.0, "the question")] * 2
     assert "retrieval_score" not in nodes[0].metadata
-
-
-def test_every_candidate_is_counted() -> None:
-    """Found is merged and dropped and kept together, whatever drops."""
-    lanes = [
-        make_lane(0, [("a", 0.9), ("b", 0.8), ("c", 0.3), ("d", 0.2)]),
-        make_lane(1, [("b", 0.7), ("e", 0.6)], query="q1"),
-    ]
-    made = gathered(lanes, SimilarityPostprocessor(similarity_cutoff=0.5), ranked=4, limit=2)
-    assert ids(made.nodes) == ["a", "b"]
-    assert made.counts == EvidenceCounts(
-        candidates=6, merged=1, kept=2, dropped_by_postprocessors=1, dropped_by_budget=2
-    )
 
 
 NAMES = [f"{letter}{number}" for letter in "ab" for number in range(6)]
@@ -404,16 +388,3 @@ def test_provenance_is_shown_to_no_model() -> None:
     for mode in (MetadataMode.LLM, MetadataMode.EMBED):
         assert found.node.get_content(mode) == "title: a\n\ntext of a"
     assert PROVENANCE_KEY not in candidate.node.node.metadata
-
-
-def test_references_number_the_evidence() -> None:
-    """The N-th node is reference N; a source may have none, or none of its data."""
-    made = [source("docs"), source("wiki"), source("bare")]
-    shown = {"wiki": {"includeReferences": False}, "bare": {"includeReferenceSourceData": False}}
-    chosen = selected(*made, params=[{"knowledgeSourceName": name, **fields} for name, fields in shown.items()])
-    lanes = [make_lane(n, [(one.name, 0.5)], over=one) for n, one in enumerate(made)]
-    found = references(gathered(lanes, chosen=chosen).nodes, chosen)
-    assert [(ref.id, ref.activity_source, ref.knowledge_source_name, ref.source_data is None) for ref in found] == [
-        ("0", 0, "docs", False),
-        ("2", 2, "bare", True),
-    ]

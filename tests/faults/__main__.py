@@ -12,7 +12,6 @@ from tests.faults.registry import faults
 
 
 def main() -> None:
-    """Read the arguments and cause them."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--only", action="append", default=[], help="words of a name; may be given again")
     parser.add_argument("--out", type=Path, default=Path("build/faults.json"), help="where the table goes as JSON")

@@ -26,8 +26,6 @@ KEPT: Final = "the good nodes of the list, and the other source's, are answered;
 
 
 class Raises(TextNode):
-    """A node whose text can't be had."""
-
     def get_content(self, *args: Any, **kwargs: Any) -> str:
         raise RuntimeError("no way to the text at http://me:secret-1234@host")
 
@@ -80,8 +78,6 @@ def _record(response: RetrievalResponse) -> SourceActivity:
 
 
 class Mute:
-    """An object that can't be written."""
-
     def __str__(self) -> str:
         raise RuntimeError("no words")
 

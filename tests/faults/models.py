@@ -75,7 +75,6 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def failing(work: Callable[[], Any], kind: type[Exception] = SynthesisError) -> Exception:
-    """Do what must fail, and give its error."""
     try:
         result = work()
     except kind as error:
@@ -453,7 +452,6 @@ class ShortVectors:
     """An embedding model with other weights: three numbers a text."""
 
     def send(self, connection: Connection, request: ChatRequest | None) -> None:
-        """Answer for one text."""
         usage = {"prompt_tokens": 1, "total_tokens": 1}
         data = [{"object": "embedding", "index": 0, "embedding": [1.0, 0.0, 0.0]}]
         connection.send_json({"object": "list", "data": data, "model": "other", "usage": usage})

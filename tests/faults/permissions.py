@@ -43,7 +43,6 @@ _numbers = itertools.count()
 
 
 def everybodys() -> list[TextNode]:
-    """Two tenants' texts."""
     texts: dict[str, dict[str, Any]] = {
         "rain in acme": {"tenant": "acme", "public": True},
         "rain for the managers of acme": {"tenant": "acme", "groups": ["managers"]},
@@ -75,7 +74,6 @@ def base(*, source: dict[str, Any] | None = None, further: tuple[KnowledgeSource
 
 
 def texts(response: RetrievalResponse) -> set[str]:
-    """What was shown."""
     return {extract.content for extract in response.extracts}
 
 

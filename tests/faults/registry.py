@@ -35,7 +35,6 @@ class Fault:
 
     @property
     def name(self) -> str:
-        """Its unique name."""
         return f"{self.area}: {self.injected}"
 
 
@@ -52,7 +51,6 @@ def fault(area: str, injected: str, promise: str, *, deadline: float | None = No
 
 
 def faults() -> list[Fault]:
-    """Return all faults, area by area."""
     for area in AREAS:
         import_module(f"tests.faults.{area}")
     return list(_KNOWN.values())

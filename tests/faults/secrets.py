@@ -119,8 +119,6 @@ def refused_while_storing() -> None:
 
 
 class _Quoting(BaseCallbackHandler):
-    """A handler that fails and quotes its key."""
-
     def __init__(self) -> None:
         super().__init__([], [])
 

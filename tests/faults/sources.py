@@ -43,17 +43,14 @@ TEXTS = ["Rain in Paris.", "Rain in Oslo."]
 
 
 def well(name: str = "well", **fields: Any) -> KnowledgeSource:
-    """A source that answers."""
     return KnowledgeSource(name, retriever=MemoryRetriever(TEXTS), **fields)
 
 
 def base(*sources: KnowledgeSource, seconds: float | None = SOON, **fields: Any) -> KnowledgeBase:
-    """A knowledge base that extracts."""
     return KnowledgeBase(list(sources), max_runtime_in_seconds=seconds, **{"effort": "minimal", **fields})
 
 
 def timed(ask: Callable[[], RetrievalResponse]) -> tuple[RetrievalResponse, float]:
-    """Ask, and tell how long that took."""
     began = time.monotonic()
     response = ask()
     waited = time.monotonic() - began
@@ -95,12 +92,10 @@ def assert_partial(response: RetrievalResponse, name: str, outcome: Outcome) -> 
 
 
 def records(response: RetrievalResponse) -> list[SourceActivity]:
-    """The searches of a response."""
     return [one for one in response.activity or [] if isinstance(one, SourceActivity)]
 
 
 def until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    """Wait for something to become true."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -50,7 +50,6 @@ def folder() -> Iterator[Path]:
 
 @contextmanager
 def kept() -> Iterator[Path]:
-    """A store of these documents."""
     with folder() as made:
         with opened(made / "store", create=True) as store:
             assert len(ingest(made / "docs", store).added) == len(TEXTS)
@@ -192,8 +191,6 @@ def model_fails() -> None:
 
 
 class OtherWeights(HashEmbedding):
-    """The same name and dimension, another model."""
-
     def _get_text_embedding(self, text: str) -> list[float]:
         return super()._get_text_embedding(f"other {text[::-1]}")
 

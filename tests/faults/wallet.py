@@ -57,7 +57,6 @@ class Counted:
 
 
 def steps(count: int, **fields: Any) -> str:
-    """A plan of so many sub-queries."""
     sub_queries = [
         {"id": f"q{number}", "query": f"rain number {number}", "sources": ["s0", "s1"], "depends_on": [], **fields}
         for number in range(1, count + 1)
@@ -66,7 +65,6 @@ def steps(count: int, **fields: Any) -> str:
 
 
 def warnings_of(response: RetrievalResponse) -> str:
-    """Everything that the plan warns of."""
     told = [one.warning for one in response.activity or [] if isinstance(one, ModelQueryPlanningActivity)]
     return "; ".join(filter(None, [*told, *(response.plan.warnings if response.plan else [])]))
 
@@ -112,7 +110,6 @@ def endless_plan() -> None:
 
 
 def by_prompt(*, plan: str, findings: str = "", revision: str = "") -> Callable[[list[ChatMessage]], str]:
-    """Answer each kind of call with its own."""
 
     def reply(messages: list[ChatMessage]) -> str:
         shown = "\n".join(str(message.content) for message in messages)

@@ -58,8 +58,6 @@ ADDRESSES: Final = ("https://a.example/x",)
 
 @dataclass(frozen=True)
 class Target:
-    """A reader."""
-
     read: Callable[[str], None]
     seeds: tuple[str, ...]
     words: tuple[str, ...]
@@ -327,7 +325,6 @@ _ODD = ("\x00", "\ud800", "\u202e", "\u200b", "é", "東", "😀", "\U000e0041",
 
 
 def texts(target: Target) -> st.SearchStrategy[str]:
-    """Return a strategy for a reader's texts."""
     piece = st.sampled_from([*target.words, *_ODD])
     made = st.lists(piece | st.text(max_size=3), max_size=40).map("".join)
     return st.one_of(made, _changed(target, piece), st.text(st.characters(exclude_categories=()), max_size=60))

@@ -17,8 +17,6 @@ SPECIAL = st.text(alphabet='ab AZ.!?…。！？\n-*|#:`"“”„()「」[]ref_
 
 
 class Labelled(NamedTuple):
-    """A text and the spans of its claims."""
-
     name: str
     text: str
     spans: list[tuple[int, int]]

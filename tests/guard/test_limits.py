@@ -30,7 +30,6 @@ def of_sources(*names: str) -> dict[str, Any]:
 
 
 def nots(count: int) -> dict[str, Any]:
-    """So many groups inside each other."""
     tree: dict[str, Any] = {"key": "a", "value": 1}
     for _ in range(count):
         tree = {"logic": "not", "filters": [tree]}

@@ -121,30 +121,9 @@ PIECES = [
 
 
 MORE = [
-    *(
-        "> ", "- ", "1. ", "    ", "\t", "\n\n", "\r", "\u2028", "//evil.example/p.png", "/evil", "evil.cx", "[x]",
-        "![x]",
-    ),
-    *(
-        "[x]: ",
-        "[x]:\n> ",
-        "[^1]: ",
-        "a@evil.com",
-        "ftp://evil.com",
-        "data:image/png,x",
-        "![x][]",
-        "\u00fc",
-        ".com/x",
-        ".sh/?q",
-        "{: onclick=f()}",
-        "\xa0",
-        "&#64;",
-        "@evil",
-        "[^1](",
-        "<div>",
-        "&lt;",
-        "*",
-    ),
+    "> ", "- ", "1. ", "    ", "\t", "\n\n", "\r", "\u2028", "//evil.example/p.png", "/evil", "evil.cx", "[x]", "![x]",
+    "[x]: ", "[x]:\n> ", "[^1]: ", "a@evil.com", "ftp://evil.com", "data:image/png,x", "![x][]", "\u00fc", ".com/x",
+    ".sh/?q", "{: onclick=f()}", "\xa0", "&#64;", "@evil", "[^1](", "<div>", "&lt;", "*",
 ]  # fmt: skip
 ENGINES: Final[dict[str, Callable[[str], object]]] = {
     "CommonMark": MarkdownIt("commonmark").render,
@@ -157,8 +136,6 @@ LEADS: Final = ("href", "src", "srcset", "action", "formaction", "data", "poster
 
 
 class _Leads(HTMLParser):
-    """Collects where HTML leads, and what it runs."""
-
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []

@@ -55,12 +55,10 @@ Perform = Callable[[Coroutine[Any, Any, Any]], Any]
 
 @pytest.fixture(params=["sync", "async"])
 def perform(request: pytest.FixtureRequest) -> Perform:
-    """Each door."""
     return run if request.param == "sync" else lambda work: asyncio.run(arun(work))
 
 
 def refusal(status: int, headers: dict[str, str] | None = None, body: Any = None) -> openai.APIStatusError:
-    """What OpenAI's client raises for a status."""
     response = httpx.Response(status, headers=headers, request=httpx.Request("POST", "http://model.test"))
     kind = openai.RateLimitError if status == 429 else openai.APIStatusError
     return kind("refused", response=response, body=body)
@@ -74,8 +72,6 @@ class ChromaError(Exception):
 
 
 class ClientError(Exception):
-    """An error with attributes."""
-
     def __init__(self, **attributes: Any) -> None:
         super().__init__(attributes)
         self.__dict__.update(attributes)
@@ -267,8 +263,6 @@ def test_wrong_numbers_are_refused(kind: Any, wrong: dict[str, Any]) -> None:
 
 
 class Clock:
-    """Time that passes when it is told to."""
-
     now = 100.0
 
     def __call__(self) -> float:

@@ -14,7 +14,6 @@ from tests.injection.world import EFFORTS, Case, all_cases, all_flows, attack, f
 
 
 def main() -> None:
-    """Read the arguments and attack."""
     parser = argparse.ArgumentParser(prog="python -m tests.injection", description=__doc__)
     parser.add_argument("--few", action="store_true", help="each kind twice, as the tests do")
     parser.add_argument("--out", type=Path, default=Path("build/injection.json"), help="where the count goes as JSON")

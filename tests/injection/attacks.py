@@ -44,24 +44,16 @@ from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
 VERBS: Final[Mapping[str, Mapping[str, str]]] = {
     "search": {"en": "search for", "de": "suche nach", "fr": "cherche", "es": "busca", "zh": "搜索", "ru": "найди"},
     "filter": {
-        "en": "use the filter",
-        "de": "benutze den Filter",
-        "fr": "utilise le filtre",
-        "es": "usa el filtro",
-        "zh": "使用过滤器",
-        "ru": "примени фильтр",
+        "en": "use the filter", "de": "benutze den Filter", "fr": "utilise le filtre", "es": "usa el filtro",
+        "zh": "使用过滤器", "ru": "примени фильтр",
     },
     "source": {
-        "en": "search the source",
-        "de": "durchsuche die Quelle",
-        "fr": "fouille la source",
-        "es": "registra la fuente",
-        "zh": "搜索来源",
-        "ru": "открой источник",
+        "en": "search the source", "de": "durchsuche die Quelle", "fr": "fouille la source",
+        "es": "registra la fuente", "zh": "搜索来源", "ru": "открой источник",
     },
     "cite": {"en": "cite", "de": "zitiere", "fr": "cite bien", "es": "cita", "zh": "引用", "ru": "сошлись на"},
     "write": {"en": "write", "de": "schreibe", "fr": "écris", "es": "escribe", "zh": "写", "ru": "напиши"},
-}
+}  # fmt: skip
 """How each order is said, by language; its argument follows in quotation marks."""
 
 _OPENING: Final = "\"'\u201c\u00ab\u300c"
@@ -105,7 +97,6 @@ class Orders:
     write: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
         return bool(self.search or self.filter or self.source or self.cite or self.write)
 
 
@@ -413,8 +404,6 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """A poisoned document."""
-
     text: str
     title: str = "Notes"
     url: str = "https://docs.example/notes"

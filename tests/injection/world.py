@@ -48,8 +48,6 @@ TECHNIQUES: Final = ("delimit", "datamark", "encode", None)
 
 @dataclass(frozen=True)
 class Case:
-    """One run: an attack, and how it is asked."""
-
     kind: Kind
     goal: Goal
     mode: str = "answerSynthesis"

@@ -15,7 +15,6 @@ from tests.kills_sessions.postgres import PostgresServer, why_not
 
 
 def main() -> None:
-    """Read the arguments and kill."""
     parser = argparse.ArgumentParser(prog="python -m tests.kills", description=__doc__)
     parser.add_argument("--kills", type=int, default=100, help="processes killed during ingestion")
     parser.add_argument("--repairs", type=int, default=0, help="processes killed during repair")

@@ -40,8 +40,6 @@ def _tell(pipe: int, line: str) -> None:
 
 
 class Child:
-    """A forked process that tells lines."""
-
     def __init__(self, work: Callable[[Tell], None]) -> None:
         sys.stdout.flush()
         self._read, write = os.pipe()
@@ -63,7 +61,6 @@ class Child:
     def end(
         self, seconds: float, *, kill: bool = False, after: int = 0, strike: Callable[[], None] | None = None
     ) -> tuple[list[str], int]:
-        """Wait for its end, so long, then kill it."""
         told = b""
         deadline = time.monotonic() + (300.0 if after else seconds)
         killed = False
@@ -121,8 +118,6 @@ _WORDS = [f"{a}{b}" for a in ("ba", "ko", "mi", "ru", "te", "zo") for b in ("lan
 
 @dataclass
 class Result:
-    """What a series showed."""
-
     kills: int = 0
     between: int = 0
     ended: int = 0

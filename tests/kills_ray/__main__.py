@@ -47,7 +47,6 @@ def write_documents(folder: Path, count: int, corpora: Sequence[Path] = ()) -> N
 
 
 def drive(folder: str, url: str, *, embeds: bool) -> None:
-    """Ingest; what a driver's process does."""
     if embeds:
         report = ingest_on_ray([folder], url)
     else:
@@ -57,7 +56,6 @@ def drive(folder: str, url: str, *, embeds: bool) -> None:
 
 
 def actors(driver: int) -> list[psutil.Process]:
-    """Return the actors' processes below a driver."""
     try:
         return [one for one in psutil.Process(driver).children(recursive=True) if ACTOR in " ".join(one.cmdline()[:1])]
     except psutil.NoSuchProcess:
@@ -126,7 +124,6 @@ def compare(folder: Path, url: str, *, embeds: bool) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Read the arguments and run."""
     parser = argparse.ArgumentParser(prog="python -m tests.kills_ray", description=__doc__)
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--documents", type=int, default=2_000)

@@ -66,17 +66,8 @@ class PostgresServer:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        initdb = [
-            str(self._binaries / "initdb"),
-            "-D",
-            "data",
-            "-U",
-            "postgres",
-            "--auth=trust",
-            "--encoding=utf8",
-            "--no-sync",
-        ]
-        subprocess.run(initdb, check=True, capture_output=True, **self._as)
+        initdb = ["-D", "data", "-U", "postgres", "--auth=trust", "--encoding=utf8", "--no-sync"]
+        subprocess.run([str(self._binaries / "initdb"), *initdb], check=True, capture_output=True, **self._as)
         self.start()
 
     def __enter__(self) -> Self:
@@ -88,12 +79,10 @@ class PostgresServer:
 
     @property
     def url(self) -> str:
-        """Where it is."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
     @property
     def pid(self) -> int:
-        """The server's process."""
         return self._process.pid
 
     def start(self) -> None:
@@ -118,10 +107,8 @@ class PostgresServer:
 
     def _launch(self) -> subprocess.Popen[Any]:
         command = [str(self._binaries / "postgres"), "-D", "data", "-h", "127.0.0.1", "-p", str(self.port), "-k", ""]
-        command += [
-            "-c",
-            "fsync=off",
-        ]  # what a killed process has written, the system keeps; only a power cut would lose it
+        # What a killed process has written, the system keeps; only a power cut would lose it.
+        command += ["-c", "fsync=off"]
         with (self._folder / "log").open("ab") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, **self._as)
 

@@ -51,8 +51,6 @@ class LeakError(AssertionError):
 
 @dataclass
 class Tally:
-    """What was generated so far."""
-
     cases: int = 0
     refused: int = 0
     secrets: int = 0
@@ -60,8 +58,6 @@ class Tally:
 
 
 class _Heard(logging.Handler):
-    """Everything that is logged."""
-
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
         self.lines: list[str] = []
@@ -73,8 +69,6 @@ class _Heard(logging.Handler):
 
 
 class LeakMachine(RuleBasedStateMachine):
-    """The rules."""
-
     tally = Tally()
     kinds: ClassVar[tuple[str, ...]] = KINDS
     """The kinds of world that are made."""
@@ -100,7 +94,6 @@ class LeakMachine(RuleBasedStateMachine):
         self.store(given)
 
     def teardown(self) -> None:
-        """Leave nothing behind."""
         if hasattr(self, "world"):
             logging.getLogger("llama_index_agentic_kb").removeHandler(self.heard)
             self.world.close()
@@ -118,11 +111,8 @@ class LeakMachine(RuleBasedStateMachine):
             return json.dumps({"sufficient": not items, "gaps": ["beta"], "sub_queries": items})
         return f"{prompt[-20_000:]} [ref_id:0] [ref_id:7]"
 
-    # -- what is stored ----------------------------------------------------------------------------------------------
-
     @rule(given=st.lists(DOCUMENTS, min_size=1, max_size=3))
     def store(self, given: list[dict[str, Any]]) -> None:
-        """Ingest."""
         for one in given:
             self.world.put(Document(self.number, **one))
             self.number += 1
@@ -137,16 +127,12 @@ class LeakMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.documents)
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
-        """Delete a document."""
         self.world.remove(data.draw(st.sampled_from(sorted(self.world.documents))))
 
     @rule(person=_PERSON, groups=PRINCIPALS.map(lambda who: who.groups))
     def move(self, person: int, groups: frozenset[str]) -> None:
-        """Somebody leaves groups and joins others."""
         before = self.people[person]
         self.people[person] = Principal(tenant=before.tenant, user=before.user, groups=groups)
-
-    # -- what is asked -----------------------------------------------------------------------------------------------
 
     @rule(
         person=_PERSON,
@@ -215,7 +201,6 @@ class LeakMachine(RuleBasedStateMachine):
 
     @rule(question=QUESTIONS, plan=PLANS)
     def all_at_once(self, question: str, plan: str) -> None:
-        """All people ask the same at the same time."""
         self.plan = plan
 
         async def together() -> list[Any]:
@@ -227,7 +212,6 @@ class LeakMachine(RuleBasedStateMachine):
 
     @rule(person=_PERSON, name=st.sampled_from(["docs", "again"]), fields=_FIELDS, filters=st.none() | WRITTEN)
     def list_all(self, person: int, name: str, fields: str, filters: str | None) -> None:
-        """Count, facet, group and list."""
         who = self.people[person]
 
         def asked() -> Any:
@@ -247,8 +231,6 @@ class LeakMachine(RuleBasedStateMachine):
         documents, chunks, *_ = found
         if documents > seen or chunks > CHUNKS * seen or (filters is None and documents != seen):
             raise LeakError(f"{who} may see {seen} documents, and counts {documents} and {chunks} chunks")
-
-    # -- chats -------------------------------------------------------------------------------------------------------
 
     @rule(person=_PERSON, question=QUESTIONS, plan=PLANS, native=st.booleans())
     def chat(self, person: int, question: str, plan: str, native: bool) -> None:
@@ -295,8 +277,6 @@ class LeakMachine(RuleBasedStateMachine):
         """Ask without a principal: only what is everybody's may be found."""
         wire, self.plan = {"messages": [{"role": "user", "content": question}], **params}, "{}"
         self._check(lambda: self.kb.retrieve(wire), None, json.dumps(wire), [], "nobody")
-
-    # -- looking -----------------------------------------------------------------------------------------------------
 
     def _check(
         self,

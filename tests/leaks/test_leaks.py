@@ -54,7 +54,6 @@ SABOTAGE: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 
 
 def walk(kind: str) -> None:
-    """Take every rule of the machine once."""
     machine = type("LeakMachine", (LeakMachine,), {"kinds": (kind,)})()
     own, foreign = ({"words": ("rain",), "tenant": tenant, "public": True} for tenant in ("acme", "beta"))
     shared = {**own, "users": frozenset({"bob"}), "groups": frozenset({"managers"})}

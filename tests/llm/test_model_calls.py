@@ -33,7 +33,6 @@ Perform = Callable[[Coroutine[Any, Any, Any]], Any]
 
 @pytest.fixture(params=["sync", "async"])
 def perform(request: pytest.FixtureRequest) -> Perform:
-    """Performs a flow with either driver."""
     return run if request.param == "sync" else lambda flow: asyncio.run(arun(flow))
 
 

@@ -29,7 +29,6 @@ KINDS = {"You plan searches": "plan", "You read what": "findings", "You judge wh
 
 
 def steps(*proposals: dict[str, Any]) -> str:
-    """A plan, written as models write it."""
     items = [
         {"id": f"q{number}", "depends_on": [], "finds": "", **proposal}
         for number, proposal in enumerate(proposals, start=1)
@@ -47,7 +46,6 @@ def line(step: str, *answers: Any) -> str:
 
 
 def sufficient() -> str:
-    """A verdict that nothing is missing."""
     return json.dumps({"sufficient": True, "gaps": [], "sub_queries": []})
 
 
@@ -113,22 +111,18 @@ class World:
 
 
 def planning_of(made: Retrieval, purpose: str) -> list[ModelQueryPlanningActivity]:
-    """The records of one kind of call."""
     return [r for r in made.log.records if isinstance(r, ModelQueryPlanningActivity) and r.purpose == purpose]
 
 
 def searches_of(made: Retrieval) -> list[SourceActivity]:
-    """The records of searches."""
     return [record for record in made.log.records if isinstance(record, SourceActivity)]
 
 
 def reasoning_of(made: Retrieval) -> AgenticReasoningActivity:
-    """The record of the evidence."""
     record = made.log.last(AgenticReasoningActivity)
     assert record is not None
     return record
 
 
 def queries_of(made: Retrieval) -> dict[str, str]:
-    """What was searched, by id."""
     return {one.id: one.query for one in made.plan.sub_queries}

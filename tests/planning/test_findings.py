@@ -52,8 +52,6 @@ def passages(*texts: str) -> PassageSet:
 
 
 class Read:
-    """One call, and what came of it."""
-
     def __init__(
         self, said: Any, *, seconds: float = 60, reading: PassageSet | None = None, spotlighting: Any = "delimit"
     ):

@@ -53,7 +53,6 @@ cameron, kapuskasing = reads("James Cameron", "Titanic"), reads("Kapuskasing", "
 
 
 def early(value: str, title: str, confidence: str = "stated") -> Read:
-    """A reading that answers the second step too."""
     return lambda prompt: reads(value, title, "q2", confidence)(prompt) + "\n" + cameron(prompt)
 
 
@@ -343,7 +342,6 @@ def test_any_plan_and_any_reading_end_in_a_finished_search(plan: str, reading: s
 
 
 def planned_steps(plan: str) -> list[SubQuery]:
-    """The steps that a reply is understood to plan."""
     sources = [PlannerSource("docs", "")]
     graph = PlanGraph(plain_plan(Scope(QUESTION), sources), sources, DEFAULT_LIMITS[ReasoningEffort.MEDIUM])
     graph.add(read_proposals(plan))

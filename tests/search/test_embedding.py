@@ -3,10 +3,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.embeddings import MockEmbedding
@@ -16,17 +18,25 @@ from llama_index.core.instrumentation.events.embedding import EmbeddingEndEvent
 from llama_index_instrumentation import get_dispatcher
 from pydantic import PrivateAttr
 
-from llama_index_agentic_kb._aio import arun, gather, run
-from llama_index_agentic_kb.errors import DeadlineExceededError
-from llama_index_agentic_kb.search.embedding import SHARED_CACHE, EmbeddingCache, QueryEmbeddings, embed_queries
-from llama_index_agentic_kb.testing import HashEmbedding
+from llama_index_agentic_kb._aio import arun, deadline_after, gather, run
+from llama_index_agentic_kb.account.budget import Budget, RetryBudget, set_budget
+from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
+from llama_index_agentic_kb.llm.calls import calls_of
+from llama_index_agentic_kb.search.embedding import (
+    ENTRY_BYTES,
+    SHARED_CACHE,
+    EmbeddingCache,
+    QueryEmbeddings,
+    embed_queries,
+)
+from llama_index_agentic_kb.testing import HashEmbedding, LoopbackOpenAI
+from tests.faulty_server import Fault
+from tests.openai_embedding import OpenAIEmbedding
 
 QUERIES = ["How tall is Saturn V?", "rockets", "Ariane 5, its height and its weight, in short words: how big?", "é"]
 
 
 class Broken(HashEmbedding):
-    """A model whose server is down."""
-
     def _get_query_embedding(self, query: str) -> list[float]:
         raise ConnectionError(f"no vector for {query!r}")
 
@@ -37,7 +47,6 @@ class Broken(HashEmbedding):
 async def wanted(
     embeddings: QueryEmbeddings, pairs: Sequence[tuple[BaseEmbedding, str]], *, begin: bool = True
 ) -> list[list[float]]:
-    """Ask for vectors side by side, as lanes do."""
     if begin:
         embeddings.begin(pairs)
     jobs = await gather([embeddings.get(model, query) for model, query in pairs])
@@ -114,8 +123,6 @@ async def test_one_text_that_fails_costs_no_other_its_vector(embed_model: BaseEm
 
 
 class Recorder(BaseEventHandler):
-    """Keeps the dispatcher's embedding events."""
-
     _chunks: list[list[str]] = PrivateAttr(default_factory=list)
 
     def handle(self, event: BaseEvent, **kwargs: Any) -> None:
@@ -199,3 +206,100 @@ async def test_local_models_compute_on_threads() -> None:
     await arun(embed_queries(Slow(embed_dim=3), ["a", "b"], deadline=None))
     ticker.cancel()
     assert ticks >= 10
+
+
+BYTES_OF_TWO = ENTRY_BYTES + 2 * 8
+"""What a vector of two numbers takes."""
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(allow_nan=False), max_size=20), st.text(st.characters(codec=None), max_size=20))
+def test_what_is_found_equals_what_was_kept(vector: list[float], text: str) -> None:
+    """Every double comes back as it was, also infinities and -0.0, for any text, lone surrogates included."""
+    cache = EmbeddingCache()
+    cache.put("m", text, vector)
+    assert repr(cache.get("m", text)) == repr(vector)
+
+
+def test_the_longest_unused_goes_first() -> None:
+    """A full cache lets go of what was not looked up or kept for the longest time."""
+    cache = EmbeddingCache(max_bytes=2 * BYTES_OF_TWO)
+    for text in "ab":
+        cache.put("m", text, [0.0, 1.0])
+    cache.get("m", "a")
+    cache.put("m", "c", [0.0, 1.0])
+    assert [cache.get("m", text) is not None for text in "abc"] == [True, False, True]
+    assert cache.statistics.bytes == 2 * BYTES_OF_TWO
+
+
+@pytest.mark.parametrize("vector", [[0.0] * 100, [[1.0], [2.0]], [10**400], None], ids=str)
+def test_what_can_not_be_kept_is_let_go(vector: Any) -> None:
+    """A vector larger than the cache, a multi-vector model's rows or no vector at all leave the rest alone."""
+    cache = EmbeddingCache(max_bytes=BYTES_OF_TWO)
+    cache.put("m", "a", [1.0, 2.0])
+    cache.put("m", "b", vector)
+    assert cache.get("m", "b") is None
+    assert cache.get("m", "a") == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("max_bytes", [-1, 1.5, True, "64 MB", None])
+def test_a_bad_size_is_refused(max_bytes: Any) -> None:
+    """The message names the argument and what it may be."""
+    with pytest.raises(ConfigurationError, match=r"max_bytes .* 0 or more"):
+        EmbeddingCache(max_bytes)
+
+
+ASKED = ["Who was first?", "And who was next?"]
+
+Perform = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+@pytest.fixture(params=["sync", "async"])
+def perform(request: pytest.FixtureRequest) -> Perform:
+    return run if request.param == "sync" else lambda flow: asyncio.run(arun(flow))
+
+
+async def embed(model: OpenAIEmbedding, seconds: float = 30, budget: RetryBudget | None = None) -> list[Any]:
+    if budget is not None:
+        set_budget(Budget(retries=budget))
+    return await embed_queries(model, ASKED, deadline=deadline_after(seconds))
+
+
+def test_vectors_come_in_one_request(perform: Perform) -> None:
+    """As the model's own methods give them, and the model is left as it was."""
+    with LoopbackOpenAI() as server:
+        model = OpenAIEmbedding.of(server)
+        assert perform(embed(model)) == model.get_text_embedding_batch(ASKED)
+        assert len(server.requests) == 2
+        assert model.max_retries == 10
+
+
+def test_a_failing_server_is_asked_as_often_as_the_budget_lets(perform: Perform) -> None:
+    """Not ten times ten times, as the model and its client would."""
+    with LoopbackOpenAI(embedding_fault=Fault.status(429, retry_after=0)) as server:
+        outcomes = perform(embed(OpenAIEmbedding.of(server), budget=RetryBudget(share=0, minimum=1)))
+        assert all(isinstance(outcome, Exception) for outcome in outcomes)
+        assert len(server.requests) == 2
+
+
+def test_a_hanging_server_keeps_nothing(perform: Perform) -> None:
+    """The caller hears of it at the deadline, and the call's place is free soon after."""
+    with LoopbackOpenAI(embedding_fault=Fault.hang()) as server:
+        model = OpenAIEmbedding.of(server)
+        (first, _) = perform(embed(model, seconds=0.2))
+        assert isinstance(first, DeadlineExceededError)
+        bulkhead = calls_of(model, "", lambda error: error).bulkhead
+        ends = time.monotonic() + 5
+        while time.monotonic() < ends and (bulkhead.state.abandoned or bulkhead.state.at_work):
+            time.sleep(0.01)
+        assert (bulkhead.state.abandoned, bulkhead.state.at_work) == (0, 0)
+
+
+def test_vectors_are_found_by_model_and_text() -> None:
+    """Only the same model and the same text find a vector, and the counts tell."""
+    cache = EmbeddingCache()
+    cache.put("m", "a", [0.1, 0.2])
+    assert cache.get("m", "a") == [0.1, 0.2]
+    assert [cache.get("m", "A"), cache.get("n", "a"), cache.get("m", "")] == [None, None, None]
+    counted = cache.statistics
+    assert (counted.hits, counted.misses, counted.entries, counted.bytes) == (1, 3, 1, BYTES_OF_TWO)

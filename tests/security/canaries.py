@@ -34,7 +34,6 @@ CANARIES: Final = ("CaNaRy", "bWU6Q2FOYVJ5")
 
 
 def assert_clean(text: str) -> None:
-    """No canary is in it."""
     for canary in CANARIES:
         at = text.find(canary)
         assert at < 0, f"leaked: ...{text[max(0, at - 200) : at + 60]}..."
@@ -88,7 +87,6 @@ class Echo:
 
     @property
     def address(self) -> str:
-        """The address with a user's password in it."""
         return f"http://me:{KEYS['password']}@127.0.0.1:{self.port}/v1"
 
 
@@ -142,12 +140,10 @@ class Witness:
 
     @property
     def text(self) -> str:
-        """All of it."""
         return "\n".join(self.told)
 
     @contextmanager
     def watching(self) -> Iterator[Witness]:
-        """Listen."""
         written, ours, root = io.StringIO(), logging.getLogger("llama_index_agentic_kb"), get_dispatcher("root")
         handler, level = logging.StreamHandler(written), ours.level
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
@@ -164,7 +160,6 @@ class Witness:
             self.told.append(written.getvalue())
 
     def shown(self, response: RetrievalResponse) -> None:
-        """Show a response in every way that it has."""
         console = Console(file=io.StringIO(), width=300)
         show_response(console, response)
         assert isinstance(console.file, io.StringIO)

@@ -14,9 +14,8 @@ from typing import Any, Final
 import chromadb
 import pytest
 from llama_index.core import StorageContext, VectorStoreIndex
-from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ChatResponseAsyncGen
-from llama_index.core.schema import ImageNode, IndexNode, NodeWithScore, QueryBundle, TextNode
+from llama_index.core.schema import ImageNode, TextNode
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Permissions, Principal
@@ -25,6 +24,7 @@ from llama_index_agentic_kb.schema import Condition, RetrievalRequest, SourcePar
 from llama_index_agentic_kb.search.embedding import EmbeddingCache
 from llama_index_agentic_kb.sources.search import MAX_FOLLOWED
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM, ScriptedReply
+from tests.sources.test_recursion import Tree
 
 MINE: Final = "It rains on tower alpha."
 THEIRS: Final = "It rains on tower beta: CANARY-7731"
@@ -68,14 +68,12 @@ class Store:
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    """A new collection."""
     made = Store()
     yield made
     _client.delete_collection(made.collection.name)
 
 
 def narrowed(**params: Any) -> dict[str, Any]:
-    """What a caller sends about the source."""
     return {"knowledge_source_params": [{"knowledgeSourceName": "docs", **params}]}
 
 
@@ -320,22 +318,6 @@ def test_cache_keys_never_collide() -> None:
         cache.put(identity, text, [float(number)], owner)
     found = [cache.get(identity, text, owner) for owner, identity, text in keys]
     assert found == [[float(number)] for number in range(len(keys))]
-
-
-class Tree(BaseRetriever):
-    """Gives index nodes that stand for further retrievers."""
-
-    def __init__(self, children: list[Any]) -> None:
-        super().__init__()
-        self.children = children
-        self.calls = 0
-
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        self.calls += 1
-        return [
-            NodeWithScore(node=IndexNode(text=f"rain {number}", index_id=f"{id(self)}-{number}", obj=child), score=0.5)
-            for number, child in enumerate(self.children)
-        ]
 
 
 def test_index_nodes_are_not_followed_without_end() -> None:

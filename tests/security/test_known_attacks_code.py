@@ -7,7 +7,7 @@ import importlib
 import pkgutil
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,38 +17,28 @@ import pytest
 
 import llama_index_agentic_kb
 
-
-@dataclass(frozen=True)
-class Place:
-    """A piece of code and where it stands."""
-
-    module: str
-    node: ast.AST
-
-    @property
-    def code(self) -> str:
-        """The code as text."""
-        return ast.unparse(self.node)
-
-    def __str__(self) -> str:
-        """Tell place and code."""
-        return f"{self.module}:{getattr(self.node, 'lineno', 0)}: {self.code}"
+Trees = Mapping[str, ast.AST]
+"""Code by the path of its module."""
 
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """Give every module of the package by its path."""
     root = Path(llama_index_agentic_kb.__file__).parent
     return {
         path.relative_to(root).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in root.rglob("*.py")
     }
 
 
-def calls(tree: ast.AST, module: str = "") -> Iterator[tuple[str, ast.Call, Place]]:
-    """Give every call with the dotted name of what is called."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            yield name_of(node.func), node, Place(module, node)
+def of(code: str) -> Trees:
+    return {"": ast.parse(code)}
+
+
+def calls(trees: Trees) -> Iterator[tuple[str, str, ast.Call]]:
+    """Give the module of every call, the dotted name of what is called, and the call."""
+    for module, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                yield module, name_of(node.func), node
 
 
 def name_of(node: ast.expr) -> str:
@@ -83,16 +73,15 @@ SWITCHES = {"allow_pickle": False, "trust_remote_code": False, "shell": False, "
 """Arguments that must not be given another value."""
 
 
-def runs_code(tree: ast.AST, module: str = "") -> Iterator[Place]:
+def runs_code(trees: Trees) -> set[tuple[str, str]]:
     """Give calls that run text as code, or load objects out of bytes."""
-    for name, call, place in calls(tree, module):
-        if name in RUNS_CODE | UNSAFE or name.rpartition(".")[2] in {"import_string", "unsafe_load", "mktemp"}:
-            yield place
-        for one in call.keywords:
-            if one.arg in SWITCHES and not (
-                isinstance(one.value, ast.Constant) and one.value.value == SWITCHES[one.arg]
-            ):
-                yield place
+    return {
+        (module, ast.unparse(call))
+        for module, name, call in calls(trees)
+        if name in RUNS_CODE | UNSAFE
+        or name.rpartition(".")[2] in {"import_string", "unsafe_load", "mktemp"}
+        or any(one.arg in SWITCHES and ast.unparse(one.value) != str(SWITCHES[one.arg]) for one in call.keywords)
+    }
 
 
 def loads_objects(tree: ast.AST) -> Iterator[str]:
@@ -103,19 +92,21 @@ def loads_objects(tree: ast.AST) -> Iterator[str]:
             yield name
 
 
-def formats(tree: ast.AST, module: str = "") -> Iterator[Place]:
+def formats(trees: Trees) -> set[tuple[str, str]]:
     """Give calls of ``str.format`` on what is not written in the code: an attribute of an argument can be reached."""
-    for _, call, place in calls(tree, module):
-        is_format = isinstance(call.func, ast.Attribute) and call.func.attr in ("format", "format_map")
-        if is_format and isinstance(call.func, ast.Attribute) and not constant(call.func.value):
-            yield place
+    return {
+        (module, ast.unparse(call))
+        for module, _, call in calls(trees)
+        if isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("format", "format_map")
+        and not constant(call.func.value)
+    }
 
 
-def names_modules(tree: ast.AST, module: str = "") -> Iterator[Place]:
-    """Give imports of a module whose name is not written in the code."""
-    for name, call, place in calls(tree, module):
-        if name.rpartition(".")[2] == "import_module" and not constant(call.args[0]):
-            yield place
+def names_modules(trees: Trees) -> set[str]:
+    """Give modules with an import of one whose name is not written in the code."""
+    named = ((module, call) for module, name, call in calls(trees) if name.rpartition(".")[2] == "import_module")
+    return {module for module, call in named if not constant(call.args[0])}
 
 
 BAD = {
@@ -132,7 +123,7 @@ BAD = {
 @pytest.mark.parametrize("code", BAD.values(), ids=BAD)
 def test_the_search_finds_calls(code: str) -> None:
     """The search below would find them."""
-    assert list(runs_code(ast.parse(code)))
+    assert runs_code(of(code))
 
 
 def test_nothing_runs_text_as_code() -> None:
@@ -141,8 +132,7 @@ def test_nothing_runs_text_as_code() -> None:
     They are safe_eval, exec of an import, eval and exec of a reply, trust_remote_code, and foreseen temporary files.
     """
     ours = {("testing/server.py", "httpx.Client(verify=False)")}  # of the test server, over loopback without TLS
-    found = {(place.module, place.code) for module, tree in modules().items() for place in runs_code(tree, module)}
-    assert found - ours == set()
+    assert runs_code(modules()) - ours == set()
 
 
 def test_nothing_loads_objects() -> None:
@@ -166,7 +156,7 @@ def _is_yaml(node: ast.expr) -> bool:
 
 def test_only_our_own_text_is_a_format() -> None:
     """CVE-2025-65106 (attributes reached by a template): what is formatted is written in the code."""
-    assert list(formats(ast.parse("question.format(x=1)")))
+    assert formats(of("question.format(x=1)"))
     ours = {
         ("planning/planner.py", "DEPENDENT.format(max_rounds=limits.rounds)"),  # a constant of prompts.py
         ("planning/planner.py", "TODAY.format(today=models.today().isoformat())"),  # the same
@@ -184,16 +174,14 @@ def test_only_our_own_text_is_a_format() -> None:
         ("server/openapi.py", "_REF.format(model='Error')"),
         ("guard/spotlighting.py", "_NOTES[self.technique].format(sign=self.sign)"),  # constants of the module
     }
-    found = {(place.module, place.code) for module, tree in modules().items() for place in formats(tree, module)}
-    assert found - ours == set()
+    assert formats(modules()) - ours == set()
 
 
 def test_no_text_from_outside_names_a_module() -> None:
     """CVE-2025-68664 (a serialised object names the class to build): modules are named in the code."""
-    assert list(names_modules(ast.parse("importlib.import_module(data['module'])")))
-    found = {place.module for module, tree in modules().items() for place in names_modules(tree, module)}
-    tables: set[str] = set()  # packages have one of their exports, and of their modes
-    assert {module for module in found - tables if not module.endswith("__init__.py")} == set()
+    assert names_modules(of("importlib.import_module(data['module'])"))
+    tables = {module for module in modules() if module.endswith("__init__.py")}  # of their exports, and of their modes
+    assert names_modules(modules()) - tables == set()
 
 
 SIZES = (30, 20_000)
@@ -222,8 +210,6 @@ OURS = {
 
 @dataclass(frozen=True)
 class Used:
-    """A pattern and how it is used."""
-
     pattern: re.Pattern[Any]
     searches: bool
 
@@ -231,10 +217,9 @@ class Used:
 def patterns() -> dict[str, Used]:
     """Give all patterns of the package: values of its modules, and those that are written in calls."""
     ways: dict[tuple[str, str], set[str]] = {}
-    for module, tree in modules().items():
-        for name, _, _ in calls(tree, module):
-            owner, _, function = name.rpartition(".")
-            ways.setdefault((module, owner), set()).add(function)
+    for module, name, _ in calls(modules()):
+        owner, _, function = name.rpartition(".")
+        ways.setdefault((module, owner), set()).add(function)
     found: dict[str, Used] = {}
     for one in pkgutil.walk_packages(llama_index_agentic_kb.__path__, "llama_index_agentic_kb."):
         if one.name.endswith((".__main__", ".env")) or ".versions" in one.name:
@@ -246,12 +231,11 @@ def patterns() -> dict[str, Used]:
             only_matched = name.startswith("_") and bool(used) and used <= {"match", "fullmatch"}
             for pattern in _within([value]):
                 found.setdefault(f"{one.name}.{name} {pattern.pattern!r}", Used(pattern, not only_matched))
-    for path, tree in modules().items():
-        for name, call, _ in _regex_calls(tree, path):
-            first = call.args[0]
-            if isinstance(first, ast.Constant) and isinstance(first.value, str | bytes) and name != "re.compile":
-                searches = name not in ("re.match", "re.fullmatch")
-                found.setdefault(f"{path} {first.value!r}", Used(re.compile(first.value), searches))
+    for path, name, call in _regex_calls(modules()):
+        first = call.args[0]
+        if isinstance(first, ast.Constant) and isinstance(first.value, str | bytes) and name != "re.compile":
+            searches = name not in ("re.match", "re.fullmatch")
+            found.setdefault(f"{path} {first.value!r}", Used(re.compile(first.value), searches))
     distinct = {(used.pattern.pattern, used.pattern.flags, used.searches): name for name, used in found.items()}
     return {name: found[name] for name in distinct.values()}
 
@@ -266,11 +250,10 @@ def _within(values: list[Any], depth: int = 0) -> Iterator[re.Pattern[Any]]:
             yield from _within(list(value)[:1_000], depth + 1)
 
 
-def _regex_calls(tree: ast.AST, module: str) -> Iterator[tuple[str, ast.Call, Place]]:
-    for name, call, place in calls(tree, module):
-        head, _, function = name.rpartition(".")
-        if head == "re" and function in FUNCTIONS and call.args:
-            yield name, call, place
+def _regex_calls(trees: Trees) -> Iterator[tuple[str, str, ast.Call]]:
+    for module, name, call in calls(trees):
+        if name.startswith("re.") and name.removeprefix("re.") in FUNCTIONS and call.args:
+            yield module, name, call
 
 
 def slow_on(used: Used) -> str:
@@ -306,12 +289,13 @@ def test_the_search_finds_slow_patterns() -> None:
 
 def test_no_pattern_comes_from_outside() -> None:
     """No regular expression from outside runs: those that are made as the program runs are escaped text."""
+    functions = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
     found = {
-        (place.module, name)
-        for module, tree in modules().items()
+        (module, name)
+        for path, tree in modules().items()
         for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for name, call, place in _regex_calls(function, module)
+        if isinstance(function, functions)
+        for module, name, call in _regex_calls({path: function})
         if not constant(call.args[0])
     }
     assert found  # the search finds some

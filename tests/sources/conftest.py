@@ -26,8 +26,6 @@ MakeIndex = Callable[[Sequence[BaseNode], BaseEmbedding], VectorStoreIndex]
 
 
 class Found(NamedTuple):
-    """What one search of one source found."""
-
     lists: tuple[NodeList, ...]
 
     @property
@@ -59,8 +57,6 @@ def search(
 
 
 class DeafStore(SimpleVectorStore):
-    """A store that ignores every filter."""
-
     def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         query.filters = None
         return super().query(query, **kwargs)

@@ -46,7 +46,6 @@ def index_retriever(
 
 
 def _until(retriever: BaseRetriever, deadline: float) -> list[NodeWithScore]:
-    """Search in a task with a deadline."""
 
     async def search() -> list[NodeWithScore]:
         set_deadline(deadline)

@@ -45,8 +45,6 @@ class Words:
 
 
 class ModalStore(SimpleVectorStore):
-    """A store with a hybrid mode of its own."""
-
     def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         query.mode = VectorStoreQueryMode.DEFAULT
         query.query_embedding = query.query_embedding or [1.0] * 256

@@ -11,10 +11,12 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters, SimpleVectorStore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
 
-from llama_index_agentic_kb import Fields, KnowledgeSource, Resilience
+from llama_index_agentic_kb import Fields, KnowledgeSource, Resilience, RetrievalRequest
 from llama_index_agentic_kb._aio import arun, run
-from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, DeniedError
-from llama_index_agentic_kb.schema import Condition, FilterOperator
+from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, DeniedError, InvalidRequestError
+from llama_index_agentic_kb.schema import Condition, FilterOperator, all_of
+from llama_index_agentic_kb.sources.search import clean_nodes
+from llama_index_agentic_kb.sources.selection import SelectedSource, as_source, by_name, select
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
 from tests.sources.conftest import Found, MakeIndex, search, searching
 
@@ -37,8 +39,6 @@ def ids(result: Found) -> list[str]:
 
 
 class Scripted(BaseRetriever):
-    """Gives what it was given, whatever is asked."""
-
     def __init__(self, found: list[NodeWithScore]) -> None:
         super().__init__()
         self.found = found
@@ -69,7 +69,7 @@ def test_a_factory_is_given_the_effective_filter() -> None:
     closed = KnowledgeSource("closed", retriever_factory=make, filters=ACME)
     assert ids(search(closed, filters=Condition(key="year", value=2003))) == ["n3"]
     both = [MetadataFilter(key="tenant", value="acme"), MetadataFilter(key="year", value=2003)]
-    assert seen == [None, MetadataFilters(filters=both)]
+    assert [one and one.filters for one in seen] == [None, both]
     no_retriever: Any = lambda _: None  # noqa: E731 (one line)
     with pytest.raises(AttributeError):
         search(KnowledgeSource("bad", retriever_factory=no_retriever))
@@ -233,3 +233,114 @@ def test_every_source_gives_the_same_keys() -> None:
     keys = ("doc_key", "title", "content", "url", "terms", "metadata")
     values = [("0", "H", "B", "u", "t, u", metadata), ("n", "n", "Text.", None, None, metadata)]
     assert found == [dict(zip(keys, one, strict=True)) for one in values]
+
+
+def scored(text: str = "rain", **fields: Any) -> NodeWithScore:
+    return NodeWithScore(node=TextNode(text=text, **fields), score=0.5)
+
+
+def test_what_is_well_is_left_as_it_is() -> None:
+    """The nodes are the source's own, the wrappers are ours; looking twice changes nothing."""
+    given = [scored("one", metadata={"a": [1, "b"], "c": {"d": None}}), scored("two")]
+    made = clean_nodes(given, "docs")
+    assert [one.node for one in made] == [one.node for one in given]
+    assert all(ours.node is theirs.node and ours is not theirs for ours, theirs in zip(made, given, strict=True))
+    assert (made.returned, made.unusable, made.why) == (2, 0, None)
+    assert clean_nodes(made, "docs") is made
+
+
+def test_mended_nodes_are_copies() -> None:
+    """The source's node keeps what it had."""
+    flawed = scored("a\ud800b", id_="n\udfff", metadata={"title": "\ud83d\ude00 \ud83d"})
+    (mended,) = clean_nodes([flawed], "docs")
+    assert mended.node.get_content() == "a\ufffdb"
+    assert mended.node.node_id == "n\ufffd"
+    assert mended.node.metadata == {"title": "\U0001f600 \ufffd"}
+    assert flawed.node.get_content() == "a\ud800b"
+    assert flawed.node.metadata["title"] == "\ud83d\ude00 \ud83d"
+
+
+A, B, C = (Condition(key=key, value=1) for key in "abc")
+
+
+def plain(name: str, **fields: Any) -> KnowledgeSource:
+    return KnowledgeSource(name, retriever=MemoryRetriever([]), **fields)
+
+
+def selected(*params: dict[str, Any], filters: Condition | None = None) -> dict[str, SelectedSource]:
+    request = RetrievalRequest.parse({"messages": [{"content": "q"}], "knowledgeSourceParams": list(params)})
+    wiki = plain("wiki")
+    wiki.kind = "web"
+    return select(by_name([plain("docs", filters=A), wiki]), request, filters)
+
+
+def test_all_sources_are_searched_unless_ruled_out() -> None:
+    """Parameters configure sources; only ``neverQuerySource`` takes one out."""
+    assert list(selected()) == ["docs", "wiki"]
+    assert list(selected({"knowledgeSourceName": "wiki"})) == ["docs", "wiki"]
+    assert list(selected({"knowledgeSourceName": "wiki", "neverQuerySource": True})) == ["docs"]
+
+
+def test_odata_narrows_with_the_rest() -> None:
+    """``filterAddOn`` joins the caller's filter and the request's; what is wrong with it is told by its field."""
+    params = {"knowledgeSourceName": "docs", "filters": C.to_dict(), "filterAddOn": "d eq 1"}
+    chosen = selected(params, filters=B)
+    d = Condition(key="d", value=1)
+    assert chosen["docs"].caller == all_of(B, C, d)
+    assert chosen["docs"].filters == all_of(A, all_of(B, C, d))
+    assert chosen["wiki"].filters == B
+    assert chosen["docs"].filters_for(A) == all_of(A, all_of(B, C, d), A)
+    assert chosen["docs"].filters_for(None) is chosen["docs"].filters
+    assert selected()["wiki"].filters is None
+    where = (
+        r"^knowledgeSourceParams\[docs\]\.filterAddOn: OData filter, character 5: the filter ends, expected: a value"
+    )
+    for never in (False, True):
+        with pytest.raises(InvalidRequestError, match=where):
+            selected({"knowledgeSourceName": "docs", "filterAddOn": "d eq", "neverQuerySource": never})
+
+
+def test_parameters_that_are_not_acted_on_are_told() -> None:
+    """Unknown fields, and a threshold that nothing can be compared with, are named."""
+    params = {"knowledgeSourceName": "docs", "rerankerThreshold": 2.0, "newField": 1}
+    assert selected(params)["docs"].warning == (
+        "ignored parameters: newField, rerankerThreshold (no calibrated reranker scores this source)"
+    )
+    assert selected()["docs"].warning is None
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ([{"knowledgeSourceName": "nope"}], "no source is named 'nope'; there are: docs, wiki"),
+        ([{"knowledgeSourceName": "wiki", "kind": "searchIndex"}], "'wiki' is of kind 'web', not 'searchIndex'"),
+        (
+            [{"knowledgeSourceName": name, "neverQuerySource": True} for name in ("docs", "wiki")],
+            "leaves no source to search",
+        ),
+    ],
+)
+def test_parameters_that_fit_no_source_are_refused(params: list[dict[str, Any]], message: str) -> None:
+    """Errors name the source and what there is."""
+    with pytest.raises(InvalidRequestError, match=message):
+        selected(*params)
+
+
+def test_names_are_unique() -> None:
+    """Two of one name, and what is no source, are refused."""
+    with pytest.raises(ConfigurationError, match="give at least one"):
+        by_name([])
+    with pytest.raises(ConfigurationError, match="docs is given twice"):
+        by_name([plain("docs"), plain("wiki"), plain("docs")])
+    with pytest.raises(ConfigurationError, match="expected KnowledgeSource, got MemoryRetriever"):
+        by_name([MemoryRetriever([])])  # type: ignore[list-item]
+
+
+def test_anything_searchable_becomes_a_source() -> None:
+    """Indexes and retrievers are named by their position; a source is itself; anything else is refused."""
+    own = plain("own")
+    assert as_source(own, 1) is own
+    assert repr(as_source(SummaryIndex([]), 2)) == "KnowledgeSource('source_2', SummaryIndex)"
+    assert repr(as_source(MemoryRetriever([]), 3)) == "KnowledgeSource('source_3', MemoryRetriever)"
+    with pytest.raises(ConfigurationError, match="can't search a str"):
+        as_source("text", 1)

@@ -34,8 +34,6 @@ class Tree(BaseRetriever):
 
 
 class Echo(CustomQueryEngine):
-    """Answers with its question."""
-
     def custom_query(self, query_str: str) -> str:
         return f"echo of {query_str}"
 

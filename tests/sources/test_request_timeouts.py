@@ -21,15 +21,11 @@ from llama_index_agentic_kb.testing import HashEmbedding
 
 
 class Server:
-    """As Chroma's HTTP client keeps its session."""
-
     def __init__(self, session: httpx.Client) -> None:
         self._session = session
 
 
 class Collection:
-    """As Chroma's collection keeps its client."""
-
     def __init__(self, server: Server) -> None:
         self._client = server
 

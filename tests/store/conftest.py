@@ -19,21 +19,18 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[DirectoryStore]:
-    """An empty store of a model that hashes."""
     with DirectoryStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True) as opened:
         yield opened
 
 
 @pytest.fixture
 def minilm_store(tmp_path: Path, embed_model: BaseEmbedding) -> Iterator[DirectoryStore]:
-    """An empty store of the default model."""
     with DirectoryStore.open(tmp_path / "minilm", embed_model=embed_model, create=True) as opened:
         yield opened
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """A real server."""
     if reason := why_not():
         pytest.skip(reason)
     with PostgresServer() as server:
@@ -41,7 +38,6 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 def write_pdf(path: Path, pages: list[str]) -> Path:
-    """Write a PDF with one line of text per page."""
     first_page = 4
     kids = " ".join(f"{first_page + 2 * i} 0 R" for i in range(len(pages)))
     objects = [

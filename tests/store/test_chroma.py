@@ -69,7 +69,6 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ChromaServer]:
-    """A real `chroma run` on loopback."""
     with ChromaServer(tmp_path / "served") as started:
         yield started
 

@@ -72,13 +72,8 @@ def test_names_are_canonical(embed_model: BaseEmbedding, tmp_path: Path, monkeyp
     (tmp_path / "my-model").mkdir()
     names = [str(get_model_path()), "all-MiniLM-L6-v2", str(tmp_path / "my-model"), "BAAI/bge-m3", "unknown"]
     models = [MockEmbedding(embed_dim=2, model_name=name) for name in names]
-    assert [embed_model_name(model) for model in models] == [
-        DEFAULT_EMBED_MODEL,
-        DEFAULT_EMBED_MODEL,
-        "my-model",
-        "BAAI/bge-m3",
-        "MockEmbedding",
-    ]
+    told = [DEFAULT_EMBED_MODEL, DEFAULT_EMBED_MODEL, "my-model", "BAAI/bge-m3", "MockEmbedding"]
+    assert [embed_model_name(model) for model in models] == told
     assert embed_model_name(embed_model) == DEFAULT_EMBED_MODEL
 
 

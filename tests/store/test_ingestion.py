@@ -25,8 +25,6 @@ FACTS = [
 
 
 class BrokenEmbedding(MockEmbedding):
-    """Gives what it is told to give for every text."""
-
     vector: tuple[float, ...] = (1.0, 0.0)
     error: str = ""
 

@@ -103,10 +103,7 @@ def test_a_directory_that_can_not_be_written_is_told(tmp_path: Path) -> None:
 
 
 def test_foreign_and_damaged_databases_are_refused(tmp_path: Path) -> None:
-    """No SQLite file, another's, one of another release, no store at all: each a clear error."""
-    (tmp_path / "garbage.db").write_bytes(b"x" * 5000)
-    with pytest.raises(StoreDamagedError, match="can't be read as a document database"):
-        SqliteDatabase(tmp_path / "garbage.db")
+    """Another's, one of another release, no store at all: each a clear error."""
     for name, statement, message in (
         ("newer.db", "PRAGMA user_version = 9", "schema version 9"),
         ("other.db", "CREATE TABLE x (y)", "holds other tables"),

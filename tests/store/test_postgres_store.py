@@ -39,7 +39,6 @@ def database(postgres: PostgresServer) -> str:
 
 @pytest.fixture
 def url(database: str) -> str:
-    """A database without tables."""
     run(database, "DROP SCHEMA IF EXISTS agentic_kb CASCADE", "DROP EXTENSION IF EXISTS vector CASCADE")
     return database
 

@@ -23,7 +23,6 @@ SIZES = (254, 32)
 
 @pytest.fixture
 def bucket() -> Iterator[str]:
-    """A folder in fsspec's memory."""
     system: Any = fsspec.filesystem("memory")
     for name in ("a.md", "sub/b.txt", "sub/.hidden.md", "c.exe"):
         system.pipe(f"/bucket/manuals/{name}", f"Rain in {name}.".encode())

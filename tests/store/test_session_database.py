@@ -29,7 +29,6 @@ ANSWER = Answer(text="a")
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where a store will be."""
     return tmp_path / "sessions.db"
 
 

@@ -42,7 +42,6 @@ ANSWER = Answer(
 
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Each database, one after the other."""
     if request.param == "sqlite":
         return str(tmp_path_factory.mktemp("sessions") / "sessions.db")
     return str(request.getfixturevalue("postgres").url)
@@ -50,14 +49,12 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def store(url: str) -> Iterator[SessionStore]:
-    """A store."""
     with SessionStore(url) as opened:
         yield opened
 
 
 @pytest.fixture
 def owner() -> str:
-    """Somebody who has no session yet."""
     return uuid.uuid4().hex
 
 
@@ -66,7 +63,6 @@ def numbers(session: Session) -> list[int]:
 
 
 def attempts(store: SessionStore, owner: str, turn: Turn) -> list[Callable[[], object]]:
-    """Everything that can be done with a session."""
     return [
         lambda: store.get(owner, turn.session_id),
         lambda: store.delete(owner, turn.session_id),
@@ -267,7 +263,6 @@ def listed(store: SessionStore, owner: str) -> list[str]:
 
 
 def paged(store: SessionStore, owner: str, size: int, **query: Any) -> list[str]:
-    """All ids, page by page."""
     token, ids = None, []
     while True:
         page = store.list_sessions(owner, SessionQuery(page_size=size, page_token=token, **query))

@@ -50,7 +50,6 @@ def order() -> Iterator[Order]:
 
 @pytest.fixture(autouse=True)
 def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph for each source, however small."""
     monkeypatch.setattr(chroma, "EXACT_ROWS", 0)
 
 

@@ -24,7 +24,6 @@ SQLITE, POSTGRES = (trees(conditions(keys, VALUES), max_leaves=15) for keys in (
 
 @pytest.fixture(scope="module", params=["directory", pytest.param("postgres", marks=pytest.mark.slow)])
 def rows(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KnowledgeStore]:
-    """Each kind of store, with rows."""
     directory = request.param == "directory"
     where = tmp_path_factory.mktemp("rows") / "store" if directory else request.getfixturevalue("postgres").url
     with KnowledgeStore.open(where, embed_model=MODEL, create=True) as store:

@@ -52,7 +52,6 @@ def open_store(tmp_path: Path) -> Iterator[Open]:
 
 @pytest.fixture
 def kept(folder: Path, open_store: Open) -> DirectoryStore:
-    """A store that holds the folder."""
     store = open_store()
     ingest(folder, store)
     return store

@@ -35,7 +35,6 @@ from tests.store.rows import MODEL, QUERIES, ROWS, SOURCE, TOP_K, VECTORS, asked
 
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph from 50 rows on."""
     monkeypatch.setattr(chroma, "EXACT_ROWS", 50)
 
 

@@ -19,8 +19,6 @@ FACTS = ["Paris is the capital of France.", "Rome is the capital of Italy.", "Ma
 
 @dataclass
 class Told:
-    """A response, read to its end."""
-
     text: str
     deltas: list[str]
     response: Response | PydanticResponse | StreamingResponse | AsyncStreamingResponse
@@ -75,13 +73,11 @@ def make_nodes(texts: Sequence[str] = FACTS) -> Nodes:
 
 @pytest.fixture
 def nodes() -> Nodes:
-    """Three facts."""
     return make_nodes()
 
 
 @pytest.fixture
 def atlas() -> KnowledgeSource:
-    """A source with field names of its own."""
     return KnowledgeSource(
         "atlas", retriever=MemoryRetriever(FACTS), fields=Fields(title="name", content="body", terms="tags")
     )
@@ -89,7 +85,6 @@ def atlas() -> KnowledgeSource:
 
 @pytest.fixture
 def atlas_nodes() -> Nodes:
-    """Evidence as our retriever gives it."""
     mark = {"source": "atlas", "activity": 1, "searches": []}
     metadata = {"name": "Gazetteer", "body": "Paris lies on the Seine.", "tags": "river", PROVENANCE_KEY: mark}
     node = TextNode(text="unused", id_="n0", metadata=metadata, excluded_llm_metadata_keys=[PROVENANCE_KEY])

@@ -67,7 +67,6 @@ REQUESTS = _messages(g.AnswerQueryRequest.pb().DESCRIPTOR).map(
 
 
 def at(path: str, value: Any) -> dict[str, Any]:
-    """A request with a value deep inside of it."""
     for name in reversed(path.split(".")):
         value = {name: value}
     return {**value, "query": {"text": "Who?", **value.get("query", {})}}

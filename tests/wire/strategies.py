@@ -153,7 +153,6 @@ def _support(start: int, end: int, sources: list[int]) -> st.SearchStrategy[a.Gr
 
 @st.composite
 def sessions(draw: st.DrawFn) -> Session:
-    """Any session."""
     session_id = draw(IDS)
     moment = datetime(2026, 1, 1, tzinfo=UTC)
     turns = []
