@@ -176,15 +176,20 @@ class Access:
             raise ForbiddenError("this needs an admin key, or a token with the admin role" if may_query else "no role")
         return caller
 
-    async def principal(self, request: Request, caller: Caller) -> Principal | None:
-        """Return on whose behalf a request searches: the query source token's user, else the caller's principal."""
-        token = request.headers.get(QUERY_SOURCE)
-        if token is None:
-            return caller.principal
-        principal = (await self._by_token(token)).principal
-        if principal is None:
-            raise UnauthorizedError(f"{QUERY_SOURCE}: the token names no user, tenant or group")
-        return principal
+    async def asker(self, request: Request) -> tuple[Principal | None, str]:
+        """Return on whose behalf a request searches, and whose share of the questions it uses.
+
+        The principal is the query source token's user, or else the caller's; the share is that of its tenant, or else
+        the caller's own. Raises as ``caller`` does, also for a query source token that is not valid or names nobody.
+        """
+        caller = await self.caller(request)
+        principal, token = caller.principal, request.headers.get(QUERY_SOURCE)
+        if token is not None:
+            principal = (await self._by_token(token)).principal
+            if principal is None:
+                raise UnauthorizedError(f"{QUERY_SOURCE}: the token names no user, tenant or group")
+        tenant = None if principal is None else principal.tenant
+        return principal, f"tenant:{tenant}" if tenant else caller.name
 
     async def _by_key(self, key: str) -> ApiKey:
         asked, hashed = time.monotonic(), hash_of(key)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -30,7 +30,6 @@ from llama_index_agentic_kb.server.http import (
     unless_gone,
 )
 from llama_index_agentic_kb.server.page import link_passages
-from llama_index_agentic_kb.server.quotas import tenant_of
 from llama_index_agentic_kb.server.service import ServedBase
 from llama_index_agentic_kb.wire.azure import VERSIONS, decode_retrieve, encode_response, known_version
 
@@ -213,19 +212,17 @@ def retrieval_routes(context: ServerContext) -> APIRouter:
     @router.post("/knowledgebases/{name}/retrieve", operation_id="retrieve", tags=["knowledge bases"])
     async def retrieve(name: str, request: Request) -> Response:
         """Answer a question, or return its evidence; with ``Accept: text/event-stream`` as events."""
-        caller = await context.access.caller(request)
+        principal, tenant = await context.access.asker(request)
         version = api_version(request)
         streams = wants_events(request.headers.get("accept", ""))
         if streams and version < STREAMING_SINCE:
             raise NotAcceptableError(f"{_EVENTS}: api-version {STREAMING_SINCE} and later stream; this is {version}")
-        principal = await context.access.principal(request, caller)
         served = await context.service.base(name)
         sent = decode_retrieve(await read_body(request, context.max_body_bytes), api_version=version)
         asked, named, state = sent.model_copy(update={"principal": principal}), request.headers.get(SESSION), None
         if named is not None:
             state = await KeptState.opened(context.service.sessions, principal, named)
             asked = await state.added_to(asked)
-        tenant = tenant_of(caller.name, principal)
         retrieval = Retrieval(served, served.request(asked), context, str(request.base_url), tenant, state)
         if streams:
             return EventStream(retrieval)
@@ -239,21 +236,24 @@ def retrieval_routes(context: ServerContext) -> APIRouter:
 
 def definition_routes(context: ServerContext) -> APIRouter:
     """Return the routes of definitions."""
-    router = APIRouter(tags=["definitions"])
+
+    async def check_admin(request: Request) -> None:
+        await context.access.caller(request, admin=True)
+        api_version(request)
+
+    router = APIRouter(tags=["definitions"], dependencies=[Depends(check_admin)])
     _add(router, context, "knowledgeBase", KnowledgeBaseDefinition)
     _add(router, context, "knowledgeSource", SourceDefinition)
 
     @router.get("/knowledgesources/{name}/status", operation_id="get_source_status")
-    async def source_status(name: str, request: Request) -> Response:
+    async def source_status(name: str) -> Response:
         """Return the state of a source; its documents are ingested by command, so that it is always active."""
-        await _admin(context, request)
         found = await context.service.find("knowledgeSource", name)
         return JSONResponse({"kind": found["kind"], "synchronizationStatus": "active"})
 
     @router.get("/servicestats", operation_id="get_service_statistics")
-    async def service_statistics(request: Request) -> Response:
+    async def service_statistics() -> Response:
         """Return the number of knowledge bases, sources and indexes."""
-        await _admin(context, request)
         counts = await context.service.counts()
         used = {
             "knowledgeBasesCount": counts["knowledgeBase"],
@@ -278,13 +278,11 @@ def _add(
     @router.get(path, operation_id=f"list_{kind}s")
     async def list_all(request: Request) -> Response:
         """Return the definitions by name: those that begin with ``search``, ``pageSize`` of them after ``after``."""
-        await _admin(context, request)
         return JSONResponse(_page(await service.list_all(kind), request))
 
     @router.post(path, operation_id=f"create_{kind}", status_code=201)
     async def create(request: Request) -> Response:
         """Store a new definition."""
-        await _admin(context, request)
         definition = model.parse(await read_body(request, MAX_BYTES))
         stored, _ = await service.put(kind, definition, create=True)
         return _shown(stored, 201)
@@ -292,23 +290,20 @@ def _add(
     @router.put(path + "/{name}", operation_id=f"put_{kind}")
     async def put(name: str, request: Request) -> Response:
         """Store a definition, new or in place of another; ``If-Match`` and ``If-None-Match`` are obeyed."""
-        await _admin(context, request)
         definition = model.parse(await read_body(request, MAX_BYTES))
         check_name(definition, name)
         stored, is_new = await service.put(kind, definition, _conditions(request))
         return _shown(stored, 201 if is_new else 200)
 
     @router.get(path + "/{name}", operation_id=f"get_{kind}")
-    async def get(name: str, request: Request) -> Response:
+    async def get(name: str) -> Response:
         """Return a definition."""
-        await _admin(context, request)
         found = await service.find(kind, name)
         return JSONResponse(found, headers={"ETag": found["@odata.etag"]})
 
     @router.delete(path + "/{name}", operation_id=f"delete_{kind}", status_code=204)
     async def delete(name: str, request: Request) -> Response:
         """Delete a definition; a source that a knowledge base uses is kept."""
-        await _admin(context, request)
         await service.remove(kind, name, _conditions(request))
         return Response(status_code=204)
 
@@ -324,11 +319,6 @@ def _page(found: list[dict[str, Any]], request: Request) -> dict[str, Any]:
         return {"value": shown}
     following = request.url.include_query_params(after=shown[-1]["name"])
     return {"value": shown, "@odata.nextLink": str(following)}
-
-
-async def _admin(context: ServerContext, request: Request) -> None:
-    await context.access.caller(request, admin=True)
-    api_version(request)
 
 
 def _conditions(request: Request) -> Conditions:

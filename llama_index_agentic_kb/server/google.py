@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
@@ -24,7 +24,6 @@ from llama_index_agentic_kb.schema import Principal
 from llama_index_agentic_kb.schema.answer_query import AnswerPiece, AnswerQuery
 from llama_index_agentic_kb.server.errors import RequestError
 from llama_index_agentic_kb.server.http import GONE, ServerContext, logger, read_body, unless_gone
-from llama_index_agentic_kb.server.quotas import tenant_of
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.wire.google_answer import (
     AnswerStream,
@@ -47,6 +46,7 @@ from llama_index_agentic_kb.wire.google_methods import (
 )
 from llama_index_agentic_kb.wire.google_names import (
     Parent,
+    SessionName,
     parse_answer_name,
     parse_parent,
     parse_serving_config,
@@ -80,17 +80,30 @@ class _Call:
         """The store of the sessions."""
         return self.context.service.sessions
 
-    def place(self) -> AbstractAsyncContextManager[None]:
-        """Return the place of a question; see ``FairQueue``."""
-        return self.context.queue.place(self.tenant)
-
     async def body(self) -> bytes:
         """Return the body."""
         return await read_body(self.request, self.context.max_body_bytes) or b"{}"
 
-    async def check(self, parent: Parent) -> None:
-        """Raise ``NotFoundError`` if the data store or engine is no knowledge base."""
+    async def parent(self) -> Parent:
+        """Return the name of the sessions' parent; raise ``NotFoundError`` if it is no knowledge base."""
+        parent = parse_parent(self.name.rpartition("/")[0])
         await self.context.service.base(parent.id)
+        return parent
+
+    async def session(self) -> SessionName:
+        """Return the name of the session; raise ``NotFoundError`` if its parent is no knowledge base."""
+        name = parse_session_name(self.name)
+        await self.context.service.base(name.parent.id)
+        return name
+
+    async def respond(self, work: Callable[[], Awaitable[dict[str, Any]]]) -> Response:
+        """Do the work of a question at its place in the queue, unless the client disconnects; return its JSON."""
+
+        async def answered() -> Response:
+            async with self.context.queue.place(self.tenant):
+                return JSONResponse(await work())
+
+        return await unless_gone(self.request.receive, answered()) or GONE
 
 
 _Method: TypeAlias = Callable[[_Call], Awaitable[Response]]
@@ -103,13 +116,10 @@ def google_routes(context: ServerContext) -> APIRouter:
     @router.api_route("/{name:path}", methods=["GET", "POST", "PATCH", "DELETE"], include_in_schema=False)
     async def handle(name: str, request: Request) -> Response:
         """Answer by method and resource name."""
-        caller = await context.access.caller(request)
-        principal = await context.access.principal(request, caller)
+        principal, tenant = await context.access.asker(request)
         alt = request.query_params.get("$alt", "") + request.query_params.get("alt", "")
         resource, _, verb = name.partition(":")
-        call = _Call(
-            request, resource, context, principal, tenant_of(caller.name, principal), "enum-encoding=int" in alt
-        )
+        call = _Call(request, resource, context, principal, tenant, "enum-encoding=int" in alt)
         parts = resource.split("/")
         kind = next((one for one in _KINDS if one in parts[-2:]), "")
         listed = kind == "sessions" and parts[-1] == "sessions"
@@ -142,15 +152,11 @@ async def _query(call: _Call) -> tuple[KnowledgeBase, AnswerQuery]:
 async def _answer(call: _Call) -> Response:
     base, query = await _query(call)
 
-    async def answered() -> Response:
-        async with call.place():
-            made = await base.aanswer(query)
-        body = encode_answer_response(
-            made.answer, parent=parse_serving_config(call.name), session=made.session, enum_as_int=call.as_int
-        )
-        return JSONResponse(body)
+    async def answered() -> dict[str, Any]:
+        made, parent = await base.aanswer(query), parse_serving_config(call.name)
+        return encode_answer_response(made.answer, parent=parent, session=made.session, enum_as_int=call.as_int)
 
-    return await unless_gone(call.request.receive, answered()) or GONE
+    return await call.respond(answered)
 
 
 async def _stream_answer(call: _Call) -> Response:
@@ -168,7 +174,7 @@ async def _stream_answer(call: _Call) -> Response:
 
 
 async def _pieces(call: _Call, base: KnowledgeBase, query: AnswerQuery) -> AsyncGenerator[AnswerPiece]:
-    async with call.place():
+    async with call.context.queue.place(call.tenant):
         async for piece in base.astream_answer(query):
             yield piece
 
@@ -211,7 +217,7 @@ async def _encoded(
 
 async def _get_answer(call: _Call) -> Response:
     session, answer_id = parse_answer_name(call.name)
-    await call.check(session.parent)
+    await call.context.service.base(session.parent.id)
     answer = await call.sessions.aget_answer(call.owner, session.id, answer_id)
     return JSONResponse(encode_answer(answer, name=call.name, enum_as_int=call.as_int))
 
@@ -222,62 +228,54 @@ async def _get_answer(call: _Call) -> Response:
 async def _check(call: _Call) -> Response:
     query = decode_check_grounding(await call.body(), grounding_config=call.name)
 
-    async def checked() -> Response:
-        async with call.place():
-            ledger = await arun(grounding_ledger(query, deadline=deadline_after(_SECONDS)))
-        return JSONResponse(encode_check_grounding(query, ledger))
+    async def checked() -> dict[str, Any]:
+        ledger = await arun(grounding_ledger(query, deadline=deadline_after(_SECONDS)))
+        return encode_check_grounding(query, ledger)
 
-    return await unless_gone(call.request.receive, checked()) or GONE
+    return await call.respond(checked)
 
 
 async def _rank(call: _Call) -> Response:
     query = decode_rank(await call.body(), ranking_config=call.name)
 
-    async def ranked() -> Response:
-        async with call.place():
-            records = await arank(query.query, query.records, timeout=_SECONDS)
-        return JSONResponse(encode_rank(query, records))
+    async def ranked() -> dict[str, Any]:
+        return encode_rank(query, await arank(query.query, query.records, timeout=_SECONDS))
 
-    return await unless_gone(call.request.receive, ranked()) or GONE
+    return await call.respond(ranked)
 
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
 async def _create_session(call: _Call) -> Response:
-    parent = parse_parent(call.name.rpartition("/")[0])
-    await call.check(parent)
+    parent = await call.parent()
     session = await call.sessions.acreate(call.owner, decode_create_session(await call.body()))
     return JSONResponse(encode_session(session, parent, enum_as_int=call.as_int))
 
 
 async def _list_sessions(call: _Call) -> Response:
-    parent = parse_parent(call.name.rpartition("/")[0])
-    await call.check(parent)
+    parent = await call.parent()
     params = {name: value for name, value in call.request.query_params.items() if name in _LISTING}
     page = await call.sessions.alist_sessions(call.owner, decode_list_sessions(params))
     return JSONResponse(encode_session_page(page, parent, enum_as_int=call.as_int))
 
 
 async def _get_session(call: _Call) -> Response:
-    name = parse_session_name(call.name)
-    await call.check(name.parent)
+    name = await call.session()
     details = wants_answer_details(dict(call.request.query_params))
     session = await call.sessions.aget(call.owner, name.id, include_answers=details)
     return JSONResponse(encode_session(session, name.parent, enum_as_int=call.as_int))
 
 
 async def _update_session(call: _Call) -> Response:
-    name = parse_session_name(call.name)
-    await call.check(name.parent)
+    name = await call.session()
     changes = decode_update_session(await call.body(), call.request.query_params.get("updateMask", ""))
     session = await call.sessions.aupdate(call.owner, name.id, changes)
     return JSONResponse(encode_session(session, name.parent, enum_as_int=call.as_int))
 
 
 async def _delete_session(call: _Call) -> Response:
-    name = parse_session_name(call.name)
-    await call.check(name.parent)
+    name = await call.session()
     await call.sessions.adelete(call.owner, name.id)
     return JSONResponse({})
 

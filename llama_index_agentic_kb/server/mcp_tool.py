@@ -29,7 +29,6 @@ from llama_index_agentic_kb.knowledge_base import KnowledgeBase
 from llama_index_agentic_kb.schema import Principal, RetrievalRequest, RetrievalResponse
 from llama_index_agentic_kb.server.errors import error_body
 from llama_index_agentic_kb.server.http import ServerContext, logger, request_id
-from llama_index_agentic_kb.server.quotas import tenant_of
 from llama_index_agentic_kb.server.service import ServedBase
 
 TOOL: Final = "knowledge_base_retrieve"
@@ -150,9 +149,8 @@ class McpRoutes:
         @router.api_route("/knowledgebases/{name}/mcp", methods=["GET", "POST", "DELETE"], include_in_schema=False)
         async def messages(name: str, request: Request) -> Response:
             """Handle a message of the Model Context Protocol (streamable HTTP)."""
-            caller = await context.access.caller(request)
-            principal = await context.access.principal(request, caller)
-            place = partial(context.queue.place, tenant_of(caller.name, principal))
+            principal, tenant = await context.access.asker(request)
+            place = partial(context.queue.place, tenant)
             request.scope[_TARGET] = (await context.service.base(name), principal, place)
             assert self._manager is not None
             return _Handled(self._manager)

@@ -106,8 +106,7 @@ def passage_routes(context: ServerContext) -> APIRouter:
     @router.get("/knowledgebases/{name}/passage", operation_id="get_passage")
     async def get_passage(name: str, source: str, id: str, request: Request) -> Response:  # noqa: A002 (a parameter)
         """Return a passage with its document's fields."""
-        caller = await context.access.caller(request)
-        principal = await context.access.principal(request, caller)
+        principal, _ = await context.access.asker(request)
         base = (await context.service.base(name)).base
         return JSONResponse(await find_passage(base, source, id, principal))
 

@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from llama_index_agentic_kb.schema import Principal
 from llama_index_agentic_kb.server.errors import TooManyRequestsError
 
 _MAX_BUCKETS: Final = 100_000  # maximum number of callers whose rates are kept
@@ -63,11 +62,6 @@ class Rates:
         if not bucket.has_room():
             message = f"this {self.who} is allowed {self.per_minute} {self.what} a minute"
             raise TooManyRequestsError(message, bucket.seconds)
-
-
-def tenant_of(caller: str, principal: Principal | None) -> str:
-    """Return whose share a question uses: the tenant's of the principal, or else the caller's own."""
-    return f"tenant:{principal.tenant}" if principal is not None and principal.tenant else caller
 
 
 @dataclass(frozen=True)
