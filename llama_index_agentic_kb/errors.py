@@ -92,7 +92,6 @@ class RetrievalError(AgenticKBError):
         causes: Mapping[str, BaseException] | None = None,
         failures: Sequence[FailedSearch] = (),
     ) -> None:
-        """Set the message, the causes and the failures."""
         super().__init__(message)
         self.causes, self.failures = dict(causes or {}), tuple(failures)
 
@@ -174,7 +173,6 @@ class SynthesisError(AgenticKBError):
     remedy = "The message has the model's own error, as `__cause__` has in Python; `partial` holds the text so far."
 
     def __init__(self, message: str, *, step: int = 0, partial: str = "") -> None:
-        """Set the message, the failed step and the partial text."""
         super().__init__(message)
         self.step, self.partial = step, partial
 
@@ -192,7 +190,6 @@ class LLMError(AgenticKBError):
     remedy = "Ask again, raise the model's output limit, or use another model; the message has the model's reason."
 
     def __init__(self, message: str, *, empty: bool = False, usage: Usage | None = None) -> None:
-        """Set the message, the empty flag and the usage."""
         super().__init__(message)
         self.empty, self.usage = empty, usage
 
