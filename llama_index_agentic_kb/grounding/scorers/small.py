@@ -22,9 +22,9 @@ from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededEr
 WEIGHTS: Final = Path(__file__).parent.parent / "weights"
 MAX_TOKENS: Final = 128
 """Maximum tokens of a pair, as in training."""
-BATCH: Final = 512
+BATCH: Final = 256
 """Maximum tokens of a batch, to limit memory; the deadline is checked between batches."""
-_INPUTS: Final = ("input_ids", "token_type_ids", "attention_mask")
+_INPUTS: Final = ("input_ids", "attention_mask")
 _LOCK: Final = threading.Lock()
 
 Row = tuple[float, float, float]
@@ -58,8 +58,6 @@ def calibration() -> Calibration:
 
 class SmallModel:
     """A model that scores pairs of evidence and claim.
-
-    A word piece that occurs in both texts has a separate token type (1 in the evidence, 3 in the claim).
 
     Args:
         folder: Folder with ``proof.onnx`` and ``tokenizer.json``.
@@ -105,30 +103,26 @@ class SmallModel:
         for batch in _batches(rows):
             if deadline is not None and time.monotonic() >= deadline:
                 raise DeadlineExceededError(f"the proof model: late after {len(found)} of {len(rows)} pairs")
-            longest = len(rows[batch[-1]][0])
-            inputs = {name: np.zeros((len(batch), longest), dtype=np.int64) for name in _INPUTS}
-            for line, (ids, types) in enumerate(rows[number] for number in batch):
-                for name, values in zip(_INPUTS, (ids, types, [1] * len(ids)), strict=True):
-                    inputs[name][line, : len(ids)] = values
+            inputs = {name: np.zeros((len(batch), len(rows[batch[-1]])), dtype=np.int64) for name in _INPUTS}
+            for line, ids in enumerate(rows[number] for number in batch):
+                inputs["input_ids"][line, : len(ids)] = ids
+                inputs["attention_mask"][line, : len(ids)] = 1
             found |= zip(batch, self._session.run(["logits"], inputs)[0].tolist(), strict=True)
         return [found[number] for number in range(len(rows))]
 
-    def _encoded(self, evidence: str, claim: str) -> tuple[list[int], list[int]]:
+    def _encoded(self, evidence: str, claim: str) -> list[int]:
         asked, there = (
             self._tokenizer.encode(without_surrogates(text), add_special_tokens=False).ids for text in (claim, evidence)
         )
         asked = asked[: MAX_TOKENS // 2]
-        there = there[: MAX_TOKENS - 3 - len(asked)]
-        in_claim, in_evidence = set(asked), set(there)
-        types = [0, *(int(one in in_claim) for one in there), 0, *(2 + int(one in in_evidence) for one in asked), 2]
-        return [self._first, *there, self._last, *asked, self._last], types
+        return [self._first, *there[: MAX_TOKENS - 3 - len(asked)], self._last, *asked, self._last]
 
 
-def _batches(rows: Sequence[tuple[list[int], list[int]]]) -> Iterator[list[int]]:
+def _batches(rows: Sequence[list[int]]) -> Iterator[list[int]]:
     """Yield batches of pair indices, sorted by length, the longest last."""
     batch: list[int] = []
-    for number in sorted(range(len(rows)), key=lambda one: len(rows[one][0])):
-        if batch and (len(batch) + 1) * len(rows[number][0]) > BATCH:
+    for number in sorted(range(len(rows)), key=lambda one: len(rows[one])):
+        if batch and (len(batch) + 1) * len(rows[number]) > BATCH:
             yield batch
             batch = []
         batch.append(number)
