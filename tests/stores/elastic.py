@@ -117,7 +117,7 @@ class _Index:
         if "knn" in asked:  # OpenSearch's
             ((field, inner),) = asked["knn"].items()
             near = {"field": field, "query_vector": inner["vector"], "filter": inner.get("filter", []), "k": inner["k"]}
-        scored = []
+        scored: list[Json] = []
         for row, source in self.rows.items():
             if near is not None:
                 passing = all(self.passes(source, row, one) for one in _items(near["filter"]))
@@ -248,11 +248,13 @@ def elasticsearch_store(url: str, name: str, _dimensions: int) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of pydantic, by the adapter's way to configure a model
         from llama_index.vector_stores.elasticsearch import ElasticsearchStore, base  # noqa: PLC0415
-    base.nest_asyncio = SimpleNamespace(apply=lambda: None)  # it would change asyncio for all tests of the process
+    vars(base)["nest_asyncio"] = SimpleNamespace(
+        apply=lambda: None
+    )  # it would change asyncio for all tests of the process
 
     class Store(ElasticsearchStore):
-        def add(self, nodes: list[BaseNode], **_: Any) -> list[str]:
-            return self._with_client(lambda store: store.async_add(nodes))  # type: ignore[no-any-return]
+        def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
+            return self._with_client(lambda store: store.async_add([*nodes]))  # type: ignore[no-any-return]
 
         def delete(self, ref_doc_id: str, **_: Any) -> None:
             self._with_client(lambda store: store.adelete(ref_doc_id))
@@ -264,7 +266,8 @@ def elasticsearch_store(url: str, name: str, _dimensions: int) -> Any:
 
             return asyncio.run(run())
 
-    return Store(index_name=name, es_client=AsyncElasticsearch(url))
+    store: Any = Store  # its constructor's defaults are hidden by the way it is built on pydantic
+    return store(index_name=name, es_client=AsyncElasticsearch(url))
 
 
 def opensearch_store(url: str, name: str, dimensions: int) -> Any:
