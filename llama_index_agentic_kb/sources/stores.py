@@ -63,6 +63,8 @@ class StoreKind:
     escapes_ids: ClassVar[bool] = True
     """Whether its adapter can be asked for any ID; others may put an ID into a query as it is."""
 
+    counts_exactly: ClassVar[bool] = True
+    """Whether it counts only rows that pass in Python too; else its counts are not used under permissions."""
     lists: ClassVar[bool] = False
     """Whether nodes are listed here, though its adapter may not."""
 

@@ -135,7 +135,8 @@ def parameters_of(schema: Mapping[str, Any]) -> dict[str, Parameter]:
 
 
 def _check_size(schema: str) -> None:
-    if len(schema) > MAX_SCHEMA or max(accumulate((c in "{[") - (c in "}]") for c in schema)) > MAX_DEPTH:
+    signs = re.sub(r'"(?:[^"\\]|\\.)*"', "", schema[: MAX_SCHEMA + 1])  # brackets within texts nest nothing
+    if len(schema) > MAX_SCHEMA or max(accumulate((c in "{[") - (c in "}]") for c in signs), default=0) > MAX_DEPTH:
         raise ValueError(f"at most {MAX_SCHEMA:,} characters of JSON, nested {MAX_DEPTH} deep, are read")
 
 

@@ -351,16 +351,26 @@ class SessionStore:
         return await self._do("reading a conversation's state", work, deadline, write=False)
 
     async def aset_states(
-        self, owner: str, session_id: str, data: Mapping[str, Any], *, deadline: float | None = None
+        self,
+        owner: str,
+        session_id: str,
+        data: Mapping[str, Any],
+        *,
+        may_make: bool = False,
+        deadline: float | None = None,
     ) -> None:
         """Store the state of a session's conversation as JSON, in place of the earlier one.
+
+        ``may_make`` makes a session that does not exist.
 
         Raises:
             NotFoundError: The owner has no such session.
         """
-        key = _key(owner, session_id)
+        key, now = _key(owner, session_id), microseconds(datetime.now(UTC))
 
         def work(connection: Connection) -> None:
+            if may_make and _find(connection, key, lock=True) is None:
+                _insert(connection, key, SessionChanges(), now)
             _row(connection, key, lock=True)
             connection.execute(delete(states).where(*_of(states, key)))
             values = {"owner": key.owner, "session_id": key.id, "data": _dumped(data)}

@@ -128,7 +128,7 @@ def read_object(
     """Return the object in a reply, without invalid markers and links, and the counts of what was removed.
 
     Raises:
-    UnreadableReplyError: The reply contains no valid object of the class.
+        UnreadableReplyError: The reply contains no valid object of the class.
     """
     spoken = reply.text if reply.tool_arguments is None else json.dumps(reply.tool_arguments, ensure_ascii=False)
     why = "it holds no JSON object"

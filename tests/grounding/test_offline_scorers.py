@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from llama_index_agentic_kb.grounding.scorers import (
     as_scorer,
     downloaded,
 )
-from llama_index_agentic_kb.grounding.scorers.small import WEIGHTS, SmallModel, calibration
+from llama_index_agentic_kb.grounding.scorers.small import WEIGHTS, Row, SmallModel, calibration
 from llama_index_agentic_kb.schema.grounding import Verdict
 from llama_index_agentic_kb.testing import ScriptedLLM
 
@@ -205,6 +206,42 @@ def test_halves_of_surrogate_pairs_are_read() -> None:
     broken, whole = SmallScorer().judge(["The dam is \ud800 high.", "The dam is 221.4 m high."], [Premise(DAM)])
     assert whole.verdict is Verdict.SUPPORTED
     assert broken.score is not None
+
+
+@pytest.mark.parametrize(
+    ("claim", "passage"),
+    [
+        ("The set A ⊂ B is shown in the lecture.", "The set A ⊃ B is shown in the lecture."),
+        ("The test of the pump has the result ✓ in the table.", "The test of the pump has the result ✗ in the table."),
+        (
+            "The symbol ∀ means that the statement holds in logic.",
+            "The symbol ∃ means that the statement holds in logic.",
+        ),
+        ("The founder of the company is 鹏婷 of Beijing.", "The founder of the company is 磊娟 of Beijing."),
+    ],
+)
+def test_unknown_characters_differ(claim: str, passage: str) -> None:
+    """Characters that the model has no pieces for are not all the same to it."""
+    [score] = SmallScorer().judge([claim], [Premise(passage)])
+    assert score.verdict is not Verdict.SUPPORTED
+
+
+def test_a_sentence_that_does_not_deny_a_claim_keeps_it_from_being_contradicted() -> None:
+    """Another window may deny it, after a neutral one with the sentence that has all of its words."""
+
+    class Reader:
+        def logits(self, pairs: Sequence[tuple[str, str]], *, deadline: float | None = None) -> list[Row]:
+            del deadline
+            return [(0.0, 1.0, -4.0) if "1912" in evidence else (4.0, 0.0, 1.0) for evidence, _ in pairs]
+
+    opened = "The old stone bridge over the river Avon in Bath was opened by Mayor John Smith in 1912 for carts."
+    passages = [
+        f"It was the pride of the town. {opened}",
+        "Bath has many rivers. No bridge there was opened by a mayor.",
+    ]
+    claim = "The stone bridge over the river Avon in Bath was opened by Mayor John Smith in 1912."
+    [score] = SmallScorer(Reader()).judge([claim], [Premise(passage) for passage in passages])
+    assert score.verdict is not Verdict.CONTRADICTED
 
 
 def test_a_check_writes_nothing_outside(tmp_path: Path) -> None:

@@ -179,7 +179,8 @@ def test_no_text_from_outside_names_a_module() -> None:
     """CVE-2025-68664 (a serialised object names the class to build): modules are named in the code."""
     assert names_modules(of("importlib.import_module(data['module'])"))
     tables = {module for module in modules() if module.endswith("__init__.py")}  # of their exports, and of their modes
-    assert names_modules(modules()) - tables == set()
+    clients = {"sources/elastic.py"}  # one of two packages, both named there
+    assert names_modules(modules()) - tables == clients
 
 
 SIZES = (30, 20_000)
@@ -197,6 +198,7 @@ OURS = {
     ("evaluation/dataset.py", "re.compile"): "a value of the data set, escaped",
     ("evaluation/dataset.py", "re.fullmatch"): "a plan of the data set, escaped",
     ("schema/filter_text.py", "re.match"): "the tables of hints",
+    ("_text.py", "re.sub"): "a known secret, escaped",
     ("_text.py", "re.compile"): "our own patterns of secrets, compiled at first use",
     ("schema/odata.py", "re.split"): "a class of escaped characters",
     ("wire/_proto.py", "re.search"): "a message's class, in what protobuf says",

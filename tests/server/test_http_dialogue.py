@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from llama_index_agentic_kb import KnowledgeBase
+from llama_index_agentic_kb.schema import RetrievalResponse
 from llama_index_agentic_kb.server.access import JwksVerifier
+from llama_index_agentic_kb.server.conversation import KeptState
 from llama_index_agentic_kb.server.service import KnowledgeService
+from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.testing import ScriptedLLM
 from tests.server.issuer import AUDIENCE, ISSUER, Issuer
 from tests.server.serving import QUERY, served
@@ -84,12 +88,23 @@ def test_a_session_is_its_users(door: tuple[httpx.Client, Issuer], shop: Shop) -
         ({**user(issuer, "mallory"), SESSION: named}, 404),
         ({SESSION: named}, 403),
         ({SESSION: "-"}, 403),
+        ({"x-ms-query-source-authorization": issuer.token(tid="acme", sub=None, groups=["staff"]), SESSION: "-"}, 403),
         ({**user(issuer, "alice"), SESSION: "nothing"}, 404),
     ):
         response = ask(client, "yes", headers)
         assert response.status_code == status, response.text
         assert SESSION not in response.headers
     assert len(shop.returns) == before
+
+
+async def test_a_response_is_not_lost_with_its_session(tmp_path: Path) -> None:
+    """A session that was deleted while it answered is named as missing; a new one is made by its first response."""
+    with SessionStore(tmp_path / "sessions.db") as store:
+        response = RetrievalResponse()
+        await KeptState(store, "user", "gone", is_new=False).keep(response)
+        assert (response.status_code, [one.what for one in response.missing]) == (206, ["session"])
+        await KeptState(store, "user", "made", is_new=True).keep(response)
+        assert (await store.aget("user", "made")).turns == []
 
 
 def test_googles_sessions_keep_it_too(door: tuple[httpx.Client, Issuer], shop: Shop) -> None:

@@ -76,13 +76,14 @@ def test_a_hybrid_search_is_filtered_on_both_sides(server: ElasticServer, source
 def test_rows_are_counted_by_the_store(
     server: ElasticServer, source: KnowledgeSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Groups come in pages; a principal's rows are counted, and no row is read."""
+    """Groups come in pages, and no row is read but under permissions: a store counts an item of a list."""
+    kb, own = KnowledgeBase([source, KnowledgeSource("open", index=source.index)]), "tenant eq 'b'"
+    assert kb.count("rows", principal=Principal(tenant="b"), per="chunk") == 3
     monkeypatch.setattr(elastic, "_PAGE", 1)
-    kb, who = KnowledgeBase([source]), Principal(tenant="b")
     server.requests.clear()
-    assert kb.count("rows", principal=who, per="chunk") == 3
-    assert kb.count("rows", principal=who) == 2
-    found = kb.facets("rows", ["size", "open"], principal=who, per="chunk")
+    assert kb.count("open", filters=own, per="chunk") == 3
+    assert kb.count("open", filters=own) == 2
+    found = kb.facets("open", ["size", "open"], filters=own, per="chunk")
     counted = {name: {(one.value, one.count) for one in buckets} for name, buckets in found.items()}
     assert counted == {"size": {(2, 1), (3, 1), (4, 1)}, "open": {(False, 1), (True, 2)}}
     assert all(body["size"] == 0 for body in server.bodies("_search"))

@@ -189,9 +189,9 @@ def read_windows(
     # For a short claim, the matching sentence alone may be clearer than with its neighbours; a denial must stand in it.
     alone = [
         _best_sentence(reading, corpus)
-        if len(claim.split()) <= FEW_WORDS or any(softmax(row)[0] >= _LIKELY for row in rows)
+        if texts or len(claim.split()) <= FEW_WORDS or any(softmax(row)[0] >= _LIKELY for row in rows)
         else []
-        for (claim, reading), rows in zip(asked.items(), found, strict=True)
+        for (claim, reading), rows, texts in zip(asked.items(), found, rest, strict=True)
     ]
     further = read([[*texts, *single] for texts, single in zip(rest, alone, strict=True)])
     apart: list[list[Row]] = []

@@ -11,6 +11,7 @@ import json
 import os
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,8 @@ MAX_TOKENS: Final = 128
 BATCH: Final = 256
 """Maximum tokens of a batch, to limit memory; the deadline is checked between batches."""
 _INPUTS: Final = ("input_ids", "attention_mask")
+_RAREST: Final = 29_000
+"""The first of the 1,000 rarest pieces; they stand for unknown characters, so that these differ from each other."""
 _LOCK: Final = threading.Lock()
 
 Row = tuple[float, float, float]
@@ -91,6 +94,7 @@ class SmallModel:
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
+        self._unknown = self._tokenizer.token_to_id("[UNK]")
         self._first: int = self._tokenizer.token_to_id("[CLS]") or 0
         self._last: int = self._tokenizer.token_to_id("[SEP]") or 0
 
@@ -111,11 +115,15 @@ class SmallModel:
         return [found[number] for number in range(len(rows))]
 
     def _encoded(self, evidence: str, claim: str) -> list[int]:
-        asked, there = (
-            self._tokenizer.encode(without_surrogates(text), add_special_tokens=False).ids for text in (claim, evidence)
-        )
-        asked = asked[: MAX_TOKENS // 2]
+        asked, there = self._pieces(claim)[: MAX_TOKENS // 2], self._pieces(evidence)
         return [self._first, *there[: MAX_TOKENS - 3 - len(asked)], self._last, *asked, self._last]
+
+    def _pieces(self, text: str) -> list[int]:
+        found = self._tokenizer.encode(without_surrogates(text), add_special_tokens=False)
+        return [
+            _RAREST + zlib.crc32(piece.encode()) % 1_000 if one == self._unknown else one
+            for one, piece in zip(found.ids, found.tokens, strict=True)
+        ]
 
 
 def _batches(rows: Sequence[list[int]]) -> Iterator[list[int]]:
