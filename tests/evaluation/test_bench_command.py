@@ -41,7 +41,7 @@ def test_a_run_is_reported_and_kept(folder: Path, tmp_path: Path) -> None:
         (["FOLDER", "--plans", "tarot"], ConfigurationError, "--plans: 'tarot' is unknown"),
         (["FOLDER", "--plans", "llm"], ConfigurationError, "--plans llm needs OPENAI_API_KEY"),
         (["FOLDER", "--systems", "sparse"], ConfigurationError, "systems: sparse is unknown"),
-        (["FOLDER", "--out", "file/run.json"], ConfigurationError, "can't be made"),
+        (["FOLDER", "--out", "file/run.json"], ConfigurationError, "can't be written"),
     ],
 )
 def test_errors_name_option_and_remedy(
