@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError
 from llama_index_agentic_kb.grounding.claims import Claim
-from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
+from llama_index_agentic_kb.grounding.ledger import GroundingSource, _weigh, ground
 from llama_index_agentic_kb.grounding.scorers import ClaimScore, Evidence, Premise, Rival
 from llama_index_agentic_kb.schema.grounding import ClaimFlag, ConflictKind, GroundingLedger, Span, Verdict
 
@@ -94,6 +94,14 @@ def test_a_higher_threshold_holds_for_parts_too() -> None:
     text = "Voyager 1 was launched on 5 September 1977 [ref_id:1], and Apollo 11 landed on the Moon in 1969 [ref_id:0]."
     [claim] = run(ground(text, SOURCES[:2], threshold=0.99)).claims
     assert ClaimFlag.CITED_WITHOUT_SUPPORT in claim.flags
+
+
+@pytest.mark.parametrize(("verdict", "score"), [(Verdict.SUPPORTED, 0.65), (Verdict.UNSUPPORTED, 0.1)])
+def test_a_claim_is_contradicted_only_with_a_part(verdict: Verdict, score: float) -> None:
+    """What the whole is called does not outweigh parts that their passages support."""
+    whole = ClaimScore(0.2, Verdict.CONTRADICTED)
+    _weigh(whole, [ClaimScore(0.67, Verdict.SUPPORTED), ClaimScore(score, verdict)], by_parts=True)
+    assert (whole.verdict is Verdict.CONTRADICTED) is (verdict is Verdict.UNSUPPORTED)
 
 
 def test_a_judge_is_not_asked_again_for_what_it_has_found() -> None:
