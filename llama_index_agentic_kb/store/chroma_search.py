@@ -123,7 +123,9 @@ class ChromaFilteredSearch:
         if self._space == "l2":
             squares: Floats = ((vectors - vector) ** 2).sum(axis=1)
             return squares
-        inner: Floats = 1.0 - (unit(vectors) @ unit(vector) if self._space == "cosine" else vectors @ vector)
+        if self._space == "cosine":
+            vectors, vector = unit(vectors), unit(vector)
+        inner: Floats = 1.0 - np.vecdot(vectors, vector)
         return inner
 
     def _nearest(

@@ -1,6 +1,6 @@
 """What ``agentic-kb plan-capacity`` predicts beside what real runs take here: ``python -m tests.benchmarks.capacity``.
 
-One process with embedded stores. Service times are measured on stores of 2,000 and 20,000 chunks, one and four
+One process with embedded stores. Service times are measured on stores of 4,000 and 20,000 chunks, one and four
 together; predicted are other sizes and numbers of shards. Processor time is compared, which other work on the machine
 disturbs least and which decides how many machines are needed. The service times that it prints can be passed to
 ``evaluation.capacity.plan``; with ``--model`` they are measured with the default embedding model, else a stand-in.
@@ -40,7 +40,7 @@ CASES: Final = ((5_000, 1), (14_000, 1), (10_000, 2), (24_000, 3), (30_000, 6))
 
 
 SOURCE: Final = "measured"
-SIZES: Final = (2_000, 20_000)
+SIZES: Final = (4_000, 20_000)
 SHARDS: Final = 4
 ANSWER: Final = "The first word is word1. The second of them was word7. Both were found in 12 places."
 
