@@ -65,10 +65,7 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.planning import DEFAULT_LIMITS as DEFAULT_LIMITS
     from llama_index_agentic_kb.planning import EffortLimits as EffortLimits
     from llama_index_agentic_kb.planning.effort import InputLimits as InputLimits
-    from llama_index_agentic_kb.query_engine import AgenticAsyncStreamingResponse as AgenticAsyncStreamingResponse
     from llama_index_agentic_kb.query_engine import AgenticQueryEngine as AgenticQueryEngine
-    from llama_index_agentic_kb.query_engine import AgenticResponse as AgenticResponse
-    from llama_index_agentic_kb.query_engine import AgenticStreamingResponse as AgenticStreamingResponse
     from llama_index_agentic_kb.retriever import AgenticRetriever as AgenticRetriever
     from llama_index_agentic_kb.retriever import RetrieverOptions as RetrieverOptions
     from llama_index_agentic_kb.schema import DialogueStage as DialogueStage
@@ -108,6 +105,9 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.store import default_embed_model as default_embed_model
     from llama_index_agentic_kb.store import ingest as ingest
     from llama_index_agentic_kb.store.sessions import SessionStore as SessionStore
+    from llama_index_agentic_kb.synthesis import AgenticAsyncStreamingResponse as AgenticAsyncStreamingResponse
+    from llama_index_agentic_kb.synthesis import AgenticResponse as AgenticResponse
+    from llama_index_agentic_kb.synthesis import AgenticStreamingResponse as AgenticStreamingResponse
     from llama_index_agentic_kb.synthesizers import get_response_synthesizer as get_response_synthesizer
     from llama_index_agentic_kb.tools import cited_nodes as cited_nodes
 
@@ -133,7 +133,7 @@ knowledge_base: KnowledgeBase
 llm.openai_compatible: OpenAICompatible
 planning.effort: InputLimits
 planning: DEFAULT_LIMITS EffortLimits
-query_engine: AgenticAsyncStreamingResponse AgenticQueryEngine AgenticResponse AgenticStreamingResponse
+query_engine: AgenticQueryEngine
 retriever: AgenticRetriever RetrieverOptions
 schema.answer: Answer
 schema.answer_query: AnswerQuery AnswerResponse
@@ -145,6 +145,7 @@ search.rerank: Calibration Reranker
 sources: Facet Fields FilterField KnowledgeSource ShardedSource ToolSource WriteLedger Writes mcp_sources
 store: KnowledgeStore default_embed_model ingest
 store.sessions: SessionStore
+synthesis: AgenticAsyncStreamingResponse AgenticResponse AgenticStreamingResponse
 synthesizers: get_response_synthesizer
 tools: cited_nodes
 """

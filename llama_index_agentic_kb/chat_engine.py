@@ -23,10 +23,11 @@ from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.answering.sessions import SessionMemory, parsed_states, states_of
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.guard.permissions import current_principal, owner_of, set_principal
-from llama_index_agentic_kb.query_engine import Accounted, AgenticQueryEngine
+from llama_index_agentic_kb.query_engine import AgenticQueryEngine
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
 from llama_index_agentic_kb.schema import Message, OutputMode, ReasoningEffort, RetrievalRequest
 from llama_index_agentic_kb.schema.request import INSTRUCTING
+from llama_index_agentic_kb.synthesis import Accounted
 
 dispatcher = get_dispatcher(__name__)
 

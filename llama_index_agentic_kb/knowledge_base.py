@@ -50,8 +50,7 @@ from llama_index_agentic_kb.search.filters import FilterLike
 from llama_index_agentic_kb.search.rerank import Reranker
 from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.sources.metadata import MetadataQueries
-from llama_index_agentic_kb.sources.plugins import PluginFailure, discover_sources
-from llama_index_agentic_kb.sources.selection import by_name
+from llama_index_agentic_kb.sources.selection import PluginFailure, by_name, discover_sources
 from llama_index_agentic_kb.tools import PassageTool, ToolQueryEngine
 
 if TYPE_CHECKING:  # they import the answer checks and SQLAlchemy
@@ -520,7 +519,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         return PassageTool(self.as_retriever(**kwargs), metadata)
 
     def load_plugins(self) -> list[PluginFailure]:
-        """Search the sources of installed plugins too (``sources.plugins``), and return those that could not be loaded.
+        """Search the sources of installed plugins too, and return those that could not be loaded.
 
         Call it again to load them anew. Requests that have begun, and retrievers and engines that were made before,
         keep their sources.

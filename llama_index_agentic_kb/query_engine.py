@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import contextvars
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, Self, TypeAlias, Unpack
 
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.response.schema import (
-    RESPONSE_TYPE,
-    AsyncStreamingResponse,
-    PydanticResponse,
-    Response,
-    StreamingResponse,
-)
+from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.instrumentation.events.query import QueryEndEvent, QueryStartEvent
@@ -36,9 +30,7 @@ from llama_index_agentic_kb.account.activity_log import is_heard, open_events, r
 from llama_index_agentic_kb.account.budget import set_budget
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.evidence.gathering import postprocess
-from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
-from llama_index_agentic_kb.grounding.citations import MarkerFilter, Markers, cited_ids
-from llama_index_agentic_kb.grounding.notices import withheld_text
+from llama_index_agentic_kb.grounding.citations import MarkerFilter, Markers
 from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding
 from llama_index_agentic_kb.guard.spotlighting import Spotlight
 from llama_index_agentic_kb.llm import billed
@@ -47,17 +39,22 @@ from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
 from llama_index_agentic_kb.schema import (
     ActivityRecord,
     AgenticReasoningActivity,
-    Message,
     MissingPart,
     Outcome,
     OutputMode,
     RetrievalRequest,
-    RetrievalResponse,
     SkippedReason,
 )
-from llama_index_agentic_kb.schema._model import Shown
-from llama_index_agentic_kb.schema.grounding import GroundingLedger
-from llama_index_agentic_kb.synthesis import check_answer, makes_objects, replacement, synthesize, unfinished
+from llama_index_agentic_kb.synthesis import (
+    AgenticAsyncStreamingResponse,
+    AgenticStreamingResponse,
+    Answered,
+    check_answer,
+    makes_objects,
+    replacement,
+    synthesize,
+    unfinished,
+)
 from llama_index_agentic_kb.synthesizers import (
     AgenticSynthesizer,
     Synthesis,
@@ -449,96 +446,3 @@ class BegunAnswer(NamedTuple):
     nodes: list[NodeWithScore]
     metadata: dict[str, Any]
     retrieval: Retrieval
-
-
-@dataclass(slots=True)
-class Answered:
-    """The result of a question.
-
-    Args:
-        retrieval: The evidence and the activity log.
-        synthesis: The answer, as the check left it.
-        ledger: The result of the grounding check. None if the answer was not checked.
-        skipped: The reasons why the answer is missing or withheld; empty if there is an answer.
-    """
-
-    retrieval: Retrieval
-    synthesis: Synthesis
-    ledger: GroundingLedger | None = None
-    skipped: list[SkippedReason] = field(default_factory=list)
-
-    @property
-    def text(self) -> str:
-        """The answer text, repaired if so configured, or the text that replaces a withheld answer."""
-        withheld = SkippedReason.LOW_GROUNDED_ANSWER
-        if withheld in self.skipped:
-            return withheld_text([withheld], self.retrieval.scope.question)
-        return self.synthesis.text
-
-    def response(self, *, include_activity: bool = True) -> RetrievalResponse:
-        """Return the ``RetrievalResponse``."""
-        retrieval, text, ledger = self.retrieval, self.text, self.ledger
-        shown = {reference.id for reference in retrieval.references if reference.source_data is not None}
-        if ledger is not None and len(shown) < len(retrieval.nodes):
-            ledger = ledger.quoting(shown)
-        return RetrievalResponse(
-            status_code=206 if any(part.outcome.failed for part in retrieval.missing) else 200,
-            response=[Message.model_validate({"role": "assistant", "content": text})] if text else [],
-            activity=list(retrieval.log.records) if include_activity else None,
-            references=retrieval.references,
-            missing=retrieval.missing,
-            plan=retrieval.plan,
-            grounding=ledger,
-            skipped_reasons=self.skipped,
-            dialogue=retrieval.dialogue,
-            scope_state=retrieval.scope_state,
-        )
-
-    def metadata(self) -> dict[str, Any]:
-        """Return the metadata of a LlamaIndex response: each node's by node id, and the JSON ``RetrievalResponse``."""
-        nodes = {node.node.node_id: node.node.metadata for node in self.retrieval.nodes}
-        return {**nodes, PROVENANCE_KEY: self.response().to_dict()}
-
-    def llama_response(self) -> Response | PydanticResponse:
-        """Return a LlamaIndex response with the text, the nodes, and ``metadata()``."""
-        nodes, metadata = self.retrieval.nodes, self.metadata()
-        if self.synthesis.output is not None:
-            return PydanticResponse(self.synthesis.output, source_nodes=nodes, metadata=metadata)
-        return AgenticResponse(self.text, source_nodes=nodes, metadata=metadata)
-
-
-class Accounted(Shown):
-    """Mixin of our LlamaIndex responses that reads the ``RetrievalResponse`` from their metadata."""
-
-    source_nodes: list[NodeWithScore]
-    metadata: dict[str, Any] | None
-
-    @property
-    def account(self) -> RetrievalResponse:
-        """The ``RetrievalResponse``: answer, references, grounding, activity, plan; complete once a stream was read."""
-        return RetrievalResponse.parse((self.metadata or {}).get(PROVENANCE_KEY, {}))
-
-    @property
-    def cited_nodes(self) -> list[NodeWithScore]:
-        """The ``source_nodes`` that the answer cites, in order of first citation; complete once a stream was read."""
-        account = self.account
-        if SkippedReason.LOW_GROUNDED_ANSWER in account.skipped_reasons:
-            return []
-        claimed = [] if account.grounding is None else map(int, account.grounding.cited)
-        numbers = dict.fromkeys([*cited_ids(account.text), *claimed])  # headings and lead-ins are not claims
-        return [self.source_nodes[number] for number in numbers if number < len(self.source_nodes)]
-
-    def _shown(self) -> Mapping[str, Any]:
-        return self.account.to_dict()
-
-
-class AgenticResponse(Accounted, Response):
-    """A LlamaIndex ``Response`` with the full ``RetrievalResponse`` (``account``) and an HTML view for notebooks."""
-
-
-class AgenticStreamingResponse(Accounted, StreamingResponse):
-    """A LlamaIndex ``StreamingResponse`` with the full ``RetrievalResponse`` (``account``)."""
-
-
-class AgenticAsyncStreamingResponse(Accounted, AsyncStreamingResponse):
-    """A LlamaIndex ``AsyncStreamingResponse`` with the full ``RetrievalResponse`` (``account``)."""

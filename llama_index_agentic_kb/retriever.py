@@ -29,9 +29,8 @@ from llama_index_agentic_kb.errors import (
     InvalidRequestError,
     by_value,
 )
-from llama_index_agentic_kb.evidence.candidates import Fusion
+from llama_index_agentic_kb.evidence.candidates import Fusion, drop_provenance, references
 from llama_index_agentic_kb.evidence.gathering import EvidenceOptions, gather_evidence
-from llama_index_agentic_kb.evidence.provenance import drop_provenance, references
 from llama_index_agentic_kb.guard.permissions import (
     Permissions,
     current_principal,

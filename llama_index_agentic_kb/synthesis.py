@@ -1,8 +1,9 @@
-"""The stages after retrieval: an answer is written, checked against its evidence, or replaced if it failed."""
+"""The stages after retrieval: an answer is written, checked against its evidence, or replaced if it failed; results."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -15,14 +16,15 @@ from llama_index.core.base.response.schema import (
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.instrumentation.events.synthesis import SynthesizeEndEvent, SynthesizeStartEvent
 from llama_index.core.response_synthesizers import BaseSynthesizer
-from llama_index.core.schema import QueryBundle
+from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index_instrumentation import get_dispatcher
 
 from llama_index_agentic_kb._aio import END, Call, deadline_after, earliest, emit, open_stream
 from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
-from llama_index_agentic_kb.evidence.provenance import provenance
-from llama_index_agentic_kb.grounding.citations import Markers, strip_markers
+from llama_index_agentic_kb.evidence.candidates import PROVENANCE_KEY, provenance
+from llama_index_agentic_kb.grounding.citations import Markers, cited_ids, strip_markers
+from llama_index_agentic_kb.grounding.notices import withheld_text
 from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.guard.failures import is_transient
 from llama_index_agentic_kb.guard.spotlighting import Spotlight
@@ -32,15 +34,18 @@ from llama_index_agentic_kb.prompts import HISTORY_CHARACTERS, HISTORY_MESSAGES,
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import (
     AgenticReasoningActivity,
+    Message,
     MissingPart,
     ModelAnswerSynthesisActivity,
     ModelInfo,
     Outcome,
+    RetrievalResponse,
+    SkippedReason,
 )
+from llama_index_agentic_kb.schema._model import Shown
 from llama_index_agentic_kb.schema.grounding import ClaimFlag, GroundingLedger, Verdict
 from llama_index_agentic_kb.synthesizers import AgenticSynthesizer, Synthesis
-from llama_index_agentic_kb.synthesizers.extractive import ExtractiveData
-from llama_index_agentic_kb.synthesizers.modes import Accumulate
+from llama_index_agentic_kb.synthesizers.modes import Accumulate, ExtractiveData
 
 dispatcher = get_dispatcher(__name__)
 
@@ -315,3 +320,99 @@ def _record_check(retrieval: Retrieval, ledger: GroundingLedger, settings: Groun
     if settings.may_change and any(ClaimFlag.NOT_SCORED in claim.flags for claim in ledger.claims):
         reason = "; ".join(ledger.warnings) or "some claims were not checked"
         retrieval.missing.append(MissingPart(what="grounding", outcome=Outcome.ERROR, reason=reason))
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Answered:
+    """The result of a question.
+
+    Args:
+        retrieval: The evidence and the activity log.
+        synthesis: The answer, as the check left it.
+        ledger: The result of the grounding check. None if the answer was not checked.
+        skipped: The reasons why the answer is missing or withheld; empty if there is an answer.
+    """
+
+    retrieval: Retrieval
+    synthesis: Synthesis
+    ledger: GroundingLedger | None = None
+    skipped: list[SkippedReason] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The answer text, repaired if so configured, or the text that replaces a withheld answer."""
+        withheld = SkippedReason.LOW_GROUNDED_ANSWER
+        if withheld in self.skipped:
+            return withheld_text([withheld], self.retrieval.scope.question)
+        return self.synthesis.text
+
+    def response(self, *, include_activity: bool = True) -> RetrievalResponse:
+        """Return the ``RetrievalResponse``."""
+        retrieval, text, ledger = self.retrieval, self.text, self.ledger
+        shown = {reference.id for reference in retrieval.references if reference.source_data is not None}
+        if ledger is not None and len(shown) < len(retrieval.nodes):
+            ledger = ledger.quoting(shown)
+        return RetrievalResponse(
+            status_code=206 if any(part.outcome.failed for part in retrieval.missing) else 200,
+            response=[Message.model_validate({"role": "assistant", "content": text})] if text else [],
+            activity=list(retrieval.log.records) if include_activity else None,
+            references=retrieval.references,
+            missing=retrieval.missing,
+            plan=retrieval.plan,
+            grounding=ledger,
+            skipped_reasons=self.skipped,
+            dialogue=retrieval.dialogue,
+            scope_state=retrieval.scope_state,
+        )
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the metadata of a LlamaIndex response: each node's by node id, and the JSON ``RetrievalResponse``."""
+        nodes = {node.node.node_id: node.node.metadata for node in self.retrieval.nodes}
+        return {**nodes, PROVENANCE_KEY: self.response().to_dict()}
+
+    def llama_response(self) -> Response | PydanticResponse:
+        """Return a LlamaIndex response with the text, the nodes, and ``metadata()``."""
+        nodes, metadata = self.retrieval.nodes, self.metadata()
+        if self.synthesis.output is not None:
+            return PydanticResponse(self.synthesis.output, source_nodes=nodes, metadata=metadata)
+        return AgenticResponse(self.text, source_nodes=nodes, metadata=metadata)
+
+
+class Accounted(Shown):
+    """Mixin of our LlamaIndex responses that reads the ``RetrievalResponse`` from their metadata."""
+
+    source_nodes: list[NodeWithScore]
+    metadata: dict[str, Any] | None
+
+    @property
+    def account(self) -> RetrievalResponse:
+        """The ``RetrievalResponse``: answer, references, grounding, activity, plan; complete once a stream was read."""
+        return RetrievalResponse.parse((self.metadata or {}).get(PROVENANCE_KEY, {}))
+
+    @property
+    def cited_nodes(self) -> list[NodeWithScore]:
+        """The ``source_nodes`` that the answer cites, in order of first citation; complete once a stream was read."""
+        account = self.account
+        if SkippedReason.LOW_GROUNDED_ANSWER in account.skipped_reasons:
+            return []
+        claimed = [] if account.grounding is None else map(int, account.grounding.cited)
+        numbers = dict.fromkeys([*cited_ids(account.text), *claimed])  # headings and lead-ins are not claims
+        return [self.source_nodes[number] for number in numbers if number < len(self.source_nodes)]
+
+    def _shown(self) -> Mapping[str, Any]:
+        return self.account.to_dict()
+
+
+class AgenticResponse(Accounted, Response):
+    """A LlamaIndex ``Response`` with the full ``RetrievalResponse`` (``account``) and an HTML view for notebooks."""
+
+
+class AgenticStreamingResponse(Accounted, StreamingResponse):
+    """A LlamaIndex ``StreamingResponse`` with the full ``RetrievalResponse`` (``account``)."""
+
+
+class AgenticAsyncStreamingResponse(Accounted, AsyncStreamingResponse):
+    """A LlamaIndex ``AsyncStreamingResponse`` with the full ``RetrievalResponse`` (``account``)."""

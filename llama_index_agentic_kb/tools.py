@@ -18,7 +18,8 @@ from llama_index.core.tools import RetrieverTool, ToolOutput
 from llama_index_agentic_kb._text import one_line, printable
 from llama_index_agentic_kb.chat_engine import readable
 from llama_index_agentic_kb.grounding.citations import cited_ids
-from llama_index_agentic_kb.query_engine import AgenticQueryEngine, AgenticResponse
+from llama_index_agentic_kb.query_engine import AgenticQueryEngine
+from llama_index_agentic_kb.synthesis import AgenticResponse
 
 _MARKER: Final = re.compile(r"\[ref_id:(\d+)\]")
 _PASSAGE: Final = re.compile(r"\[[^\[\]\s]{1,80}:([0-9a-f]{8})\]")

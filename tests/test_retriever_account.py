@@ -9,7 +9,7 @@ from llama_index.core.schema import TextNode
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, RetrievalRequest
 from llama_index_agentic_kb._aio import arun, run
-from llama_index_agentic_kb.evidence.provenance import provenance
+from llama_index_agentic_kb.evidence.candidates import provenance
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import (
     AgenticReasoningActivity,

@@ -17,7 +17,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore
 from llama_index_agentic_kb._aio import Call, WorkerPool
 from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.errors import ConfigurationError
-from llama_index_agentic_kb.evidence.provenance import provenance
+from llama_index_agentic_kb.evidence.candidates import provenance
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import SkippedReason
 from llama_index_agentic_kb.schema.activity import QueryClass

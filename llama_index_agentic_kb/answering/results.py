@@ -17,7 +17,7 @@ from llama_index.core.schema import Document, NodeWithScore
 
 from llama_index_agentic_kb._text import excerpt, one_line
 from llama_index_agentic_kb.answering.supplied_results import SUPPLIED_SOURCE, SuppliedResults
-from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance
+from llama_index_agentic_kb.evidence.candidates import PROVENANCE_KEY, provenance
 from llama_index_agentic_kb.grounding.citations import MarkerCuts, MarkerFilter, Markers
 from llama_index_agentic_kb.grounding.claims import Claim, split_claims
 from llama_index_agentic_kb.guard.text import strip_invisible

@@ -5,7 +5,7 @@
 ``gathering`` runs this pipeline; ``EvidenceOptions`` configures it.
 """
 
+from llama_index_agentic_kb.evidence.candidates import PROVENANCE_KEY, provenance, references
 from llama_index_agentic_kb.evidence.gathering import EvidenceOptions, gather_evidence
-from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance, references
 
 __all__ = ["PROVENANCE_KEY", "EvidenceOptions", "gather_evidence", "provenance", "references"]

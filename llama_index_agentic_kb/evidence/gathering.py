@@ -20,17 +20,19 @@ from llama_index_agentic_kb._aio import Call, WorkerPool, gather, outside_loop
 from llama_index_agentic_kb._text import error_message, normalize, one_line
 from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
-from llama_index_agentic_kb.evidence.arrangement import arrange, pieces_per_document
 from llama_index_agentic_kb.evidence.candidates import (
+    PROVENANCE_KEY,
     Candidate,
     CandidateList,
     Fusion,
     Proof,
+    arrange,
     collect,
     lists_by_search,
     lists_by_sub_query,
+    pieces_per_document,
+    provenance,
 )
-from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance
 from llama_index_agentic_kb.llm import metered
 from llama_index_agentic_kb.schema import MissingPart, Outcome, ResultsProcessing, SourceActivity, SubQueryOrigin
 from llama_index_agentic_kb.search.follow_up import leans

@@ -22,7 +22,7 @@ from llama_index.core.schema import NodeWithScore
 from llama_index_agentic_kb._aio import Call, Job, call_deadline, cancel, deadline_after, earliest, start, wait
 from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.account.logs import logger
-from llama_index_agentic_kb.evidence.provenance import provenance
+from llama_index_agentic_kb.evidence.candidates import provenance
 from llama_index_agentic_kb.schema import ScopedDocument, ScopeReason, ScopeState, SubQueryOrigin, Topic, TurnScope
 from llama_index_agentic_kb.search.embedding import Vector
 from llama_index_agentic_kb.search.follow_up import DECAY, FollowUp

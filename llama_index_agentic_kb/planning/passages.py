@@ -12,8 +12,7 @@ from typing import Final
 from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb._text import excerpt, normalize, sentence_spans
-from llama_index_agentic_kb.evidence.candidates import Candidate, Fusion, best_of
-from llama_index_agentic_kb.evidence.provenance import shown_metadata
+from llama_index_agentic_kb.evidence.candidates import Candidate, Fusion, best_of, shown_metadata
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
 from llama_index_agentic_kb.prompts import Passage, format_passages
 from llama_index_agentic_kb.sources.base import KnowledgeSource

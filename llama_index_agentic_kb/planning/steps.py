@@ -17,8 +17,7 @@ from llama_index.core.schema import NodeWithScore
 from llama_index_agentic_kb._text import normalize
 from llama_index_agentic_kb.account import ActivityLog, Budget
 from llama_index_agentic_kb.account.budget import current_budget
-from llama_index_agentic_kb.evidence.candidates import Fusion, Proof
-from llama_index_agentic_kb.evidence.provenance import provenance
+from llama_index_agentic_kb.evidence.candidates import Fusion, Proof, provenance
 from llama_index_agentic_kb.llm import Usage
 from llama_index_agentic_kb.planning.effort import EffortLimits
 from llama_index_agentic_kb.planning.findings import MAX_BRANCHES, as_found

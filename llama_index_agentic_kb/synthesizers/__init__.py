@@ -1,8 +1,8 @@
 """Response synthesizers: from a question and its evidence to a response.
 
     modes            one call, or concurrent calls: answerSynthesis, simple_summarize, accumulate, tree_summarize, ...
+                     no call: extractiveData, context_only, no_text
     refine           refine, compact: each call improves the previous answer
-    extractive       without a model: extractiveData, context_only, no_text
 
     base             the base class of all modes, with LlamaIndex's public methods
     draft            the state of one synthesis: prompts, model calls, token usage
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MODES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "extractiveData": "extractive.ExtractiveData",
+        "extractiveData": "modes.ExtractiveData",
         "answerSynthesis": "modes.AnswerSynthesis",
         "refine": "refine.Refine",
         "compact": "refine.Compact",
@@ -45,8 +45,8 @@ MODES: Final[Mapping[str, str]] = MappingProxyType(
         "accumulate": "modes.Accumulate",
         "compact_accumulate": "modes.CompactAccumulate",
         "generation": "modes.Generation",
-        "no_text": "extractive.NoText",
-        "context_only": "extractive.ContextOnly",
+        "no_text": "modes.NoText",
+        "context_only": "modes.ContextOnly",
     }
 )
 """The module and class name of each response mode."""

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from llama_index.core.schema import MetadataMode, NodeWithScore
 
 from llama_index_agentic_kb._text import cut_to_fit
-from llama_index_agentic_kb.evidence.provenance import provenance, shown_metadata
+from llama_index_agentic_kb.evidence.candidates import provenance, shown_metadata
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
 from llama_index_agentic_kb.guard.text import without_hidden
 from llama_index_agentic_kb.llm import count_tokens

@@ -26,7 +26,7 @@ from llama_index_agentic_kb import (
 )
 from llama_index_agentic_kb.answering.policy import AnswerPolicy, judge_relevance
 from llama_index_agentic_kb.errors import NotFoundError
-from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
+from llama_index_agentic_kb.evidence.candidates import PROVENANCE_KEY
 from llama_index_agentic_kb.grounding.notices import withheld_text
 from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.schema.activity import QueryClass, QueryClassification

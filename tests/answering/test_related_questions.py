@@ -14,7 +14,7 @@ from llama_index.core.llms import LLM
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from llama_index_agentic_kb._aio import arun, run
-from llama_index_agentic_kb.answering.related import related_questions
+from llama_index_agentic_kb.answering.engine import related_questions
 from llama_index_agentic_kb.guard.spotlighting import Spotlighting
 from llama_index_agentic_kb.llm import LanguageModel
 from llama_index_agentic_kb.testing import ScriptedLLM

@@ -9,8 +9,7 @@ from llama_index.core import Document
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.schema import ImageNode, IndexNode, NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
 
-from llama_index_agentic_kb.evidence.arrangement import arrange, follows, join
-from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance
+from llama_index_agentic_kb.evidence.candidates import PROVENANCE_KEY, arrange, follows, join, provenance
 
 
 def node(name: str, *, best_for: list[str] | None = None, text: str | None = None) -> NodeWithScore:
@@ -46,10 +45,10 @@ def test_one_that_bridges_two_pieces_frees_a_place() -> None:
 
 def test_pieces_do_not_grow_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit a chunk takes a place of its own, and a bridge joins the better side."""
-    monkeypatch.setattr("llama_index_agentic_kb.evidence.arrangement.MAX_CHARACTERS", 8)
+    monkeypatch.setattr("llama_index_agentic_kb.evidence.candidates.MAX_CHARACTERS", 8)
     assert arranged("a1 a2 a3 a4", 9) == ["a1 a2", "a3 a4"]
     assert arranged("a3 a1 a2", 9) == ["a2 a3", "a1"]
-    monkeypatch.setattr("llama_index_agentic_kb.evidence.arrangement.MAX_CHARACTERS", 3)
+    monkeypatch.setattr("llama_index_agentic_kb.evidence.candidates.MAX_CHARACTERS", 3)
     assert arranged("a1 a2", 9) == ["a1", "a2"]
 
 

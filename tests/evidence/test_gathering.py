@@ -20,9 +20,14 @@ from llama_index.core.schema import (
 
 from llama_index_agentic_kb import KnowledgeSource, RetrievalRequest, interleave, reciprocal_rank_fusion
 from llama_index_agentic_kb._aio import run
-from llama_index_agentic_kb.evidence.candidates import collect, lists_by_sub_query
+from llama_index_agentic_kb.evidence.candidates import (
+    PROVENANCE_KEY,
+    collect,
+    lists_by_sub_query,
+    provenance,
+    references,
+)
 from llama_index_agentic_kb.evidence.gathering import EvidenceCounts, EvidenceOptions, GatheredEvidence, gather_evidence
-from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance, references
 from llama_index_agentic_kb.schema import SubQueryOrigin
 from llama_index_agentic_kb.search.rerank import Calibration, Reranker
 from llama_index_agentic_kb.sources.fan_out import SourceSearch

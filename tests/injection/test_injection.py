@@ -7,7 +7,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from llama_index_agentic_kb import AgenticQueryEngine, AgenticRetriever, KnowledgeBase
-from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
+from llama_index_agentic_kb.evidence.candidates import PROVENANCE_KEY
 from llama_index_agentic_kb.guard.links import LinkFilter
 from llama_index_agentic_kb.schema import RetrievalResponse, SubQueryOrigin
 from tests.injection.attacks import Goal, Kind, changes, poison, read_orders

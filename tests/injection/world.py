@@ -22,7 +22,7 @@ from llama_index_agentic_kb import (
     RetrieverOptions,
 )
 from llama_index_agentic_kb._aio import arun, run
-from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
+from llama_index_agentic_kb.evidence.candidates import PROVENANCE_KEY
 from llama_index_agentic_kb.guard.spotlighting import Spotlighting
 from llama_index_agentic_kb.schema import RetrievalRequest, RetrievalResponse
 from llama_index_agentic_kb.sources.filters import FilterField

@@ -191,7 +191,7 @@ UNITS = (" ", " \n", "[", "(", "<", "{", "'", "*", "|", "0", "a", "1,", "[](")
 FUNCTIONS = ("compile", "search", "match", "fullmatch", "split", "findall", "finditer", "sub", "subn")
 
 OURS = {
-    ("answering/related.py", "re.compile"): "a quote of a model's, escaped",
+    ("answering/engine.py", "re.compile"): "a quote of a model's, escaped",
     ("planning/passages.py", "re.compile"): "an answer of 200 characters, its parts escaped",
     ("grounding/scorers/judge.py", "re.search"): "a claim's words, escaped",
     ("guard/text.py", "re.compile"): "our own tables of look-alikes",

@@ -8,7 +8,7 @@ import pytest
 from llama_index.core.base.response.schema import AsyncStreamingResponse, PydanticResponse, Response, StreamingResponse
 from llama_index.core.schema import NodeWithScore, TextNode
 
-from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
+from llama_index_agentic_kb.evidence.candidates import PROVENANCE_KEY
 from llama_index_agentic_kb.sources import Fields, KnowledgeSource
 from llama_index_agentic_kb.synthesizers import AgenticSynthesizer
 from llama_index_agentic_kb.testing import MemoryRetriever
