@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import permutations
 from typing import Any, Final, Literal, Self
@@ -500,7 +500,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
                 reasoning_tokens=bill.tokens,
                 warning="; ".join(warnings) or None,
                 spent=outcome.spent(budget, min(counts.candidates - counts.merged, ranked)),
-                **counts.as_fields(),
+                **asdict(counts),
             )
 
 

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -34,6 +34,8 @@ PARTING_TURNS: Final = 10
 
 Deliver: TypeAlias = Callable[[Any, "Exception | None"], None]
 """A callback that takes the result of a call, or its error."""
+
+_NOTHING: Final = nullcontext()
 
 _emit: contextvars.ContextVar[Callable[[Any], None] | None] = contextvars.ContextVar("agentic_kb_emit", default=None)
 
@@ -160,6 +162,7 @@ class Call(Generic[T]):
             is not started. The context's deadline applies too.
         pool: The worker pool. Defaults to a pool shared by all calls without their own.
         what: The name of the call in errors.
+        within: Entered before the function is called, and left when it has returned, however late.
     """
 
     sync: Callable[[], T] | None = None
@@ -167,6 +170,7 @@ class Call(Generic[T]):
     deadline: float | None = None
     pool: WorkerPool | None = None
     what: str = "call"
+    within: AbstractContextManager[object] = _NOTHING
 
     def __await__(self) -> Generator[Any, None, T]:
         return self.perform().__await__()
@@ -185,13 +189,15 @@ class Call(Generic[T]):
         abandon: Callable[[], None] | None = None
         answer: asyncio.Future[T] = loop.create_future()
         context.run(_bound.set, bound)
-        deliver = partial(_deliver, loop, bound, answer)
+        finish = partial(_finish, bound, answer)
+        deliver: Deliver = partial(on_loop, loop, finish)
         if self.native is not None and not scope.threads:
-            abandon = partial(cancel_once, scope.create_task(_deliver_awaited(self.native, deliver), context))
+            abandon = partial(cancel_once, scope.create_task(_awaited(self.native, self.within, finish), context))
         elif self.sync is not None:
-            (self.pool or SHARED_POOL).submit(partial(_run_on_thread, context, self.sync, deliver, answer))
+            work = partial(context.run, self.sync)
+            (self.pool or SHARED_POOL).submit(partial(_run_on_thread, work, self.within, deliver, answer))
         elif self.native is not None:
-            abandon = in_background(partial(_deliver_awaited, self.native, deliver), context, scope)
+            abandon = in_background(partial(_awaited, self.native, self.within, deliver), context, scope)
         else:
             raise TypeError(f"{self.what}: a call needs a sync or a native function")
         timer = end_at(deadline, answer, self.what)
@@ -204,19 +210,13 @@ class Call(Generic[T]):
         finally:
             if timer is not None:
                 timer.cancel()
-            del answer, deliver, abandon, timer
+            del answer, finish, deliver, abandon, timer
 
 
-def _deliver(
-    loop: asyncio.AbstractEventLoop,
-    bound: _Bound,
-    answer: asyncio.Future[Any],
-    value: Any,
-    error: Exception | None,
-) -> None:
+def _finish(bound: _Bound, answer: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
     """Settle the future of a call, on its loop."""
     bound.over = True
-    on_loop(loop, settle, answer, value, error)
+    settle(answer, value, error)
 
 
 def as_exception(error: BaseException) -> Exception:
@@ -229,12 +229,13 @@ def as_exception(error: BaseException) -> Exception:
 
 
 def _run_on_thread(
-    context: contextvars.Context, work: Callable[[], Any], deliver: Deliver, answer: asyncio.Future[Any]
+    work: Callable[[], Any], within: AbstractContextManager[object], deliver: Deliver, answer: asyncio.Future[Any]
 ) -> None:
     if answer.done():  # no caller waits any more
         return
     try:
-        result = context.run(work)
+        with within:
+            result = work()
     except BaseException as error:  # noqa: BLE001 (delivered to the coroutine that awaits the call)
         deliver(None, as_exception(error))
     else:
@@ -243,9 +244,12 @@ def _run_on_thread(
         del deliver, answer
 
 
-async def _deliver_awaited(native: Callable[[], Awaitable[Any]], deliver: Deliver) -> None:
+async def _awaited(
+    native: Callable[[], Awaitable[Any]], within: AbstractContextManager[object], deliver: Deliver
+) -> None:
     try:
-        result = await native()
+        with within:
+            result = await native()
     except BaseException as error:  # noqa: BLE001 (delivered to the coroutine that awaits the call)
         deliver(None, as_exception(error))
         raise_interrupt(error)
@@ -387,17 +391,18 @@ def open_stream(
     native: Callable[[], Awaitable[AsyncIterator[T]]] | None = None,
     pool: WorkerPool | None = None,
     what: str = "stream",
+    within: AbstractContextManager[object] = _NOTHING,
 ) -> Stream[T]:
     """Open a stream; see ``Call`` for the arguments. The whole iterator runs in one context."""
     scope, context, stream = _scope.get() or _NO_DOOR, contextvars.copy_context(), Stream[T](what)
     scope.streams.append(stream)
     put = partial(on_loop, asyncio.get_running_loop(), stream.put)
     if native is not None and not scope.threads:
-        stream.abandon = partial(cancel_once, scope.create_task(_pump_async(native, stream.put), context))
+        stream.abandon = partial(cancel_once, scope.create_task(_pump_async(native, within, stream.put), context))
     elif sync is not None:
-        (pool or SHARED_POOL).submit(partial(_pump, context, sync, stream.closed, put))
+        (pool or SHARED_POOL).submit(partial(_pump, context, sync, within, stream.closed, put))
     elif native is not None:
-        stream.abandon = in_background(partial(_pump_async, native, put), context, scope)
+        stream.abandon = in_background(partial(_pump_async, native, within, put), context, scope)
     else:
         raise TypeError(f"{what}: a stream needs a sync or a native function")
     return stream
@@ -406,6 +411,7 @@ def open_stream(
 def _pump(
     context: contextvars.Context,
     source: Callable[[], Iterator[Any]],
+    within: AbstractContextManager[object],
     closed: threading.Event,
     put: Callable[[Any, Exception | None, float], None],
 ) -> None:
@@ -424,19 +430,23 @@ def _pump(
     if closed.is_set():
         return
     try:
-        context.run(read)
+        with within:
+            context.run(read)
     except BaseException as error:  # noqa: BLE001 (delivered to whoever reads the stream)
         put(None, as_exception(error), time.monotonic())
     put(END, None, time.monotonic())
 
 
 async def _pump_async(
-    native: Callable[[], Awaitable[AsyncIterator[Any]]], put: Callable[[Any, Exception | None, float], None]
+    native: Callable[[], Awaitable[AsyncIterator[Any]]],
+    within: AbstractContextManager[object],
+    put: Callable[[Any, Exception | None, float], None],
 ) -> None:
     """Read an async iterator to its end; its task is cancelled when the stream is closed."""
     try:
-        async for item in await native():
-            put(item, None, time.monotonic())
+        with within:
+            async for item in await native():
+                put(item, None, time.monotonic())
     except BaseException as error:  # noqa: BLE001 (delivered to whoever reads the stream)
         put(None, as_exception(error), time.monotonic())
         raise_interrupt(error)

@@ -407,14 +407,14 @@ def _instructed(query: AnswerQuery, instructions: str) -> RetrievalRequest:
 # A language model proposes them in one call, each with a passage and a quote that answers it. Each proposal is then
 # checked without a model: the quote must occur in that passage.
 
-COUNT: Final = 3
+MAX_RELATED: Final = 3
 SPARE: Final = 2  # additional questions to request, as replacements for rejected ones
 MAX_REPLY: Final = 20_000  # maximum characters of a reply to parse
 MAX_QUESTION: Final = 200
 MAX_PASSAGES: Final = 30
 MAX_TOKENS: Final = 6_000  # maximum tokens of all passages in the prompt; the lowest-ranked passages are omitted
 MIN_QUOTE_WORDS: Final = 3  # minimum words of a quote; pairs of characters in scripts without spaces
-SAME: Final = 0.8  # word overlap (Jaccard index) from which two questions count as duplicates
+SAME_QUESTION: Final = 0.8  # word overlap (Jaccard index) from which two questions count as duplicates
 
 _UNSPACED: Final = re.compile(
     r"(?<=[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff])\s+(?=[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff])"
@@ -442,7 +442,7 @@ async def related_questions(
         turns = [f"user: {one_line(question, 2_000)}", f"assistant: {one_line(answer, 4_000)}"]
         messages = RELATED_TEMPLATE.format_messages(
             llm=model.llm,
-            max_questions=str(COUNT + SPARE),
+            max_questions=str(MAX_RELATED + SPARE),
             context_str=format_passages(shown),
             conversation=as_data("\n".join(turns[: 2 if answer.strip() else 1])),
         )
@@ -463,14 +463,14 @@ def _chosen(text: str, shown: Sequence[Passage], question: str) -> tuple[list[st
         words, passage = frozenset(split_words(proposal)), by_ref.get(ref_id)
         if passage is None or not 0 < len(proposal) <= MAX_QUESTION or not _holds(passage, quote):
             continue
-        if any(len(words & other) >= SAME * len(words | other) for other in asked):
+        if any(len(words & other) >= SAME_QUESTION * len(words | other) for other in asked):
             continue
         asked.append(words)
         chosen.append(proposal)
     left_out = len(proposals) - len(chosen)
     why = "no passage was shown to answer them, or they were asked already"
     warnings = [f"{left_out} of {len(proposals)} related questions were left out: {why}"] if left_out else []
-    return chosen[:COUNT], warnings
+    return chosen[:MAX_RELATED], warnings
 
 
 def _proposals(text: str, spotlight: Spotlight) -> Iterator[tuple[str, int, str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 from typing import Any, Final, TypeAlias
@@ -323,7 +323,7 @@ def pieces_per_document(limit: int) -> int:
 
 
 def arrange(
-    nodes: Sequence[NodeWithScore], limit: int, *, joining: bool = True, max_per_document: int | None = None
+    nodes: Iterable[NodeWithScore], limit: int, *, joining: bool = True, max_per_document: int | None = None
 ) -> Arrangement:
     """Select at most ``limit`` pieces of evidence from ranked nodes, each a node or several joined neighbours.
 

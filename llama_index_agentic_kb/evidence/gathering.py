@@ -8,9 +8,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import compress
 from typing import Any, Final, Literal, TypeVar
 
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
@@ -115,10 +116,6 @@ class EvidenceCounts:
         ]
         return [f"{count} documents were left out by {limit}" for count, limit in parts if count]
 
-    def as_fields(self) -> dict[str, Any]:
-        """Return the counts as fields of an activity record."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}
-
 
 @dataclass(frozen=True, slots=True)
 class GatheredEvidence:
@@ -167,14 +164,24 @@ async def gather_evidence(
         reranking = await rerank(reranking.lists, candidates, options.reranker, selected, limit=ranked, deadline=ends)
     first = None if untouched else proof
     order = await _off_loop(lambda: _order(reranking, candidates, options, limit, first), len(candidates))
-    seen = [candidates[item.key].evidence() for item in order[:ranked]]
-    left = await postprocess(seen, options.postprocessors, bundle, deadline, selected)
-    capped = _cap_per_source(left.nodes, selected)
+    seen = [candidates[item.key] for item in order[:ranked]]
+    found_by, left = [one.search.source.name for one in seen], PostprocessedNodes([])
+    nodes: Iterable[NodeWithScore]
+    if options.postprocessors:
+        left = await postprocess([one.evidence() for one in seen], options.postprocessors, bundle, deadline, selected)
+        nodes, found_by = left.nodes, [(provenance(node) or {}).get("source", "") for node in left.nodes]
+    else:
+        nodes = (one.evidence() for one in seen)  # only those that are looked at are copied
+    allowed = _within_caps(found_by, selected)
     most = pieces_per_document(limit) if options.max_per_document == "auto" else options.max_per_document
-    arranging = partial(arrange, capped, limit, joining=options.join_neighbours, max_per_document=most)
-    if untouched:
-        arranging = partial(arrange, capped, limit, joining=False)
-    arranged = await _off_loop(arranging, len(capped))
+    arranging = partial(
+        arrange,
+        compress(nodes, allowed),
+        limit,
+        joining=options.join_neighbours and not untouched,
+        max_per_document=None if untouched else most,
+    )
+    arranged = await _off_loop(arranging, len(allowed))
     below, left_out = len(reranking.below), len(reranking.left_out)
     counts = EvidenceCounts(
         candidates=found,
@@ -183,8 +190,8 @@ async def gather_evidence(
         kept=len(arranged.nodes),
         dropped_by_threshold=below,
         dropped_by_postprocessors=left.dropped + left_out,
-        dropped_by_cap=len(left.nodes) - len(capped),
-        dropped_by_budget=len(candidates) - below - left_out - len(seen) + len(capped) - arranged.used,
+        dropped_by_cap=len(allowed) - sum(allowed),
+        dropped_by_budget=len(candidates) - below - left_out - len(seen) + sum(allowed) - arranged.used,
         added_by_postprocessors=left.added,
         reranked=reranking.read,
     )
@@ -288,17 +295,15 @@ def _near_duplicates(keys: Sequence[NodeKey], candidates: Mapping[NodeKey, Candi
     return again
 
 
-def _cap_per_source(nodes: Sequence[NodeWithScore], selected: Mapping[str, SelectedSource]) -> list[NodeWithScore]:
-    """Return the nodes, with at most ``maxOutputDocuments`` of each source that sets this parameter."""
+def _within_caps(found_by: Sequence[str], selected: Mapping[str, SelectedSource]) -> list[bool]:
+    """Return for each node, by its source's name, whether ``maxOutputDocuments`` of its source lets it through."""
     seen: Counter[str] = Counter()
-    kept = []
-    for node in nodes:
-        name = (provenance(node) or {}).get("source", "")
+    within = []
+    for name in found_by:
         cap = selected[name].params.max_output_documents if name in selected else None
         seen[name] += 1
-        if cap is None or seen[name] <= cap:
-            kept.append(node)
-    return kept
+        within.append(cap is None or seen[name] <= cap)
+    return within
 
 
 def _cut_searches(

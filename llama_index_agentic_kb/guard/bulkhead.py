@@ -66,7 +66,7 @@ class Permit:
         return granted
 
     def __enter__(self) -> None:
-        """Mark the function as started."""
+        """Mark the function as started, unless the permit was released before."""
         if self.bulkhead is None or not self.bulkhead.begin(self):
             raise DeadlineExceededError("given up before it was begun")
 
@@ -77,16 +77,6 @@ class Permit:
             self.bulkhead.leave(self)
         if self.on_end is not None:
             self.on_end(self, error)
-
-    def run(self, sync: Callable[[], T]) -> T:
-        """Call a function in this place."""
-        with self:
-            return sync()
-
-    async def arun(self, native: Callable[[], Awaitable[T]]) -> T:
-        """Await a function's result in this place."""
-        with self:
-            return await native()
 
 
 class BulkheadState(NamedTuple):
@@ -136,9 +126,7 @@ class Bulkhead:
         deadline = earliest(deadline, call.deadline)
         await self._enter(permit, call.what, deadline)
         try:
-            sync = None if call.sync is None else partial(permit.run, call.sync)
-            native = None if call.native is None else partial(permit.arun, call.native)
-            return await Call(sync, native, deadline, self._pool, call.what).perform()
+            return await Call(call.sync, call.native, deadline, self._pool, call.what, permit).perform()
         finally:
             self.leave(permit)
 
@@ -152,23 +140,9 @@ class Bulkhead:
         what: str,
     ) -> Stream[T]:
         """Open a stream once a permit is available; see ``call``. The reader must ``leave`` the permit at the end."""
-
-        def read() -> Iterator[T]:
-            with permit:
-                yield from sync()
-
-        async def items() -> AsyncIterator[T]:
-            if native is not None:
-                with permit:
-                    async for item in await native():
-                        yield item
-
-        async def aread() -> AsyncIterator[T]:
-            return items()
-
         await self._enter(permit, what, deadline)
         try:
-            return open_stream(sync=read, native=None if native is None else aread, pool=self._pool, what=what)
+            return open_stream(sync=sync, native=native, pool=self._pool, what=what, within=permit)
         except BaseException:
             self.leave(permit)
             raise
