@@ -18,12 +18,10 @@ from llama_index_agentic_kb import (
     KnowledgeBase,
     KnowledgeSource,
     RetrievalResponse,
-    RetrieverOptions,
     synthesis,
 )
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.grounding.settings import Grounding
-from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.schema import Outcome
 from llama_index_agentic_kb.testing import LoopbackOpenAI, MemoryRetriever, ScriptedLLM, ScriptedReply
 
@@ -132,14 +130,6 @@ def test_a_part_of_an_object_is_none() -> None:
         engine.query("Rain?")
     engine = base(json.dumps({"rain": True})).as_query_engine(output_cls=Weather)
     assert isinstance(engine.query("Rain?"), PydanticResponse)
-
-
-def test_retries_that_run_out_of_time_end_as_expiry() -> None:
-    """Attempts that are given up one after the other use the time up, and the evidence is given."""
-    policy = RetryPolicy(first_wait=0.01, attempt_seconds=0.15)
-    kb = base(HANGS, options=RetrieverOptions(retries=policy))
-    assert missing_answer(kb.retrieve("Rain?"))
-    assert len(kb.llm.calls) == 3  # type: ignore[union-attr]
 
 
 def test_evidence_that_takes_too_long_to_extract_is_named_by_its_references(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,6 @@ from typing import Any, Final, Literal, TypeVar
 from llama_index_agentic_kb._aio import (
     Call,
     call_deadline,
-    deadline_after,
     earliest,
     reset_after_fork,
 )
@@ -84,7 +83,6 @@ class RetryPolicy:
         attempts: The maximum number of attempts, the first included. Default 3.
         first_wait: The upper bound of the first wait in seconds. Default 0.5.
         max_wait: The upper bound of every wait in seconds, except for a Retry-After. Default 8.
-        attempt_seconds: The timeout of one attempt in seconds. Defaults to all the remaining time.
 
     Raises:
         ConfigurationError: A number is out of its range.
@@ -93,14 +91,11 @@ class RetryPolicy:
     attempts: int = 3
     first_wait: float = 0.5
     max_wait: float = 8.0
-    attempt_seconds: float | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers."""
         _check(self, 1, "attempts", whole=True)
         _check(self, 0, "first_wait", "max_wait")
-        if self.attempt_seconds is not None:
-            _check(self, 0, "attempt_seconds", above=True)
 
 
 NO_RETRIES: Final = RetryPolicy(attempts=1)
@@ -185,7 +180,7 @@ async def retried(
     """Return the result of the first successful attempt; raise the last one's error.
 
     Args:
-        attempt: Makes one attempt; its argument is the attempt's deadline.
+        attempt: Makes one attempt; its argument is the deadline.
         policy: The number of retries, and the waits before them.
         deadline: The deadline of all attempts together (``time.monotonic()``); the context's own applies too.
         is_worth: Returns whether a failure is worth another attempt.
@@ -193,9 +188,8 @@ async def retried(
     budget, deadline, number = current_budget().retries, earliest(deadline, call_deadline()), 1
     budget.count_call()
     while True:
-        own = policy.attempt_seconds
         try:
-            return await attempt(deadline if own is None else earliest(deadline, deadline_after(own)))
+            return await attempt(deadline)
         except Exception as error:
             pause = _pause(error, number, policy, deadline) if is_worth(error) else None
             if pause is None or not budget.take():  # last, so that no retry is deducted in vain

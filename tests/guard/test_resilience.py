@@ -225,20 +225,8 @@ def test_no_attempt_begins_that_can_not_end_in_time(perform: Perform, monkeypatc
     assert trouble.made == 1
 
 
-def test_one_attempt_may_be_given_up_early(perform: Perform) -> None:
-    """An attempt that hangs ends after its own time, and the next one has the rest."""
-    hang, made = threading.Event(), []
-
-    async def attempt(deadline: float | None) -> str:
-        made.append(deadline)
-        if len(made) == 1:
-            await Call(sync=lambda: hang.wait(30), deadline=deadline)
-        return "there"
-
-    end = time.monotonic() + 30
-    assert perform(tried(attempt, RetryPolicy(first_wait=0.01, attempt_seconds=0.1), deadline=end)) == "there"
-    hang.set()
-    assert all(deadline is not None and deadline < end for deadline in made)
+def test_attempts_get_the_deadline(perform: Perform) -> None:
+    """Each attempt has the deadline of all; without one it has none."""
     trouble = Trouble(unreached(), 0)
     perform(tried(trouble, RetryPolicy(), deadline=1e18))
     perform(tried(trouble, RetryPolicy()))
@@ -250,7 +238,7 @@ def test_one_attempt_may_be_given_up_early(perform: Perform) -> None:
     [
         (RetryPolicy, {"attempts": 0}), (RetryPolicy, {"attempts": 1.5}), (RetryPolicy, {"first_wait": "1"}),
         (RetryPolicy, {"first_wait": -1}), (RetryPolicy, {"max_wait": float("nan")}),
-        (RetryPolicy, {"attempt_seconds": 0}), (BreakerPolicy, {"failures": 0}), (BreakerPolicy, {"cool_down": -1}),
+        (BreakerPolicy, {"failures": 0}), (BreakerPolicy, {"cool_down": -1}),
         (Resilience, {"timeout": 0}), (BreakerPolicy, {"failures": 1.5}), (Resilience, {"max_concurrency": 0}),
         (Resilience, {"max_concurrency": 0.5}), (Resilience, {"max_concurrency": 2.5}),
         (Resilience, {"straggler_grace": -1}),
