@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource
-from llama_index_agentic_kb.sources import plugins
+from llama_index_agentic_kb.sources import selection
 from llama_index_agentic_kb.testing import MemoryRetriever
 
 MODULE = """
@@ -48,7 +48,7 @@ def install(site: Path, name: str, points: dict[str, str]) -> None:
     folder.mkdir(exist_ok=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     lines = "\n".join(f"{point} = {value}" for point, value in points.items())
-    (folder / "entry_points.txt").write_text(f"[{plugins.GROUP}]\n{lines}\n")
+    (folder / "entry_points.txt").write_text(f"[{selection.GROUP}]\n{lines}\n")
 
 
 def test_plugins_are_searched_and_failures_are_reported(site: Path) -> None:
@@ -84,10 +84,10 @@ def test_plugins_are_loaded_again(site: Path) -> None:
 
 def test_a_plugin_that_hangs_is_left_behind(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are loaded within the time limit."""
-    monkeypatch.setattr(plugins, "LOAD_SECONDS", 0.5)
+    monkeypatch.setattr(selection, "LOAD_SECONDS", 0.5)
     hanging = "import threading\ndef source():\n    threading.Event().wait(60)\n"
     (site / "hanging_plugin.py").write_text(hanging)
     install(site, "gone", {"g": "hanging_plugin:source"})
-    sources, failures = plugins.discover_sources()
+    sources, failures = selection.discover_sources()
     assert "hours" in [source.name for source in sources]
     assert "plugin 'g'" in next(failure.reason for failure in failures if failure.name == "g")
