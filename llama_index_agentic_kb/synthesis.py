@@ -29,6 +29,7 @@ from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.guard.failures import is_transient
 from llama_index_agentic_kb.guard.spotlighting import Spotlight
 from llama_index_agentic_kb.llm import CUT_SHORT, billed, metered, recorded_calls
+from llama_index_agentic_kb.planning.effort import MAX_RANKED
 from llama_index_agentic_kb.planning.steps import chain_lines
 from llama_index_agentic_kb.prompts import HISTORY_CHARACTERS, HISTORY_MESSAGES, format_question, shortened
 from llama_index_agentic_kb.retriever import Retrieval
@@ -41,6 +42,7 @@ from llama_index_agentic_kb.schema import (
     Outcome,
     RetrievalResponse,
     SkippedReason,
+    SubQueryOrigin,
 )
 from llama_index_agentic_kb.schema._model import Shown
 from llama_index_agentic_kb.schema.grounding import ClaimFlag, GroundingLedger, Verdict
@@ -59,11 +61,23 @@ _MAX_DATE: Final = 40
 
 
 def _shown(retrieval: Retrieval) -> set[int] | None:
-    """Return the reference ids of the proof, if it was found sufficient, and of the best others; None means all."""
-    marks = [(provenance(node) or {}).get("proof", []) for node in retrieval.nodes]
-    if not retrieval.proofs or len({one["rank"] for mark in marks for one in mark}) < retrieval.proofs:
-        return None  # no verdict, or a part of its proof was left out
-    others = [ref for ref, mark in enumerate(marks) if not mark]
+    """Return the reference ids of the proof, if it was found sufficient, and of the best others; None means all.
+
+    The best of others are those that the last steps found, then those first in the evidence.
+    """
+    marks = [provenance(node) or {} for node in retrieval.nodes]
+    if not retrieval.proofs or len({one["rank"] for mark in marks for one in mark.get("proof", [])}) < retrieval.proofs:
+        return None  # the evidence is not sufficient, or a part of its proof was left out
+    planned = [one for one in retrieval.plan.sub_queries if one.origin is not SubQueryOrigin.QUESTION]
+    needed = {parent for one in planned for parent in one.depends_on}
+    last = {one.id for one in planned if (one.part_of or one.id) not in needed}  # they ask for what the question asks
+
+    def rank(ref: int) -> int:
+        return min(
+            (one["rank"] for one in marks[ref].get("searches", []) if one["sub_query"] in last), default=MAX_RANKED
+        )
+
+    others = sorted((ref for ref, mark in enumerate(marks) if not mark.get("proof")), key=rank)
     return {*range(len(marks))} - {*others[BESIDE_PROOF:]}
 
 

@@ -50,7 +50,7 @@ FILLED = {
     "tools": '- order_status: The status of an order. Parameters: {"order": {"type": "string", "required": true}}',
     "current": "nothing",
     "messages": "1: Where is my order A-4711?",
-    "searches": "- q1: Who directed Titanic? -> James Cameron (stated, ref_id 0)",
+    "searches": "q1: Who directed Titanic? -> James Cameron (stated, ref_id 0)",
 }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeAlias
@@ -22,10 +22,10 @@ from llama_index_agentic_kb.errors import PlanningError
 from llama_index_agentic_kb.guard.spotlighting import Spotlight, draw
 from llama_index_agentic_kb.guard.text import plain_value, strip_invisible
 from llama_index_agentic_kb.llm import read_json, repair_json, strip_code_fence
-from llama_index_agentic_kb.planning.passages import CUT, MAX_PASSAGES, PassageSet
+from llama_index_agentic_kb.planning.passages import CUT, MAX_PASSAGES, PassageSet, ShownPassage
 from llama_index_agentic_kb.planning.plan_graph import PlannerSource, Proposal, refers
 from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel, describe_sources, read_proposals
-from llama_index_agentic_kb.prompts import ON_SEARCHING, as_data, with_instructions
+from llama_index_agentic_kb.prompts import ON_SEARCHING, with_instructions
 from llama_index_agentic_kb.schema import Confidence, Finding
 
 MAX_BRANCHES: Final = 3
@@ -91,14 +91,14 @@ async def read_findings(
     intake = FindingsIntake(open_steps, passages, take, spotlight)
     known = {name: as_found(found, passages.refs()) for name, found in open_steps.known.items()}
     with call.recorded(log, models.model, "findings"):
-        messages = models.prompts["findings_prompt"].format_messages(
-            llm=models.model.llm,
+        messages = models.messages(
+            "findings_prompt",
+            passages.as_prompt(spotlight),
             max_answers=str(MAX_BRANCHES),
-            context_str=passages.as_prompt(spotlight),
-            query_str=as_data(question),
-            steps=as_data(_one_a_line(open_steps.steps)),
-            later_steps=as_data(_one_a_line(open_steps.later)),
-            found=as_data(_one_a_line(known)),
+            query_str=question,
+            steps=_one_a_line(open_steps.steps),
+            later_steps=_one_a_line(open_steps.later),
+            found=_one_a_line(known),
         )
         reply = await models.model.read(messages, intake.read, deadline=deadline, max_chars=MAX_REPLY)
         call.usage = reply.usage
@@ -131,7 +131,7 @@ class FindingsIntake:
         self._steps = {*open_steps.steps, *open_steps.later, *open_steps.known}
         self._passages = passages.passages
         self._hand_on = take
-        self._unmarked = spotlight.unmarked
+        self._spotlight = spotlight
         self._position = 0
         self._taken: set[str] = set()
         self.in_full: dict[str, set[str]] = {}
@@ -158,56 +158,75 @@ class FindingsIntake:
         """Take the repaired lines of the complete reply, for steps that had no valid line while it was streamed."""
         before = set(self._taken)
         for line in lines:
-            if self._step_of(line) not in before:
+            if _step_of(line, self._steps) not in before:
                 await self._take(line)
 
-    def _step_of(self, line: dict[str, object]) -> str:
-        step = str(line.get("step", line.get("id", ""))).strip().lstrip("#")
-        return step if step in self._steps else f"q{step}"
-
     async def _take(self, line: dict[str, object]) -> None:
-        step = self._step_of(line)
+        step = _step_of(line, self._steps)
         if step not in self._steps:
             return
         self._taken.add(step)
-        whole = line.get("whole")
-        for ref in whole if isinstance(whole, list) else ():
+        for ref in _listed(line.get("whole")):
             if (passage := self._passages.get(_number(ref))) is not None and CUT in passage.content:
                 self.in_full.setdefault(step, set()).add(passage.node.node_id)
-        answers = line.get("answers", line.get("answer", line.get("value")))
-        answers = answers if isinstance(answers, list) else [answers]
-        distinct: dict[str, Finding] = {}
-        for answer in answers:
-            if (finding := self._finding(step, answer)) is not None:
-                distinct.setdefault(finding.value.casefold(), finding)
+        answers, found = _answers_in(line), _findings_in([line], step, self._passages, self._spotlight)
         # models write it beside the answers as well as in one of them
         search = next((one["next"] for one in (*answers, line) if isinstance(one, dict) and one.get("next")), "")
-        words = self._unmarked(search[:MAX_READ]) if isinstance(search, str) else ""
+        words = self._spotlight.unmarked(search[:MAX_READ]) if isinstance(search, str) else ""
         following = one_line(plain_value(words), MAX_VALUE)
-        found, search = list(distinct.values()), "" if refers(following) else following
         dropped = [one.value for one in found[MAX_BRANCHES:]]
-        await self._hand_on(step, StepAnswer(found[:MAX_BRANCHES], search, dropped))
+        await self._hand_on(step, StepAnswer(found[:MAX_BRANCHES], "" if refers(following) else following, dropped))
 
-    def _finding(self, step: str, answer: object) -> Finding | None:
-        """Return an answer as a finding (None if invalid), "stated" only if the referenced passage contains it."""
-        fields = answer if isinstance(answer, dict) else {"value": answer}
-        value = fields.get("value", fields.get("answer"))
-        sure = str(fields.get("confidence") or "stated").strip().lower()
-        if not isinstance(value, (str, int, float)) or isinstance(value, bool) or sure == "none":
-            return None
-        written = self._unmarked(str(value)[:MAX_READ])
-        text = one_line(plain_value(written), MAX_VALUE)
-        if not normalize(text) or text.casefold() in _NOTHING or refers(written) or refers(text):
-            return None
-        passage = self._passages.get(_number(fields.get("ref", fields.get("ref_id"))))
-        says = passage is not None and passage.says(text)
-        confidence = Confidence.STATED if says and sure == "stated" else Confidence.IMPLIED
-        if sure == "partial":
-            confidence = Confidence.PARTIAL
-        if passage is None:
-            return Finding(sub_query_id=step, value=text, confidence=confidence)
-        node_id, title = passage.node.node_id, passage.title
-        return Finding(sub_query_id=step, value=text, confidence=confidence, node_id=node_id, title=title)
+
+def _step_of(line: Mapping[str, object], steps: Collection[str]) -> str:
+    """Return the id of a line's step; it may be none of ``steps``."""
+    step = str(line.get("step", line.get("id", ""))).strip().lstrip("#")
+    return step if step in steps else f"q{step}"
+
+
+def _answers_in(line: dict[str, object]) -> list[object]:
+    """Return the answers of a line, which may be one answer itself."""
+    answers = line.get("answers", line.get("answer", line.get("value")))
+    if isinstance(answers, list):
+        return answers
+    return [answers if isinstance(answers, dict) else {**line, "value": answers}]
+
+
+def _findings_in(
+    lines: Iterable[dict[str, object]], step: str, passages: Mapping[int, ShownPassage], spotlight: Spotlight
+) -> list[Finding]:
+    """Return the valid answers in the lines of a step, each once."""
+    distinct: dict[str, Finding] = {}
+    for answer in (answer for line in lines for answer in _answers_in(line)):
+        if (finding := _finding(step, answer, passages, spotlight)) is not None:
+            distinct.setdefault(finding.value.casefold(), finding)
+    return list(distinct.values())
+
+
+def _finding(step: str, answer: object, passages: Mapping[int, ShownPassage], spotlight: Spotlight) -> Finding | None:
+    """Return an answer as a finding (None if invalid), "stated" only if the referenced passage contains it."""
+    fields = answer if isinstance(answer, dict) else {"value": answer}
+    value = fields.get("value", fields.get("answer"))
+    sure = str(fields.get("confidence") or "stated").strip().lower()
+    if not isinstance(value, (str, int, float)) or isinstance(value, bool) or sure == "none":
+        return None
+    written = spotlight.unmarked(str(value)[:MAX_READ])
+    text = one_line(plain_value(written), MAX_VALUE)
+    if not normalize(text) or text.casefold() in _NOTHING or refers(written) or refers(text):
+        return None
+    passage = passages.get(_number(fields.get("ref", fields.get("ref_id"))))
+    says = passage is not None and passage.says(text)
+    confidence = Confidence.STATED if says and sure == "stated" else Confidence.IMPLIED
+    if sure == "partial":
+        confidence = Confidence.PARTIAL
+    if passage is None:
+        return Finding(sub_query_id=step, value=text, confidence=confidence)
+    node_id, title = passage.node.node_id, passage.title
+    return Finding(sub_query_id=step, value=text, confidence=confidence, node_id=node_id, title=title)
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
 
 
 def _number(value: object) -> int:
@@ -244,24 +263,30 @@ class Verdict(ModelCall):
     gaps: list[str] = field(default_factory=list)
     refs: list[int] = field(default_factory=list)
     """Numbers of the passages that support the verdict, in the order in which the facts lead to the answer."""
+    values: dict[str, list[Finding]] = field(default_factory=dict)
+    """Answers of open steps that the model read in the passages, by id."""
     proposals: list[Proposal] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
-    def read(self, text: str) -> None:
-        """Parse a reply and fill the fields of this verdict.
+    def read(self, text: str, steps: Collection[str], passages: PassageSet, spotlight: Spotlight) -> None:
+        """Parse a reply and fill the fields of this verdict; ``steps`` are the open steps.
 
         Raises:
             PlanningError: The reply contains no verdict.
         """
-        value = read_json(text)
+        value = read_json(spotlight.unmarked(text))
         if not isinstance(value, dict) or not {"sufficient", "sub_queries", "gaps"} & value.keys():
             raise PlanningError(f"the model's reply holds no verdict: {one_line(text[:400], 80)!r}")
-        gaps, sufficient, proposed = value.get("gaps"), value.get("sufficient"), value.get("sub_queries")
-        if isinstance(gaps, list):
-            self.gaps = [one_line(strip_invisible(str(gap)), 200) for gap in gaps[:MAX_GAPS]]
+        self.gaps = [one_line(strip_invisible(str(gap)), 200) for gap in _listed(value.get("gaps"))[:MAX_GAPS]]
+        sufficient, proposed = value.get("sufficient"), value.get("sub_queries")
         self.sufficient = sufficient if isinstance(sufficient, bool) else None
-        refs = value.get("refs")
-        self.refs = [_number(ref) for ref in refs[:MAX_PASSAGES]] if isinstance(refs, list) else []
+        numbers = [_number(ref) for ref in _listed(value.get("refs"))[:MAX_PASSAGES]]
+        self.refs = [ref for ref in numbers if ref in passages.passages]
+        lines = [line for line in _listed(value.get("values")) if isinstance(line, dict)]
+        for step in steps:
+            own = [line for line in lines if _step_of(line, steps) == step]
+            if found := _findings_in(own, step, passages.passages, spotlight)[:MAX_BRANCHES]:
+                self.values[step] = found
         if self.sufficient or not isinstance(proposed, list):
             return
         proposals = read_proposals({"sub_queries": proposed}, "r")  # "q1" is a step of the plan
@@ -276,7 +301,8 @@ class Verdict(ModelCall):
 async def look_for_gaps(
     models: PlanningModel,
     question: str,
-    searches: str,
+    searches: Mapping[str, str],
+    open_steps: Collection[str],
     passages: PassageSet,
     sources: Sequence[PlannerSource],
     *,
@@ -289,18 +315,18 @@ async def look_for_gaps(
     verdict = Verdict(fields={"sub_queries": []})
     spotlight = draw(models.spotlighting)
     with verdict.recorded(log, models.model, "revision"):
-        messages = models.prompts["revision_prompt"].format_messages(
-            llm=models.model.llm,
+        messages = models.messages(
+            "revision_prompt",
+            passages.as_prompt(spotlight),
             max_sub_queries=str(limit),
-            sources=as_data(describe_sources(sources)),
-            context_str=passages.as_prompt(spotlight),
-            searches=as_data(searches),
-            query_str=as_data(question),
+            sources=describe_sources(sources),
+            searches=_one_a_line(searches),
+            query_str=question,
         )
         messages = with_instructions(messages, instructions, ON_SEARCHING)
         reply = await models.model.chat(messages, deadline=deadline)
         verdict.usage = reply.usage
-        read = partial(verdict.read, spotlight.unmarked(reply.text))
+        read = partial(verdict.read, reply.text, open_steps, passages, spotlight)
         await Call(sync=read, deadline=deadline, what="reading the verdict")
         verdict.fields = {
             "sub_queries": [proposal.query for proposal in verdict.proposals],

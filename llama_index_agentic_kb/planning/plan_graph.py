@@ -270,13 +270,19 @@ def refers(text: str) -> bool:
 
 
 def fill(template: str, answers: Mapping[str, str], *, add: bool = True) -> str:
-    """Replace the references (``#q1``) in a template by answers, by id; with ``add``, append those it does not name."""
+    """Replace the references (``#q1``) in a template by answers, by id; with ``add``, append those it does not name.
+
+    An answer that would stand twice in a row stands once.
+    """
     text = _replace(template, lambda name, written: answers.get(name, "") if _STEP_ID.fullmatch(name) else written)
     words, form, named = text.split(), normalize(text), _names_in(template)
     for name, answer in answers.items() if add else ():
         if name not in named and normalize(answer) not in form:
             words.append(answer)
-    return " ".join(words)[:MAX_QUERY].rstrip()
+    text = " ".join(words)
+    for answer in filter(None, answers.values()):  # "White County, Arkansas" beside "Arkansas"
+        text = re.sub(rf"(?<!\w)({re.escape(answer)})(?:,? {re.escape(answer)})+(?!\w)", r"\1", text)
+    return text[:MAX_QUERY].rstrip()
 
 
 def _names_in(text: str) -> list[str]:

@@ -94,6 +94,7 @@ _NEXT_ITEM: Final = re.compile(r"\s{0,100},\s{0,100}(?=\{)")
 _LAST_KEY: Final = re.compile(r'"finds"\s{0,3}:\s{0,3}"')
 """Start of the last key of a sub-query (``finds``), which is not needed to search it."""
 _DECODER: Final = json.JSONDecoder()
+_EMPTY_BLOCK: Final = re.compile(r"^<(conversation|later_steps|found)>\s*</\1>\n{0,2}", re.MULTILINE)
 
 
 # -- what all calls of the planning model share --------------------------------------------------------------------
@@ -118,6 +119,15 @@ class PlanningModel:
             "revision_prompt": REVISION_TEMPLATE,
             "tool_prompt": TOOL_TEMPLATE,
         }
+
+    def messages(self, prompt: str, passages: str = "", **variables: str) -> list[ChatMessage]:
+        """Return a prompt's messages with ``passages`` as the context and its other variables, sanitized.
+
+        A block that holds nothing is left out.
+        """
+        values = {name: as_data(text) for name, text in variables.items()}
+        made = self.prompts[prompt].format_messages(llm=self.model.llm, context_str=passages, **values)
+        return [ChatMessage(role=one.role, content=_EMPTY_BLOCK.sub("", one.content or "")) for one in made]
 
 
 @dataclass(slots=True)
@@ -231,13 +241,13 @@ def _messages(
         rules += f"\n- {FOLLOW_UP}"
     rules += f"\n- {TODAY.format(today=models.today().isoformat())}"
     turns = [f"{role}: {one_line(text, HISTORY_CHARACTERS)}" for role, text in scope.history[-HISTORY_MESSAGES:]]
-    messages = models.prompts["planner_prompt"].format_messages(
-        llm=models.model.llm,
+    messages = models.messages(
+        "planner_prompt",
         max_sub_queries=str(limits.sub_queries),
         dependencies=rules,
-        sources=as_data(describe_sources(sources)),
-        conversation=as_data("\n".join(turns)),
-        query_str=as_data(scope.question),
+        sources=describe_sources(sources),
+        conversation="\n".join(turns),
+        query_str=scope.question,
     )
     messages = with_instructions(messages, scope.retrieval_instructions, ON_SEARCHING)
     spec = requested(scope.classification)

@@ -297,9 +297,9 @@ class MultiHopSearch:
         outcome, steps = self._outcome, self._steps
         if outcome.revisions >= self._limits.revisions or not self._may_ask():
             return False
-        if steps.are_stated:
+        if steps.are_answered:
             outcome.sufficient = True
-            self._decide("the evidence is sufficient without a verdict: a passage states the answer of every step")
+            self._decide("the evidence is sufficient without a verdict: every step has an answer with its passage")
             return False
         await self._wait_for(steps.searched)
         last = outcome.rounds
@@ -342,17 +342,18 @@ class MultiHopSearch:
         return True
 
     async def _judge(self) -> Verdict:
-        """Ask the model whether evidence is missing, and store the passages that support its verdict."""
+        """Ask the model whether evidence is missing; store the values of open steps, and what supports the verdict."""
         steps = self._steps
         own = steps.searches_of([step.id for step in steps.chain()])
-        unstated = [name for name in reversed(steps.searched) if not steps.is_stated(name)]
+        unstated = [name for name in reversed(steps.searched) if not steps.is_answered(name, Confidence.STATED)]
         share = min(max(1, MAX_PASSAGES // max(1, len(unstated))), PASSAGES_PER_QUERY)
         shown = {name: share if name in own or not own else min(share, QUESTIONS_OWN) for name in unstated}
         passages = await self._passages(shown, whole=WHOLE)
         verdict = await look_for_gaps(
             self._model,
             self._task.scope.question,
-            "\n".join(self._account_of_searches(passages.refs())),
+            dict(self._account_of_searches(passages.refs())),
+            steps.open,
             passages,
             self._may_revise,
             limit=self._limits.sub_queries,
@@ -360,8 +361,9 @@ class MultiHopSearch:
             log=self._task.log,
             instructions=self._task.scope.retrieval_instructions,
         )
-        verdict.refs = [ref for ref in verdict.refs if ref in passages.passages]
         self._rests_on += [passages.passages[ref].node.node_id for ref in verdict.refs]
+        for name, found in verdict.values.items():
+            self._take(name, found)
         return verdict
 
     @property
@@ -370,8 +372,8 @@ class MultiHopSearch:
         allowed = self._steps.may_get(self._planned)
         return [one for one in self._sources if one.name in allowed]
 
-    def _account_of_searches(self, refs: Mapping[str, int]) -> Iterator[str]:
-        """Yield one line for each search with its findings, and for each step that needed no search."""
+    def _account_of_searches(self, refs: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+        """Yield the id, query and findings of each search, and of each step that needed no search."""
         steps, nodes = self._steps, dict[str, int]()
         for search in self._done:
             if search.source.name in self._readable:
@@ -387,7 +389,7 @@ class MultiHopSearch:
         for name in dict.fromkeys([*unplaced, *placed]):
             found = as_found(steps.found.get(name, []), refs)
             nothing = "" if nodes.get(name) or name in early else "nothing was found"
-            yield f"- {name}: {asked[name]}" + (f" -> {found or nothing}" if found or nothing else "")
+            yield name, asked[name] + (f" -> {found or nothing}" if found or nothing else "")
 
     # -- shared by reading and judging -------------------------------------------------------------------------------
 

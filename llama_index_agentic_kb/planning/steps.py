@@ -81,8 +81,8 @@ class PlanOutcome:
     chain: list[FoundStep] = field(default_factory=list)
     """The steps with their findings; each step comes after those that it depends on."""
     sufficient: bool = False
-    """Whether the proof was found to hold all that the question needs: by a verdict that names passages, or because a
-    passage states the answer of every step."""
+    """Whether the proof was found to hold all that the question needs: by a verdict that names passages, or because
+    every step has an answer with its passage."""
     proof: list[Proof] = field(default_factory=list)
     """The passages that support the chain's findings, and those that support the verdict on the evidence."""
     withheld: list[MissingPart] = field(default_factory=list)
@@ -271,16 +271,23 @@ class Steps:
         """Return a step's answers, or a description of them if none is known."""
         return " or ".join(answer.value for answer in self.answers_of(name)) or self.description_of(name)
 
-    def is_stated(self, search: str) -> bool:
-        """Return whether a search, or a step that needed none, has answers, all of them stated in a passage."""
+    def is_answered(self, search: str, least: Confidence = Confidence.IMPLIED) -> bool:
+        """Return whether a search, or a step that needed none, has answers, all with a passage and at least so sure."""
         found = self.found.get(search, [])
-        return bool(found) and all(one.confidence is Confidence.STATED and one.node_id for one in found)
+        return bool(found) and all(one.node_id and _SURE[one.confidence] >= _SURE[least] for one in found)
 
     @property
-    def are_stated(self) -> bool:
-        """Whether each step, and each of its searches, has answers, all of them stated in a passage."""
+    def are_answered(self) -> bool:
+        """Whether each step, and each of its searches, has answers, all with a passage; an implied one is enough."""
         made = [name for step in self.chain() for name in self.searches_of([step.id]) or [step.id]]
-        return bool(made) and all(map(self.is_stated, made))
+        return bool(made) and all(map(self.is_answered, made))
+
+    @property
+    def open(self) -> list[str]:
+        """The ids of steps and searches, but those of the question itself, that are not answered."""
+        every = {**self.planned, **self.searched}
+        asked = [name for name, one in every.items() if one.origin is not SubQueryOrigin.QUESTION]
+        return [name for name in asked if not self.is_answered(name)]
 
     def chain(self) -> list[FoundStep]:
         """Return the steps with their findings; each step comes after those that it depends on."""

@@ -36,7 +36,6 @@ from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel
 from llama_index_agentic_kb.planning.rounds import search_question
 from llama_index_agentic_kb.planning.scope import Scope
 from llama_index_agentic_kb.planning.steps import PlanOutcome, Task
-from llama_index_agentic_kb.prompts import as_data
 from llama_index_agentic_kb.schema import (
     DialogueStage,
     DialogueState,
@@ -287,11 +286,9 @@ async def _choose(
         lines.append(f"- {tool.name}: {one_line(tool.description, 400)} Parameters: {schema}")
     current = "nothing"
     if state.tool in tools:
-        current = as_data(f"{state.tool} {json.dumps(state.slots, ensure_ascii=False)}")
+        current = f"{state.tool} {json.dumps(state.slots, ensure_ascii=False)}"
     said = [f"{number}: {one_line(text, 2_000)}" for number, text in enumerate(messages, start=1)]
-    prompt = models.prompts["tool_prompt"].format_messages(
-        llm=models.model.llm, tools=as_data("\n".join(lines)), current=current, messages=as_data("\n".join(said))
-    )
+    prompt = models.messages("tool_prompt", tools="\n".join(lines), current=current, messages="\n".join(said))
     with choice.recorded(log, models.model, "tool"):
         reply = await models.model.chat(prompt, deadline=deadline)
         choice.usage = reply.usage

@@ -132,11 +132,28 @@ def test_the_chain_stands_in_the_verdicts_and_the_answers_prompts() -> None:
     told = "Who directed Titanic? -> James Cameron", "Where was James Cameron born? -> Kapuskasing"
     chain = [f"{row} (stated, ref_id {{}})" for row in told]
     for number, (row, title) in enumerate(zip(chain, ("Titanic", "James Cameron"), strict=True)):
-        assert f"- q{number + 1}: " + row.format(found[title]) in verdict_prompt
+        assert f"\nq{number + 1}: " + row.format(found[title]) in verdict_prompt
         assert "- " + row.format(number) in answer_prompt
     assert verdict_prompt.count("He made films.") > 100
     assert answer_prompt.count("<found>") == answer_prompt.count("</found>") == 1
     assert [reference.node_id for reference in response.references][:2] == ["Titanic", "James Cameron"]
+
+
+@pytest.mark.parametrize("enough", [True, False])
+def test_a_verdict_writes_the_values_of_open_steps(enough: bool) -> None:
+    """With their passages, which are proof; a revision's searches have them, and what was answered stays."""
+
+    def judge(prompt: str) -> str:
+        river = {"step": "q3", "value": "Kapuskasing River", "ref": refs(prompt)["Kapuskasing"]}
+        values = [{"step": "q1", "value": "Ann"}, {"step": "q9", "value": "x"}, "y", river]
+        onward = {"query": "mouth of #q3", "depends_on": ["q3"]}
+        return verdict(onward, sufficient=enough, values=values)
+
+    made = world(revision=judge).search(QUESTION)
+    found = [("James Cameron", "Titanic"), ("Kapuskasing", "James Cameron"), ("Kapuskasing River", "Kapuskasing")]
+    assert [(one.value, one.node_id) for one in made.findings] == found
+    assert [node.node_id for node in made.nodes][:3] == [page for _, page in found]
+    assert queries_of(made).get("r1.1") == (None if enough else "mouth of Kapuskasing River")
 
 
 def test_a_revision_is_a_plan() -> None:

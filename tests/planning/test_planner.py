@@ -228,6 +228,8 @@ def test_the_prompt_holds_sources_and_conversation() -> None:
         f"<conversation>\n{shown}\n</conversation>\n\nQuestion: {QUESTION}\nPlan:"
     )
     assert "At most 3 sub-queries" in str(llm.calls[0][0].content)
+    plan(alone := ScriptedLLM(WELL))
+    assert "<conversation>" not in prompt(alone)
 
 
 def test_relative_dates_count_from_today() -> None:

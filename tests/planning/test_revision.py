@@ -98,7 +98,7 @@ def test_the_prompt_tells_what_was_searched_and_found() -> None:
     )
     searched.search(QUESTION)
     prompt = next(text for kind, text in searched.prompts if kind == "revision")
-    assert "- q0: the question itself\n- q1: Whose is the tower? -> Ann (implied)\n- q2: age of Ann" in prompt
+    assert "q0: the question itself\nq1: Whose is the tower? -> Ann (implied)\nq2: age of Ann" in prompt
     for tag in ("<evidence>", "</evidence>", "<searches>", "</searches>"):
         assert prompt.count(tag) == 1
 

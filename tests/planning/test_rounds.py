@@ -188,15 +188,18 @@ def test_a_step_that_is_answered_already_is_not_searched() -> None:
 
 
 def test_an_implied_early_answer_is_kept_and_its_search_confirms_it() -> None:
-    """The next step is searched with it at once, and the verdict sees it; a stated answer takes its place."""
+    """The next step is searched with it at once, and a verdict sees it, unless every step has an answer."""
     searched = world(plan=THREE, findings=early("Kapuskasing", "Titanic", "implied"))
     made = searched.search(QUESTION)
     queries = queries_of(made)
     assert (queries["q2"], queries["q3"]) == (FILLED, "river of Kapuskasing")
     assert (searched.calls("findings"), searched.calls("revision")) == (1, 1)
     verdict = next(text for kind, text in searched.prompts if kind == "revision")
-    assert f"- q2: {FILLED} -> Kapuskasing (implied, ref_id {refs(verdict)['Titanic']})" in verdict
+    assert f"\nq2: {FILLED} -> Kapuskasing (implied, ref_id {refs(verdict)['Titanic']})" in verdict
     assert [one.confidence for one in made.findings] == [Confidence.IMPLIED, Confidence.STATED]
+    whole = world(findings=early("Kapuskasing", "Titanic", "implied"))
+    assert "sufficient without a verdict" in (reasoning_of(whole.search(QUESTION)).decision or "")
+    assert whole.calls("revision") == 0
 
 
 def test_a_later_prompt_shows_what_is_new_and_the_proof() -> None:
@@ -207,6 +210,7 @@ def test_a_later_prompt_shows_what_is_new_and_the_proof() -> None:
     searched.search("Who directed Titanic, and what does snow do?")
     first, second, verdict = (text for kind, text in searched.prompts if kind != "plan")
     assert f"q1: James Cameron (stated, ref_id {refs(second)['Titanic']})" in second
+    assert ["<found>" in text for text in (first, second)] == [False, True]
     assert ["Snow" in refs(text) for text in (first, second, verdict)] == [True, False, True]
     assert {"Titanic", "James Cameron"} <= {*refs(second)}
 
