@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
@@ -46,8 +46,10 @@ def format_passage(passage: Passage) -> str:
 
 
 def format_passages(passages: Iterable[Passage]) -> str:
-    """Return passages as prompt text, one below the other, with the spotlighting frame of their request."""
+    """Return passages as prompt text, in the spotlighting frame of their request, without a source that all share."""
     listed = list(passages)
+    if len({one.source for one in listed}) == 1:
+        listed = [replace(one, source="") for one in listed]
     text = "\n".join(format_passage(passage) for passage in listed)
     return listed[0].spotlight.framed(text) if listed else text
 

@@ -44,65 +44,59 @@ _NOTHING: Final = ("none", "null", "unknown", "n/a", "not stated", "not found", 
 
 
 @dataclass(frozen=True, slots=True)
-class OpenSteps:
-    """The steps that a model call has to answer."""
-
-    steps: Mapping[str, str]  # searched queries by id; the reply has a line for each
-    later: Mapping[str, str] = field(default_factory=dict)
-    """Queries that wait for answers, by id; the reply has a line only for those that the passages already answer."""
-    known: Mapping[str, list[Finding]] = field(default_factory=dict)
-    """Findings of earlier calls by id; the reply may correct them."""
-
-
-@dataclass(frozen=True, slots=True)
 class StepAnswer:
     """The answer to one step, as the model read it in the passages."""
 
     findings: list[Finding]  # findings, best first; empty if no answer was found
     search: str = ""  # the query to search next if the findings are only partial answers; else empty
-    dropped: Sequence[str] = ()  # further answers, beyond ``MAX_BRANCHES``
+    whole: Collection[str] = ()  # node ids of passages whose full text the model asked for
 
 
 Take: TypeAlias = Callable[[str, StepAnswer], Coroutine[object, object, None]]
 """Callback that is awaited with a step's id and its answer."""
 
 
-@dataclass(slots=True)
-class Reading(ModelCall):
-    """The result of a call that reads answers, apart from the answers themselves."""
-
-    in_full: dict[str, set[str]] = field(default_factory=dict)
-    """Node ids of passages whose full text the model asked for, by step."""
-
-
 async def read_findings(
     models: PlanningModel,
     question: str,
-    open_steps: OpenSteps,
+    steps: Mapping[str, str],
     passages: PassageSet,
     take: Take,
     *,
+    later: Mapping[str, str],
+    known: Mapping[str, Iterable[Finding]],
     deadline: float | None,
     log: ActivityLog,
-) -> Reading:
-    """Ask the model for the answers of steps; ``take`` gets each as soon as its line is complete."""
-    call = Reading()
+) -> ModelCall:
+    """Ask the model for the answers of steps; ``take`` gets each as soon as its line is complete.
+
+    Args:
+        models: The model that reads.
+        question: The user's question.
+        steps: Searched queries by id; the reply has a line for each.
+        passages: What the searches found.
+        take: Gets the answers.
+        later: Queries that wait for answers, by id; the reply has a line only for those that the passages answer.
+        known: Findings of earlier calls by id; the reply may correct them.
+        deadline: When the call is abandoned.
+        log: Records the call.
+    """
+    call = ModelCall()
     spotlight = draw(models.spotlighting)
-    intake = FindingsIntake(open_steps, passages, take, spotlight)
-    known = {name: as_found(found, passages.refs()) for name, found in open_steps.known.items()}
+    intake = FindingsIntake(steps, {*steps, *later, *known}, passages, take, spotlight)
+    found = {name: as_found(answers, passages.refs()) for name, answers in known.items()}
     with call.recorded(log, models.model, "findings"):
         messages = models.messages(
             "findings_prompt",
             passages.as_prompt(spotlight),
             max_answers=str(MAX_BRANCHES),
             query_str=question,
-            steps=_one_a_line(open_steps.steps),
-            later_steps=_one_a_line(open_steps.later),
-            found=_one_a_line(known),
+            steps=_one_a_line(steps),
+            later_steps=_one_a_line(later),
+            found=_one_a_line(found),
         )
         reply = await models.model.read(messages, intake.read, deadline=deadline, max_chars=MAX_REPLY)
         call.usage = reply.usage
-        call.in_full = intake.in_full
         if not intake.is_complete:
             repair = partial(lines_in, reply.text)
             await intake.finish(await Call(sync=repair, deadline=deadline, what="reading what was found"))
@@ -124,18 +118,18 @@ def _one_a_line(steps: Mapping[str, str]) -> str:
 
 
 class FindingsIntake:
-    """Parses the lines of a reply while it is being streamed."""
+    """Parses a reply while it is streamed: a line for each step ``asked``, and for some others of ``steps``."""
 
-    def __init__(self, open_steps: OpenSteps, passages: PassageSet, take: Take, spotlight: Spotlight) -> None:
-        self._asked = open_steps.steps.keys()
-        self._steps = {*open_steps.steps, *open_steps.later, *open_steps.known}
+    def __init__(
+        self, asked: Iterable[str], steps: Collection[str], passages: PassageSet, take: Take, spotlight: Spotlight
+    ) -> None:
+        self._asked = {*asked}
+        self._steps = steps
         self._passages = passages.passages
         self._hand_on = take
         self._spotlight = spotlight
         self._position = 0
         self._taken: set[str] = set()
-        self.in_full: dict[str, set[str]] = {}
-        """Node ids of passages whose full text the model asked for, by step."""
 
     @property
     def is_complete(self) -> bool:
@@ -166,16 +160,14 @@ class FindingsIntake:
         if step not in self._steps:
             return
         self._taken.add(step)
-        for ref in _listed(line.get("whole")):
-            if (passage := self._passages.get(_number(ref))) is not None and CUT in passage.content:
-                self.in_full.setdefault(step, set()).add(passage.node.node_id)
+        wanted = [self._passages.get(_number(ref)) for ref in _listed(line.get("whole"))]
+        whole = {one.node.node_id for one in wanted if one is not None and CUT in one.content}
         answers, found = _answers_in(line), _findings_in([line], step, self._passages, self._spotlight)
         # models write it beside the answers as well as in one of them
         search = next((one["next"] for one in (*answers, line) if isinstance(one, dict) and one.get("next")), "")
         words = self._spotlight.unmarked(search[:MAX_READ]) if isinstance(search, str) else ""
         following = one_line(plain_value(words), MAX_VALUE)
-        dropped = [one.value for one in found[MAX_BRANCHES:]]
-        await self._hand_on(step, StepAnswer(found[:MAX_BRANCHES], "" if refers(following) else following, dropped))
+        await self._hand_on(step, StepAnswer(found, "" if refers(following) else following, whole))
 
 
 def _step_of(line: Mapping[str, object], steps: Collection[str]) -> str:
@@ -282,7 +274,7 @@ class Verdict(ModelCall):
         self.sufficient = sufficient if isinstance(sufficient, bool) else None
         numbers = [_number(ref) for ref in _listed(value.get("refs"))[:MAX_PASSAGES]]
         self.refs = [ref for ref in numbers if ref in passages.passages]
-        lines = [line for line in _listed(value.get("values")) if isinstance(line, dict)]
+        lines = [line for line in _listed(value.get("values"))[:MAX_PASSAGES] if isinstance(line, dict)]
         for step in steps:
             own = [line for line in lines if _step_of(line, steps) == step]
             if found := _findings_in(own, step, passages.passages, spotlight)[:MAX_BRANCHES]:

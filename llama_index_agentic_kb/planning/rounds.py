@@ -24,8 +24,6 @@ from llama_index_agentic_kb.evidence.candidates import Proof
 from llama_index_agentic_kb.planning.classification import classify, requested
 from llama_index_agentic_kb.planning.findings import (
     MAX_BRANCHES,
-    OpenSteps,
-    Reading,
     StepAnswer,
     Verdict,
     as_found,
@@ -206,10 +204,9 @@ class MultiHopSearch:
             # the first round is always news, and a round that only reads once more has none
             if (number > 2 and not again and self._brought_nothing_new(number - 1)) or not self._may_ask():  # noqa: PLR2004
                 break
-            call = await self._read(to_read, number)
+            asked = set[str]()  # searches of which the model asked for the whole of a passage
+            call = await self._read(to_read, number, asked)
             self._count(call)
-            asked = {name for name, ids in call.in_full.items() if not ids <= self._in_full}
-            self._in_full.update(*call.in_full.values())
             if call.error is not None:
                 unread = "what the searches found could not be read"
                 self._warn(f"{unread}; the rest is searched in the question's own words")
@@ -226,29 +223,35 @@ class MultiHopSearch:
         steps.waiting.clear()
         await self._search_steps(rest, min(number + 1, last))
 
-    async def _read(self, to_read: Sequence[str], number: int) -> Reading:
+    async def _read(self, to_read: Sequence[str], number: int, asked: set[str]) -> ModelCall:
         """Read the answers of steps; searches of dependent steps start as soon as answers arrive."""
-        steps = self._steps
+        steps, shown = self._steps, frozenset(self._in_full)
         searches = steps.searches_of(to_read)
 
         async def take(name: str, read: StepAnswer) -> None:
-            self._take(name, read.findings)
-            if read.dropped:
-                self._warn(f"{name} has more than {MAX_BRANCHES} answers; not used: {'; '.join(read.dropped)}")
+            self._take(name, read.findings[:MAX_BRANCHES])
+            if not shown.issuperset(read.whole):
+                asked.add(name)
+            self._in_full.update(read.whole)
+            if more := [one.value for one in read.findings[MAX_BRANCHES:]]:
+                self._warn(f"{name} has more than {MAX_BRANCHES} answers; not used: {'; '.join(more)}")
             await self._search_next(name, read, number)
             await self._search_ready(number)
             # with a further branch's answers, or corrected ones
             await self._search_steps(steps.started_children_of(name), number)
 
-        asked = {name: steps.searched[name].query for name in searches}
-        later = {one.id: one.template or one.query for one in steps.waiting.values()}
-        known = {name: answers for name, answers in steps.found.items() if answers}
         share = min(max(1, MAX_PASSAGES // max(1, len(searches))), PASSAGES_PER_QUERY)
         passages = await self._passages(dict.fromkeys([*searches, *self._unread], share))
-        question, deadline = self._task.scope.question, self._call_deadline
-        to_answer = OpenSteps(asked, later, known)
         return await read_findings(
-            self._model, question, to_answer, passages, take, deadline=deadline, log=self._task.log
+            self._model,
+            self._task.scope.question,
+            {name: steps.searched[name].query for name in searches},
+            passages,
+            take,
+            later={one.id: one.template or one.query for one in steps.waiting.values()},
+            known={name: answers for name, answers in steps.found.items() if answers},
+            deadline=self._call_deadline,
+            log=self._task.log,
         )
 
     def _take(self, name: str, answers: list[Finding]) -> None:

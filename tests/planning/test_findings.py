@@ -14,7 +14,7 @@ from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.evidence.candidates import best_of
 from llama_index_agentic_kb.llm import LanguageModel
-from llama_index_agentic_kb.planning.findings import MAX_REPLY, OpenSteps, StepAnswer, read_findings
+from llama_index_agentic_kb.planning.findings import MAX_REPLY, StepAnswer, read_findings
 from llama_index_agentic_kb.planning.passages import CUT, MAX_PASSAGES, PASSAGE_WORDS, PassageSet, ShownPassage
 from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel
 from llama_index_agentic_kb.schema import (
@@ -35,11 +35,7 @@ TEXTS = [
     "Ann and Bob wrote it in 1997.",
     "A Boeing B - 29 and an F-16 in 615, 2-1.",
 ]
-WANTED = OpenSteps(
-    {"q1": "Who directed Titanic?", "q2": "Who wrote it?"},
-    {"q3": "Where was #q1 born?"},
-    {"q0": [Finding(sub_query_id="q0", value="a film")]},
-)
+WANTED = {"q1": "Who directed Titanic?", "q2": "Who wrote it?"}
 STATED, IMPLIED, PARTIAL = Confidence.STATED, Confidence.IMPLIED, Confidence.PARTIAL
 
 
@@ -66,6 +62,8 @@ class Read:
                 WANTED,
                 reading or passages(),
                 self._take,
+                later={"q3": "Where was #q1 born?"},
+                known={"q0": [Finding(sub_query_id="q0", value="a film")]},
                 deadline=time.monotonic() + seconds,
                 log=self.log,
             )

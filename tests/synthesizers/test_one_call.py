@@ -113,7 +113,7 @@ def test_a_known_source_tells_title_and_content(atlas: KnowledgeSource, atlas_no
     """Evidence of a source is shown under the fields that the source names; other nodes as LlamaIndex shows them."""
     llm = ScriptedLLM("ok")
     run(AnswerSynthesis(llm).synthesis(QueryBundle("?"), atlas_nodes, sources={"atlas": atlas}))
-    assert '<passage ref_id="0" title="Gazetteer" source="atlas">\nParis lies on the Seine.\n</passage>' in prompt(llm)
+    assert '<passage ref_id="0" title="Gazetteer">\nParis lies on the Seine.\n</passage>' in prompt(llm)
     run(AnswerSynthesis(llm).synthesis(QueryBundle("?"), atlas_nodes))
     assert "name: Gazetteer" in prompt(llm)
     assert "searches" not in prompt(llm)
