@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 from llama_index.core.base.response.schema import (
@@ -29,7 +30,6 @@ from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.guard.failures import is_transient
 from llama_index_agentic_kb.guard.spotlighting import Spotlight
 from llama_index_agentic_kb.llm import CUT_SHORT, billed, metered, recorded_calls
-from llama_index_agentic_kb.planning.effort import MAX_RANKED
 from llama_index_agentic_kb.planning.steps import chain_lines
 from llama_index_agentic_kb.prompts import HISTORY_CHARACTERS, HISTORY_MESSAGES, format_question, shortened
 from llama_index_agentic_kb.retriever import Retrieval
@@ -72,10 +72,8 @@ def _shown(retrieval: Retrieval) -> set[int] | None:
     needed = {parent for one in planned for parent in one.depends_on}
     last = {one.id for one in planned if (one.part_of or one.id) not in needed}  # they ask for what the question asks
 
-    def rank(ref: int) -> int:
-        return min(
-            (one["rank"] for one in marks[ref].get("searches", []) if one["sub_query"] in last), default=MAX_RANKED
-        )
+    def rank(ref: int) -> float:
+        return min((one["rank"] for one in marks[ref].get("searches", []) if one["sub_query"] in last), default=inf)
 
     others = sorted((ref for ref, mark in enumerate(marks) if not mark.get("proof")), key=rank)
     return {*range(len(marks))} - {*others[BESIDE_PROOF:]}
