@@ -454,7 +454,7 @@ def keys(
 ) -> None:
     """List, create or revoke a server's API keys. A running server follows within a second."""
     with _extra("server"):
-        from llama_index_agentic_kb.server.configuration import manage_keys  # noqa: PLC0415 (the extra)
+        from llama_index_agentic_kb.server.catalog import manage_keys  # noqa: PLC0415 (the extra)
     for line in manage_keys(config, new=new, name=name, revoke=revoke):
         typer.echo(line)
 

@@ -77,16 +77,17 @@ def test_a_terminal_shows_what_is_done(store: Path, monkeypatch: pytest.MonkeyPa
 def test_commands_that_need_no_model_load_none(store: Path, tmp_path: Path) -> None:
     """Neither LlamaIndex nor torch, so that they start in under a second."""
     kept = shutil.copytree(store, tmp_path / "kb")
-    docs = store.parent / "rockets"
-    commands = [["--version"], ["list"], ["info"], ["repair"], ["ingest", str(docs)], ["remove", "missions"]]
+    (config := tmp_path / "kb.yaml").write_text("stores: []")
+    stored = [["list"], ["info"], ["repair"], ["ingest", str(store.parent / "rockets")], ["remove", "missions"]]
+    keys = [["keys", str(config), *more] for more in ([], ["--new", "query"])]
+    commands = [["--version"], ["--help"], *([*one, "--store", str(kept)] for one in stored), *keys]
     program = (
         "import json, sys\nfrom llama_index_agentic_kb import cli\nfor command in json.loads(sys.argv[1]):\n"
         "    cli.app(command, standalone_mode=False)\n"
         "    print(command, [name for name in ('llama_index', 'torch', 'chromadb') if name in sys.modules])"
     )
-    arguments = [command if command == ["--version"] else [*command, "--store", str(kept)] for command in commands]
     done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(arguments)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program, json.dumps(commands)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(" []\n") == len(commands), done.stdout

@@ -23,9 +23,8 @@ from llama_index_agentic_kb._text import printable
 from llama_index_agentic_kb.errors import AgenticKBError, InvalidRequestError
 from llama_index_agentic_kb.schema import RetrievalRequest, RetrievalResponse
 from llama_index_agentic_kb.server.access import Access, TokenVerifier
-from llama_index_agentic_kb.server.azure import definition_routes, retrieval_routes
+from llama_index_agentic_kb.server.azure import SESSION, definition_routes, retrieval_routes
 from llama_index_agentic_kb.server.catalog import ApiKey
-from llama_index_agentic_kb.server.conversation import SESSION
 from llama_index_agentic_kb.server.definitions import KnowledgeBaseDefinition, SourceDefinition
 from llama_index_agentic_kb.server.google import PREFIX, google_error, google_routes
 from llama_index_agentic_kb.server.http import Gateway, ServerContext, error_response

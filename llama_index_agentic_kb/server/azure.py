@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.schema import ActivityRecord, OutputMode, RetrievalRequest, RetrievalResponse
+from llama_index_agentic_kb._text import error_message
+from llama_index_agentic_kb.answering.sessions import parsed_states, session_owner, states_of
+from llama_index_agentic_kb.errors import AgenticKBError, InvalidRequestError
+from llama_index_agentic_kb.schema import (
+    ActivityRecord,
+    MissingPart,
+    Outcome,
+    OutputMode,
+    Principal,
+    RetrievalRequest,
+    RetrievalResponse,
+)
+from llama_index_agentic_kb.schema.answer_query import NEW_SESSION
 from llama_index_agentic_kb.server.catalog import Conditions, Kind, Stored
-from llama_index_agentic_kb.server.conversation import SESSION, KeptState
 from llama_index_agentic_kb.server.definitions import KnowledgeBaseDefinition, SourceDefinition, check_name
-from llama_index_agentic_kb.server.errors import NotAcceptableError, error_body, status_of
+from llama_index_agentic_kb.server.errors import ForbiddenError, NotAcceptableError, error_body, status_of
 from llama_index_agentic_kb.server.http import (
     GONE,
     ServerContext,
@@ -31,6 +43,7 @@ from llama_index_agentic_kb.server.http import (
 )
 from llama_index_agentic_kb.server.page import link_passages
 from llama_index_agentic_kb.server.service import ServedBase
+from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.wire.azure import VERSIONS, decode_retrieve, encode_response, known_version
 
 STREAMING_SINCE: Final = "2026-08-01-preview"
@@ -38,6 +51,8 @@ HEARTBEAT_SECONDS: Final = 15.0
 _EVENTS: Final = "text/event-stream"
 MAX_BYTES: Final = 1_000_000  # maximum size of a definition
 MAX_PAGE: Final = 1_000
+SESSION: Final = "x-agentic-kb-session"
+"""The header of a request and its response that names the session; "-" makes one."""
 _COUNTERS: Final = (
     "aliasesCount documentCount indexesCount indexersCount dataSourcesCount storageSize synonymMaps skillsetCount "
     "vectorIndexSize knowledgeBasesCount knowledgeSourcesCount"
@@ -231,6 +246,53 @@ def retrieval_routes(context: ServerContext) -> APIRouter:
     return router
 
 
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KeptState:
+    """The state of a conversation (``ScopeState``, ``DialogueState``), kept in a session of its principal.
+
+    The messages are the client's, as in any request; the session has no turns.
+    """
+
+    store: SessionStore
+    owner: str
+    id: str
+    is_new: bool
+    """Whether ``keep`` makes the session: a question that is refused or fails leaves none."""
+
+    @classmethod
+    async def opened(cls, store: SessionStore, principal: Principal | None, named: str) -> Self:
+        """Return the state of a session that a principal has, or of a new one.
+
+        Raises:
+            ForbiddenError: There is no user.
+            NotFoundError: The principal has no such session.
+        """
+        if principal is None or principal.user is None:
+            raise ForbiddenError(f"{SESSION}: a session needs the token of a user")
+        owner, is_new = session_owner(principal), named == NEW_SESSION
+        if not is_new:
+            await store.aget(owner, named)
+        return cls(store, owner, uuid.uuid4().hex if is_new else named, is_new)
+
+    async def added_to(self, request: RetrievalRequest) -> RetrievalRequest:
+        """Return a request with the state."""
+        stored = {} if self.is_new else await self.store.aget_states(self.owner, self.id)
+        return request.model_copy(update=parsed_states(stored))
+
+    async def keep(self, response: RetrievalResponse) -> None:
+        """Store the state after a response; if that fails, the response says so in ``missing``."""
+        states = {name: state.to_dict() for name, state in states_of(response).items()}
+        try:
+            await self.store.aset_states(self.owner, self.id, states, may_make=self.is_new)
+        except AgenticKBError as error:  # what was answered, and maybe written, is not lost
+            reason = f"the conversation's state was not stored: {error_message(error)}"
+            response.missing.append(MissingPart(what="session", outcome=Outcome.ERROR, reason=reason))
+            response.status_code = 206
+
+
 # -- definitions -------------------------------------------------------------------------------------------------------
 
 
@@ -311,7 +373,7 @@ def _add(
 def _page(found: list[dict[str, Any]], request: Request) -> dict[str, Any]:
     params = request.query_params
     after, prefix, size = params.get("after", ""), params.get("search", ""), params.get("pageSize", "1000")
-    if not size.isascii() or not size.isdigit() or not 1 <= int(size[:5]) <= MAX_PAGE:
+    if not re.fullmatch("[0-9]{1,4}", size) or not 1 <= int(size) <= MAX_PAGE:
         raise InvalidRequestError(f"pageSize: a number from 1 to {MAX_PAGE:,} is expected")
     rest = [one for one in found if one["name"] > after and one["name"].startswith(prefix)]
     shown = rest[: int(size)]

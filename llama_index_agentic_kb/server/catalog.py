@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import secrets
 import time
 import uuid
@@ -19,11 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
+import yaml
 from sqlalchemy import ColumnElement, Connection, Row, delete, insert, select, update
 
 from llama_index_agentic_kb._aio import Call, WorkerPool
-from llama_index_agentic_kb.account.logs import logger
-from llama_index_agentic_kb.errors import NotFoundError
+from llama_index_agentic_kb.errors import ConfigurationError, NotFoundError
 from llama_index_agentic_kb.server.definitions import Definition, KnowledgeBaseDefinition, SourceDefinition
 from llama_index_agentic_kb.server.errors import ConflictError, PreconditionError
 from llama_index_agentic_kb.store.session_database import SESSIONS, api_keys, definitions, microseconds
@@ -33,6 +34,8 @@ T = TypeVar("T")
 Kind: TypeAlias = Literal["knowledgeBase", "knowledgeSource"]
 Role: TypeAlias = Literal["admin", "query"]
 
+DEFAULT_DATABASE: Final = "agentic-kb-server.db"
+ENVIRONMENT: Final = "env:"
 MAX_AGE: Final = 1.0  # age in seconds after which a server reads the catalog anew
 _SECONDS: Final = 10.0  # time limit of each operation
 _MODELS: Final[Mapping[str, type[KnowledgeBaseDefinition | SourceDefinition]]] = {
@@ -241,6 +244,8 @@ class Catalog:
         try:
             return Stored(_MODELS[row.kind].model_validate(json.loads(row.definition)), row.etag)
         except ValueError:  # its text may hold a secret
+            from llama_index_agentic_kb.account.logs import logger  # noqa: PLC0415 (loads LlamaIndex)
+
             if row.etag not in self._refused:
                 logger.error("the stored %s %r is left out: this version refuses it; store it anew", row.kind, row.name)
             self._refused.add(row.etag)
@@ -276,3 +281,55 @@ def _remove(connection: Connection, condition: ColumnElement[bool]) -> None:
 
 def _dumped(definition: Definition) -> str:
     return json.dumps(definition.to_dict(), separators=(",", ":"))
+
+
+# -- the database that a configuration file names, and its keys: whoever manages them need not load all of the server --
+
+
+def read_file(path: Path) -> Mapping[str, Any]:
+    """Return the data of a configuration file; raise ``ConfigurationError`` if it is no YAML mapping."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+    if not isinstance(data, Mapping):
+        raise ConfigurationError(f"{path}: a mapping is expected, such as stores: [...]")
+    return data
+
+
+def resolved(value: object) -> object:
+    """Return a setting; ``env:NAME`` is replaced by the environment variable, which must be set."""
+    if not isinstance(value, str) or not value.startswith(ENVIRONMENT):
+        return value
+    name = value.removeprefix(ENVIRONMENT)
+    if not os.environ.get(name):
+        raise ConfigurationError(f"the environment variable {name} is not set")
+    return os.environ[name]
+
+
+def located(path: Path, database: str) -> str:
+    """Return a database's URL, or its path, which is relative to the folder of the configuration file."""
+    return database if "://" in database else str(path.absolute().parent / database)
+
+
+def manage_keys(path: Path, *, new: str | None, name: str, revoke: str | None) -> list[str]:
+    """Create or revoke an API key, and return the lines to print: the new key, or the list of keys."""
+    database = resolved(read_file(path).get("database", DEFAULT_DATABASE))
+    catalog = Catalog(located(path, str(database)))
+
+    async def managed() -> list[str]:
+        if new is not None:
+            roles: dict[str, Role] = {"admin": "admin", "query": "query"}
+            if new not in roles:
+                raise ConfigurationError(f"--new: {new!r} is no role; it is admin or query")
+            made, secret = await catalog.add_key(roles[new], name)
+            return [f"id {made.id}", f"key {secret}"]
+        if revoke is not None:
+            await catalog.remove_key(revoke)
+        keys = (await catalog.snapshot()).keys.values()
+        return [f"{key.id} {key.role} {key.created_at:%Y-%m-%d} {key.name}" for key in keys]
+
+    try:
+        return asyncio.run(managed())
+    finally:
+        catalog.close()

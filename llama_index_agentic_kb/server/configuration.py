@@ -16,17 +16,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import uvicorn
-import yaml
 from llama_index.core.llms import LLM
 from pydantic import BeforeValidator, Field
 
@@ -36,54 +34,35 @@ from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.server.access import JwksVerifier
 from llama_index_agentic_kb.server.app import MAX_BODY_BYTES, MAX_RUNNING, REQUESTS_PER_MINUTE, create_app
-from llama_index_agentic_kb.server.catalog import ApiKey, Catalog, Role, hash_of
+from llama_index_agentic_kb.server.catalog import (
+    DEFAULT_DATABASE,
+    ENVIRONMENT,
+    ApiKey,
+    Role,
+    hash_of,
+    located,
+    read_file,
+    resolved,
+)
 from llama_index_agentic_kb.server.definitions import KnowledgeBaseDefinition, SourceDefinition
 from llama_index_agentic_kb.server.http import JsonFormatter
 from llama_index_agentic_kb.server.quotas import Quotas
 from llama_index_agentic_kb.server.service import Index, KnowledgeService
 from llama_index_agentic_kb.sources import KnowledgeSource
 
-DEFAULT_DATABASE: Final = "agentic-kb-server.db"
-ENVIRONMENT: Final = "env:"
 MAX_STOPPING_SECONDS: Final = 120  # maximum seconds that running answers get to finish when the server stops
 MIN_KEY: Final = 16  # minimum length of an API key: shorter ones can be guessed
-
-
-def _read_file(path: Path) -> Mapping[str, Any]:
-    """Return the data of a configuration file; raise ``ConfigurationError`` if it is no YAML mapping."""
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"{path}: {error}") from error
-    if not isinstance(data, Mapping):
-        raise ConfigurationError(f"{path}: a mapping is expected, such as stores: [...]")
-    return data
-
-
-def _resolved(value: object) -> object:
-    """Return a setting; ``env:NAME`` is replaced by the environment variable, which must be set."""
-    if not isinstance(value, str) or not value.startswith(ENVIRONMENT):
-        return value
-    name = value.removeprefix(ENVIRONMENT)
-    if not os.environ.get(name):
-        raise ConfigurationError(f"the environment variable {name} is not set")
-    return os.environ[name]
-
-
-def _located(path: Path, database: str) -> str:
-    """Return a database's URL, or its path, which is relative to the folder of the configuration file."""
-    return database if "://" in database else str(path.absolute().parent / database)
 
 
 def _secret(value: object) -> object:
     if isinstance(value, str) and not value.startswith(ENVIRONMENT):
         raise ValueError("a secret does not stand in the file: write env:NAME, and set the variable NAME")
-    secret = _resolved(value)
+    secret = resolved(value)
     know_secrets([str(secret)])
     return secret
 
 
-Setting: TypeAlias = Annotated[str, BeforeValidator(_resolved)]
+Setting: TypeAlias = Annotated[str, BeforeValidator(resolved)]
 Secret: TypeAlias = Annotated[str, BeforeValidator(_secret)]
 
 
@@ -156,12 +135,12 @@ class Configuration(Model):
     def load(cls, path: Path) -> Configuration:
         """Read a file; paths in it are relative to its folder. Errors are ``ConfigurationError`` and name the field."""
         try:
-            loaded = cls.parse(_read_file(path))
+            loaded = cls.parse(read_file(path))
         except InvalidRequestError as error:
             raise ConfigurationError(f"{path}: {error}") from error
         for store in loaded.stores:
-            store.path = _located(path, store.path)
-        loaded.database = _located(path, loaded.database)
+            store.path = located(path, store.path)
+        loaded.database = located(path, loaded.database)
         return loaded
 
     def service(self) -> KnowledgeService:
@@ -310,29 +289,3 @@ def _json_logs() -> Iterator[None]:
         yield
     finally:
         root.removeHandler(handler)
-
-
-# -- keys: of the file only the database is read -------------------------------------------------------------------
-
-
-def manage_keys(path: Path, *, new: str | None, name: str, revoke: str | None) -> list[str]:
-    """Create or revoke an API key, and return the lines to print: the new key, or the list of keys."""
-    database = _resolved(_read_file(path).get("database", DEFAULT_DATABASE))
-    catalog = Catalog(_located(path, str(database)))
-
-    async def managed() -> list[str]:
-        if new is not None:
-            roles: dict[str, Role] = {"admin": "admin", "query": "query"}
-            if new not in roles:
-                raise ConfigurationError(f"--new: {new!r} is no role; it is admin or query")
-            made, secret = await catalog.add_key(roles[new], name)
-            return [f"id {made.id}", f"key {secret}"]
-        if revoke is not None:
-            await catalog.remove_key(revoke)
-        keys = (await catalog.snapshot()).keys.values()
-        return [f"{key.id} {key.role} {key.created_at:%Y-%m-%d} {key.name}" for key in keys]
-
-    try:
-        return asyncio.run(managed())
-    finally:
-        catalog.close()

@@ -75,9 +75,16 @@ class _Elasticsearch(StoreKind):
     def with_ids(self, store: Any, node_ids: Sequence[str]) -> Iterator[BaseNode]:
         return self._listed(store, {"ids": {"values": list(node_ids)}})
 
+    def passing(self, store: Any, nodes: Sequence[BaseNode], tree: FilterNode) -> set[str]:
+        asked = [*self._where(store, tree), {"ids": {"values": [node.node_id for node in nodes]}}]
+        return {node.node_id for node in self._listed(store, {"bool": {"filter": asked}})}
+
     def count(self, store: Any, tree: FilterNode | None, *, documents: bool) -> int | None:
         where = self._where(store, tree)
-        return sum(count for _, count in self._groups(store, where)) if documents else self._count(store, where)
+        if not documents:
+            return self._count(store, where)
+        counts = (count for _, count in self._groups(store, where, documents=True))
+        return sum(counts) if self._has_documents(store, where) else None
 
     def count_values(
         self, store: Any, tree: FilterNode | None, field: str, *, documents: bool
@@ -85,17 +92,19 @@ class _Elasticsearch(StoreKind):
         at, where = self._fields(store).get(field), self._where(store, tree)
         if at is None:
             return []
-        too_long: list[Json] = [
-            {"exists": {"field": at.whole}},
-            {"bool": {"must_not": [{"exists": {"field": at.path}}]}},
-        ]
+        too_long = [{"exists": {"field": at.whole}}, _absent(at.path)]
         lost = at.longest is not None and (at.path == at.whole or self._count(store, [*where, *too_long]))
-        if not at.counts or lost:
+        if not at.counts or lost or (documents and not self._has_documents(store, where)):
             return None
         counts: Counter[Any] = Counter()
         for value, count in self._groups(store, where, at.path, documents=documents):
             counts[bool(value) if at.kind == "boolean" else value] += count
         return list(counts.items())
+
+    def _has_documents(self, store: Any, where: list[Json]) -> bool:
+        """Return whether each row's document is indexed: OpenSearch does not index IDs of more than 256 characters."""
+        at = self._fields(store).get("ref_doc_id")
+        return at is not None and at.kind == "string" and not self._count(store, [*where, _absent(at.path)])
 
     def _fields(self, store: Any) -> dict[str, ElasticField]:
         """Return the fields of the mapping; a name may stand for several indices, which may differ."""
@@ -124,14 +133,11 @@ class _Elasticsearch(StoreKind):
         return (_node(hit, text) for hit in hits)
 
     def _groups(
-        self, store: Any, where: list[Json], path: str | None = None, *, documents: bool = True
+        self, store: Any, where: list[Json], path: str | None = None, *, documents: bool
     ) -> Iterator[tuple[Any, int]]:
         """Yield groups of rows with the value of a field and their number of documents, or of rows; see "composite"."""
         client, index, *_ = self.place(store)
-        paths = {
-            "value": path,
-            "document": getattr(self._fields(store).get("ref_doc_id"), "path", "") if documents else None,
-        }
+        paths = {"value": path, "document": self._fields(store)["ref_doc_id"].path if documents else None}
         sources = [{name: {"terms": {"field": one}}} for name, one in paths.items() if one is not None]
         found: Json = {"size": _PAGE, "sources": sources}
         while True:
@@ -183,6 +189,10 @@ def _synchronous(client: Any) -> Any:
         nodes = [node.config for node in client.transport.node_pool.all()]
         _CLIENTS[client] = import_module("elasticsearch").Elasticsearch(nodes).options(headers=dict(client._headers))
     return _CLIENTS[client]
+
+
+def _absent(path: str) -> Json:
+    return {"bool": {"must_not": [{"exists": {"field": path}}]}}
 
 
 def _node(hit: Json, text_field: str) -> BaseNode:

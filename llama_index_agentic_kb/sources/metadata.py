@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial, wraps
+from itertools import chain
 from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar, cast, get_args
 
 from llama_index.core.indices.vector_store import VectorStoreIndex
@@ -163,6 +164,9 @@ def metadata_reader(source: KnowledgeSource, filters: FilterNode | None) -> Meta
     """
     if source.metadata_reader is not None:
         return source.metadata_reader
+    if shards := getattr(source, "shards", ()):  # each reads under the filter; a document is whole in one of them
+        readers = [metadata_reader(shard, filters) for shard in shards]
+        return lambda: chain.from_iterable(read() for read in readers)
     index = source.index
     offered = getattr(getattr(index, "vector_store", None), "metadata_rows", None)
     if offered is not None:  # a knowledge store, which reads under the filter

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -235,6 +236,9 @@ LOAD_SECONDS: Final = 30.0
 _loaded: Final[dict[str, float]] = {}
 """The modification time of each plugin's module when it was loaded, by module name."""
 
+_locks: Final[dict[str, threading.Lock]] = {}
+"""One for each module: entry points are loaded on threads, and a module must not be reloaded during its import."""
+
 
 class PluginFailure(NamedTuple):
     """A plugin that could not be loaded: its entry point's name and object, and the reason."""
@@ -269,11 +273,14 @@ def discover_sources(taken: Collection[str] = ()) -> tuple[list[KnowledgeSource]
 
 
 def _load(point: EntryPoint) -> list[KnowledgeSource]:
-    module = sys.modules.get(point.module)
-    if module is not None and _loaded.get(point.module, 0.0) != _changed(point.module):
-        importlib.reload(module)
+    name = point.module
+    with _locks.setdefault(name, threading.Lock()):
+        if name not in sys.modules:
+            importlib.import_module(name)
+        elif _loaded.get(name, _changed(name)) != _changed(name):
+            importlib.reload(sys.modules[name])
+        _loaded[name] = _changed(name)
     offered = point.load()
-    _loaded[point.module] = _changed(point.module)
     made = offered if isinstance(offered, KnowledgeSource | list | tuple) else offered()
     listed = [made] if isinstance(made, KnowledgeSource) else list(made)
     wrong = [type(one).__name__ for one in listed if not issubclass(type(one), KnowledgeSource)]

@@ -12,11 +12,10 @@ on the word frequencies of their own shard; with documents spread at random they
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
-from typing import Any, Final, Never
+from typing import Final, Never
 
 from llama_index.core.schema import NodeWithScore
 
@@ -24,7 +23,6 @@ from llama_index_agentic_kb._aio import gather
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, DeniedError, RetrievalError
 from llama_index_agentic_kb.search.fusion import Ranked, interleave, merge_by_score
 from llama_index_agentic_kb.sources.base import KnowledgeSource
-from llama_index_agentic_kb.sources.metadata import metadata_reader
 from llama_index_agentic_kb.sources.search import NodeList, distinct_nodes, node_key
 from llama_index_agentic_kb.sources.vectors import embed_model_of, model_name_of
 
@@ -74,7 +72,6 @@ class ShardedSource(KnowledgeSource):
             permissions=first.permissions,
             trust=first.trust,
             filterable=first.filterable,
-            metadata_reader=self._metadata,
             fields=first.fields,
             weight=weight,
             similarity_top_k=similarity_top_k,
@@ -96,10 +93,6 @@ class ShardedSource(KnowledgeSource):
     async def warm_up(self) -> None:
         """Load the embedding model and the store of each shard."""
         await gather([shard.warm_up() for shard in self.shards])
-
-    def _metadata(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
-        """Return the rows of all shards; a document is whole in one shard."""
-        return chain.from_iterable(metadata_reader(shard, shard.mandatory)() for shard in self.shards)
 
     def merged(self, lists: Mapping[str, Sequence[NodeList] | Exception], limit: int) -> tuple[NodeList, ...]:
         """Return one list for each search method, merged of those of the shards.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import tempfile
 import time
 from collections import Counter, deque
@@ -20,8 +21,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from urllib.parse import unquote
 
-from llama_index_agentic_kb._text import error_message
+from llama_index_agentic_kb._text import error_message, redacted
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, IngestionError
 from llama_index_agentic_kb.store.access import Access, Grants
 from llama_index_agentic_kb.store.embedding_model import check_sizes
@@ -33,7 +35,14 @@ from llama_index_agentic_kb.store.ingestion import (
     IngestReport,
     ProgressCallback,
 )
-from llama_index_agentic_kb.store.reading import MAX_BYTES, FileReader, UnreadableError, check_size
+from llama_index_agentic_kb.store.reading import (
+    IRREGULAR,
+    MAX_BYTES,
+    FileReader,
+    UnreadableError,
+    check_size,
+    open_regular,
+)
 from llama_index_agentic_kb.store.store import KnowledgeStore
 
 if TYPE_CHECKING:
@@ -50,6 +59,9 @@ TRIES: Final = 5
 PAUSE: Final = 5.0
 """Seconds before a batch is tried again whose store could not be reached; the store itself has waited before."""
 
+_BLOCK: Final = 1_000_000  # bytes read at once
+_USER: Final = re.compile("://[^/]*@")
+
 File = tuple[str, str, str]
 """A file's URL, its path relative to its source, and the URL of the ingested folder."""
 
@@ -59,6 +71,9 @@ class RemoteFile(FoundFile):
     """A file behind an fsspec URL, copied to ``path`` when it is hashed."""
 
     url: str = ""
+    """Its URL, without a user and a password, as ``root`` is."""
+    folder: str = ""
+    """The URL by which ``root`` was passed."""
 
     @property
     def origin(self) -> str:
@@ -68,9 +83,15 @@ class RemoteFile(FoundFile):
     def digest(self, max_bytes: int) -> str:
         """Copy the file, and return the SHA-256 of its bytes; see ``FoundFile.digest``."""
         try:
-            system, inner = _file_system(self.url)
-            check_size(system.size(inner) or 0, max_bytes)
-            system.get_file(inner, str(self.path))
+            # Not opened by its own URL, which lacks the password; and "::" in a name would be read as another URL.
+            system, inner = _file_system(self.folder)
+            inner = inner if self.url == self.root else _below(inner) + self.relative
+            is_local = "file" in (system.protocol, *system.protocol)
+            with open_regular(Path(inner)) if is_local else system.open(inner) as remote, self.path.open("wb") as copy:
+                size = 0
+                while block := remote.read(_BLOCK):
+                    check_size(size := size + len(block), max_bytes)
+                    copy.write(block)
         except (OSError, UnreadableError):
             raise
         except Exception as error:
@@ -86,6 +107,8 @@ class _Job(NamedTuple):
     sizes: tuple[int, int]
     access: Access
     max_bytes: int
+    folders: Mapping[str, str]
+    """The URL by which each folder was passed; see ``RemoteFile``."""
 
 
 class _Worker:
@@ -117,7 +140,7 @@ class _Worker:
             for number, (url, relative, root) in enumerate(batch):
                 path = Path(folder, str(number), Path(relative).name)
                 path.parent.mkdir()
-                files.append(RemoteFile(path, relative, root, url))
+                files.append(RemoteFile(path, relative, root, url, self._job.folders[root]))
             run.take(source, files, {root for *_, root in batch})
         return run.report(time.monotonic() - began)
 
@@ -173,19 +196,19 @@ def ingest_on_ray(
         if not opened.shared:
             raise ConfigurationError(f"--on ray needs a shared store (postgresql://...): {store!r} has one writer.")
         sizes, access = (chunk_size, chunk_overlap), Access(None, stamp, trust_urls)
-        job = _Job(store, embed_model, sizes, access, max_file_bytes)
         with FileReader() as reader:
             run = Ingestion(opened, sizes, reader, None, show_progress=False, selection=_nothing(), access=access)
             _ = run.chunker  # first: sizes that don't fit the model leave no source
-            groups = _listed(urls, source, run.selection.skipped)
-            every = [(name, file) for name, group in groups.items() for file in group.files.values()]
+            groups, folders = _listed(urls, source, run.selection.skipped)
+            total = sum(len(group.files) for group in groups.values())
+            job = _Job(store, embed_model, sizes, access, max_file_bytes, folders)
             with _Cluster(address, job, cpus, gpus) as cluster:
                 for name, group in groups.items():
                     opened.documents.put_source(name, description)
                     run.known = opened.documents.documents(name)
                     listed = [(file.origin, file.relative, file.root) for file in group.files.values()]
                     batches = cluster.batches(listed)
-                    reports = cluster.perform(name, batches, run.known, _counting(progress, run, len(every)))
+                    reports = cluster.perform(name, batches, run.known, _counting(progress, run, total))
                     for report in reports:
                         run.added += report.added
                         run.updated += report.updated
@@ -219,35 +242,57 @@ def _file_system(url: str) -> tuple[Any, str]:
     return system, inner
 
 
-def _listed(urls: Sequence[str], source: str | None, skipped: list[tuple[str, str]]) -> dict[str, SourceFiles]:
-    """Return the files below URLs by source; raise ``ConfigurationError`` if a folder can't be listed or is empty."""
+def _listed(
+    urls: Sequence[str], source: str | None, skipped: list[tuple[str, str]]
+) -> tuple[dict[str, SourceFiles], dict[str, str]]:
+    """Return the files below URLs by source, and the URL by which each folder was passed.
+
+    Raises:
+        ConfigurationError: A folder can't be listed or is empty, or two files of a source have one path.
+    """
     groups: dict[str, SourceFiles] = {}
+    folders: dict[str, str] = {}
     for url in urls:
         try:
-            system, inner = _file_system(url.rstrip("/"))
-            root = system.unstrip_protocol(inner)
+            system, inner = _file_system(folder := url.rstrip("/"))
+            root = _USER.sub("://", system.unstrip_protocol(inner))
             found = sorted(system.find(inner, detail=True).items())
         except Exception as error:
-            raise ConfigurationError(f"{url}: can't be listed: {error_message(error)}") from error
+            raise ConfigurationError(f"{redacted(url)}: can't be listed: {error_message(error)}") from error
         if not found:
-            raise ConfigurationError(f"{url}: there is no file.")
+            raise ConfigurationError(f"{redacted(url)}: there is no file.")
         group = groups.setdefault(source or root.rsplit("/", 1)[-1], SourceFiles())
         group.roots.add(root)
+        if folders.setdefault(root, folder) != folder:
+            raise ConfigurationError(f"{redacted(url)}: this folder is named twice, by different URLs.")
         for path, info in found:
-            relative = path[len(inner) :].strip("/") or path.rsplit("/", 1)[-1]
-            if any(part.startswith(".") for part in relative.split("/")):
+            relative = path.rsplit("/", 1)[-1] if path == inner else path.removeprefix(_below(inner))
+            if any(part.startswith(".") for part in unquote(relative).split("/")):
                 continue
-            if info.get("islink"):
-                skipped.append((path, "is a symlink"))
+            if reason := _left_out(relative, info):
+                skipped.append((redacted(path), reason))
                 continue
-            suffix = Path(relative).suffix
-            if suffix.lower() not in SUFFIXES:
-                skipped.append((path, f"is of a kind that is not read ({suffix or 'no suffix'})"))
-                continue
-            file = RemoteFile(Path(relative), relative, root, system.unstrip_protocol(path))
-            if group.files.setdefault(relative, file).origin != file.origin:
-                raise ConfigurationError(f"{url}: {relative} is in another folder of this source; name it differently.")
-    return groups
+            origin = _USER.sub("://", system.unstrip_protocol(path))
+            if group.files.setdefault(relative, RemoteFile(Path(relative), relative, root, origin)).origin != origin:
+                why = f"{relative} is in another folder of this source; name it differently."
+                raise ConfigurationError(f"{redacted(url)}: {why}")
+    return groups, folders
+
+
+def _below(folder: str) -> str:
+    return folder.rstrip("/") + "/"
+
+
+def _left_out(relative: str, info: Mapping[str, Any]) -> str | None:
+    """Return why a listed file is not read; None if it is."""
+    suffix = Path(relative).suffix
+    if info.get("islink"):
+        return "is a symlink"
+    if info.get("type", "file") != "file":
+        return IRREGULAR
+    if suffix.lower() not in SUFFIXES:
+        return f"is of a kind that is not read ({suffix or 'no suffix'})"
+    return None
 
 
 # -- the cluster ------------------------------------------------------------------------------------------------------

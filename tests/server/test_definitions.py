@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, InvalidRequestError
-from llama_index_agentic_kb.server.configuration import Configuration, announce_first_key, manage_keys
+from llama_index_agentic_kb.server.catalog import manage_keys
+from llama_index_agentic_kb.server.configuration import Configuration, announce_first_key
 from llama_index_agentic_kb.server.definitions import SourceDefinition
 from llama_index_agentic_kb.server.service import KnowledgeService
 from llama_index_agentic_kb.testing import LoopbackOpenAI

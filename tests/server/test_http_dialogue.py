@@ -12,7 +12,7 @@ import pytest
 from llama_index_agentic_kb import KnowledgeBase
 from llama_index_agentic_kb.schema import RetrievalResponse
 from llama_index_agentic_kb.server.access import JwksVerifier
-from llama_index_agentic_kb.server.conversation import KeptState
+from llama_index_agentic_kb.server.azure import KeptState
 from llama_index_agentic_kb.server.service import KnowledgeService
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.testing import ScriptedLLM

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from llama_index_agentic_kb.errors import DeniedError, InvalidRequestError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, matches
 from llama_index_agentic_kb.schema import FilterOperator as Operator
 from llama_index_agentic_kb.schema.filters import flat
+from llama_index_agentic_kb.search import filters as search_filters
 from llama_index_agentic_kb.search.filters import FilterLike, lower, to_tree
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
 from tests.filter_trees import conditions, trees
@@ -106,6 +108,29 @@ def test_filters_are_read() -> None:
     assert to_tree(both) == FilterGroup(filters=[item, other])
     source = KnowledgeSource("s", retriever=MemoryRetriever([]), filters="a eq 1")
     assert source.mandatory == one
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "a part is added": lambda made: made.filters.append(MetadataFilter(key="d", value=1)),
+    "an inner part is added": lambda made: made.filters[1].filters.append(MetadataFilter(key="d", value=1)),
+    "a listed value is removed": lambda made: made.filters[1].filters[0].value.pop(),
+    "an operator is another": lambda made: setattr(made.filters[0], "operator", FilterOperator.GT),
+    "and is or": lambda made: setattr(made, "condition", FilterCondition.OR),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_is_changed_in_a_lowered_filter_holds(
+    change: Callable[[Any], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lowered filter is its tree, which is not lowered again to see it, until somebody changes it at any depth."""
+    tree = to_tree("a eq 1 and (search.in(b, 'x,y') or c eq 2)")
+    assert tree is not None
+    made = lower(tree)
+    monkeypatch.setattr(search_filters, "lower", None)
+    assert to_tree(made) is tree
+    change(made)
+    assert to_tree(made) == to_tree(MetadataFilters.model_construct(**dict(made))) != tree
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from llama_index_agentic_kb.sources import selection
 from llama_index_agentic_kb.testing import MemoryRetriever
 
 MODULE = """
+import threading
 from llama_index_agentic_kb import KnowledgeSource
 from llama_index_agentic_kb.testing import MemoryRetriever
 
@@ -20,6 +21,10 @@ def source(name, text):
 
 def hours():
     return source("hours", "Open from TIME.")
+
+with open(__file__ + ".runs", "a") as runs:
+    runs.write("x")
+threading.Event().wait(0.05)  # time for the threads of other entry points to come by
 
 both = [source("menu", "Soup of the day."), source("wine", "Wine list.")]
 clash = source("docs", "x")
@@ -40,7 +45,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     install(tmp_path, "gone", {"g": "no_such_module:source"})
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    sys.modules.pop("cafe_plugin", None)
+    for name in ("cafe_plugin", "hanging_plugin"):
+        sys.modules.pop(name, None)
 
 
 def install(site: Path, name: str, points: dict[str, str]) -> None:
@@ -64,6 +70,7 @@ def test_plugins_are_searched_and_failures_are_reported(site: Path) -> None:
     assert "no_such_module" in failures["g"]
     response = kb.retrieve("soup")
     assert [one.knowledge_source_name for one in response.references] == ["menu"]
+    assert (site / "cafe_plugin.py.runs").read_text() == "x", "the threads of its entry points run a module once"
 
 
 def test_plugins_are_loaded_again(site: Path) -> None:
@@ -83,11 +90,15 @@ def test_plugins_are_loaded_again(site: Path) -> None:
 
 
 def test_a_plugin_that_hangs_is_left_behind(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are loaded within the time limit."""
-    monkeypatch.setattr(selection, "LOAD_SECONDS", 0.5)
+    """The others are loaded within the time limit, which is longer here where a busy machine needs it."""
     hanging = "import threading\ndef source():\n    threading.Event().wait(60)\n"
     (site / "hanging_plugin.py").write_text(hanging)
     install(site, "gone", {"g": "hanging_plugin:source"})
-    sources, failures = selection.discover_sources()
-    assert "hours" in [source.name for source in sources]
+    for seconds in (0.5, 2.0, 8.0):
+        monkeypatch.setattr(selection, "LOAD_SECONDS", seconds)
+        sources, failures = selection.discover_sources()
+        if [source.name for source in sources] == ["hours", "menu", "wine", "docs"]:
+            break
+    else:
+        pytest.fail(f"{sources}, {failures}")
     assert "plugin 'g'" in next(failure.reason for failure in failures if failure.name == "g")

@@ -29,10 +29,12 @@ from llama_index_agentic_kb.schema import Condition, QueryPlan, SourceActivity, 
 from llama_index_agentic_kb.sources.fan_out import FanOut
 from llama_index_agentic_kb.sources.selection import select
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
+from tests.sources.conftest import MakeIndex
 
 SLOW = 6.0
 """What a shard takes that is waited for in vain; far above what is asserted."""
 
+MODEL = HashEmbedding(dimensions=64)
 GRACE = Resilience(straggler_grace=0.05)
 RANDOM = np.random.default_rng(5)
 NODES = [
@@ -142,6 +144,20 @@ def test_permissions_hold_in_every_shard() -> None:
     response = kb.retrieve("rain", principal=principal)
     assert {int(ref.node_id[1:]) % 3 for ref in response.references} == {1, 2}
     assert kb.count("docs", principal=principal) == 24
+
+
+def test_a_grant_that_was_removed_from_a_shards_row_counts_no_more(chroma_index: MakeIndex) -> None:
+    """The filter is applied by each shard's store, whose row may say less than the node in it."""
+    indexes = [chroma_index([TextNode(id_=f"n{at}", text="rain", metadata={"owner": "ann"})], MODEL) for at in range(2)]
+    indexes[0].vector_store.client.update(ids=["n0"], metadatas=[{"owner": "bob"}])
+    shards = [
+        KnowledgeSource(f"s{at}", index=index, permissions=Permissions(owner="owner"))
+        for at, index in enumerate(indexes)
+    ]
+    kb, ann = KnowledgeBase([ShardedSource("docs", shards)], effort="minimal"), Principal(user="ann")
+    assert [reference.node_id for reference in kb.retrieve("rain", principal=ann).references] == ["n1"]
+    assert kb.count("docs", principal=ann, per="chunk") == 1
+    assert [one.document_id for one in kb.documents("docs", principal=ann)] == ["n1"]
 
 
 @pytest.mark.parametrize(

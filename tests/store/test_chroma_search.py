@@ -23,7 +23,7 @@ from llama_index_agentic_kb.schema import (
     matcher,
 )
 from llama_index_agentic_kb.search.dialects import Chroma
-from llama_index_agentic_kb.search.filters import LoweredFilters, lower
+from llama_index_agentic_kb.search.filters import lower, to_tree
 from llama_index_agentic_kb.store import chroma_search
 from llama_index_agentic_kb.store.chroma_search import ChromaFilteredSearch
 
@@ -97,8 +97,9 @@ def _query(vector: Any, tree: FilterNode, top_k: int = TOP_K) -> VectorStoreQuer
 
 
 def _search(store: ChromaVectorStore, query: VectorStoreQuery, **arguments: Any) -> Found:
-    assert isinstance(query.filters, LoweredFilters)
-    passes = matcher(query.filters.tree)
+    tree = to_tree(query.filters)
+    assert tree is not None
+    passes = matcher(tree)
     return ChromaFilteredSearch(store)(query, lambda node: passes(node.metadata), **arguments)
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from base64 import b64encode
 from collections import deque
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import unquote
 
 import fsspec
 import pytest
@@ -15,6 +20,7 @@ from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, In
 from llama_index_agentic_kb.store import KnowledgeStore, ingest, ray_ingestion
 from llama_index_agentic_kb.store.access import Access
 from llama_index_agentic_kb.store.ray_ingestion import TRIES, File, _Cluster, _Job, _listed, _Worker, ingest_on_ray
+from llama_index_agentic_kb.store.reading import IRREGULAR
 from llama_index_agentic_kb.testing import HashEmbedding
 
 MODEL = HashEmbedding()
@@ -33,8 +39,9 @@ def bucket() -> Iterator[str]:
 def test_files_of_object_storage_are_listed_by_source(bucket: str) -> None:
     """A folder is a source; hidden files are left out, other kinds are skipped."""
     skipped: list[tuple[str, str]] = []
-    (name, group), *more = _listed([bucket], None, skipped).items()
-    assert (name, more) == ("manuals", [])
+    groups, folders = _listed([bucket], None, skipped)
+    (group,) = groups.values()
+    assert ([*groups], folders) == (["manuals"], {"memory:///bucket/manuals": bucket})
     assert {path: file.origin for path, file in group.files.items()} == {
         "a.md": "memory:///bucket/manuals/a.md",
         "sub/b.txt": "memory:///bucket/manuals/sub/b.txt",
@@ -60,8 +67,10 @@ def test_an_actor_stores_what_ingest_stores(bucket: str, tmp_path: Path) -> None
         expected = {node.id_: node.text for node in store.nodes("manuals")}
     with KnowledgeStore.open(tmp_path / "other", embed_model=MODEL, create=True) as store:
         store.documents.put_source("manuals")
-        worker = _Worker(_Job(str(tmp_path / "other"), MODEL, SIZES, Access(None, None, trust_urls=False), 1_000))
-        files = _listed([bucket], None, [])["manuals"].files.values()
+        groups, folders = _listed([bucket], None, [])
+        access = Access(None, None, trust_urls=False)
+        worker = _Worker(_Job(str(tmp_path / "other"), MODEL, SIZES, access, 1_000, folders))
+        files = groups["manuals"].files.values()
         batch: list[File] = [(file.origin, file.relative, file.root) for file in files]
         first = worker.ingest("manuals", batch, {})
         again = worker.ingest("manuals", batch, store.documents.documents("manuals"))
@@ -134,9 +143,62 @@ def test_symlinks_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "docs" / "n.txt").symlink_to(tmp_path / "secret.txt")
     (tmp_path / "docs" / "a.txt").write_text("open")
     skipped: list[tuple[str, str]] = []
-    groups = _listed([str(tmp_path / "docs")], None, skipped)
+    os.mkfifo(tmp_path / "docs" / "pipe.txt")
+    groups, _ = _listed([str(tmp_path / "docs")], None, skipped)
     assert [*groups["docs"].files] == ["a.txt"]
-    assert [reason for _, reason in skipped] == ["is a symlink"]
+    assert [reason for _, reason in skipped] == ["is a symlink", IRREGULAR]
+
+
+class Page(BaseHTTPRequestHandler):
+    """A web server's folder, whose page lists what is elsewhere too, for those who know the password."""
+
+    def do_GET(self) -> None:
+        known = self.headers.get("Authorization") == f"Basic {b64encode(b'ann:PASSWORD').decode()}"
+        links = "".join(f'<a href="{name}">x</a>' for name in (*PAGES, "/private/b.md", "%2e%2e/private/b.md"))
+        body = links if self.path == "/docs" else PAGES.get(unquote(self.path.rpartition("/")[2]), "Secret.")
+        self.send_response(200 if known else 401)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+PAGES = {"a.md": "Rain.", "x::b.md": "Snow.", "large.md": "x" * 2_000}
+
+
+def test_a_web_servers_folder_is_read_and_nothing_else(tmp_path: Path) -> None:
+    """Files are opened by the URL that was passed; its password is stored and shown nowhere."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url, shown = (f"http://{user}127.0.0.1:{server.server_port}/docs" for user in ("ann:PASSWORD@", ""))
+    skipped: list[tuple[str, str]] = []
+    groups, folders = _listed([url], None, skipped)
+    assert (folders, [reason for _, reason in skipped]) == ({shown: url}, [])
+    with KnowledgeStore.open(tmp_path / "kb", embed_model=MODEL, create=True) as store:
+        store.documents.put_source("docs")
+        worker = _Worker(_Job(store.location, MODEL, SIZES, Access(None, None, trust_urls=False), 1_000, folders))
+        report = worker.ingest(
+            "docs", [(one.origin, one.relative, one.root) for one in groups["docs"].files.values()], {}
+        )
+        texts = [node.text for node in store.nodes("docs")]
+        stored = {one.origin for one in store.documents.documents("docs").values()}
+    server.shutdown()
+    server.server_close()
+    assert (sorted(texts), stored) == (["Rain.", "Snow."], {f"{shown}/{name}" for name in ("a.md", "x::b.md")})
+    ((large, reason),) = report.failed
+    assert (large, "is too large" in reason) == (f"{shown}/large.md", True)
+    assert "PASSWORD" not in str((groups, report, skipped))
+
+
+def test_a_password_is_not_in_errors() -> None:
+    """A folder that can't be listed is named without it."""
+    with pytest.raises(ConfigurationError, match=r"ftp://\*\*\*@127\.0\.0\.1:1/docs: can't be listed") as raised:
+        _listed(["ftp://ann:PASSWORD@127.0.0.1:1/docs"], None, [])
+    assert "PASSWORD" not in str(raised.value)
 
 
 @pytest.mark.parametrize("outages", [1, TRIES])

@@ -1,7 +1,8 @@
 """A stand-in for Elasticsearch and OpenSearch on loopback: what LlamaIndex's adapters and this package ask of them.
 
 It maps fields as they do without a mapping of one's own (text with a keyword beside it, whole numbers, decimals,
-booleans, dates), compares by these types, and refuses what it does not know. ``requests`` has what was asked.
+booleans, dates), converts values to the type of their field, compares by it, and refuses what it does not know. Lists
+come in pages. ``requests`` has what was asked.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import math
 import operator
 import re
+import struct
 import threading
 import warnings
 from collections import Counter
@@ -22,8 +24,6 @@ from urllib.parse import parse_qs, urlsplit
 
 from llama_index.core.schema import BaseNode
 
-from llama_index_agentic_kb.schema import value_key
-
 Json = dict[str, Any]
 
 LONGEST: Final = 256
@@ -34,6 +34,17 @@ _DATE: Final = re.compile(r"\d{4}-\d\d-\d\d(T[\d:.Z]*)?")
 def _type(value: Any) -> str:
     kinds = {bool: "boolean", int: "long", float: "float"}
     return kinds.get(type(value), "date" if _DATE.fullmatch(str(value)) else "text")
+
+
+def _converted(value: Any, kind: str) -> Any:
+    """Return what a field of a type indexes of a value, or compares it as; raise ``ValueError`` if it can't."""
+    if kind == "boolean":
+        return {"true": True, "false": False, "": False}[_converted(value, "text")]
+    if kind in ("long", "float") and not isinstance(value, bool):
+        return int(float(value)) if kind == "long" else struct.unpack("f", struct.pack("f", float(value)))[0]
+    if kind in ("long", "float"):
+        raise ValueError(f"{value} is no number")
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _items(value: Any) -> list[Any]:
@@ -57,15 +68,22 @@ class _Index:
             for one in _items(value)[:1]:
                 kind = _type(one)
                 keyword = {"fields": {"keyword": {"type": "keyword", "ignore_above": LONGEST}}}
-                self.fields.setdefault(key, {"type": kind, **(keyword if kind == "text" else {})})
+                mapped = self.fields.setdefault(key, {"type": kind, **(keyword if kind == "text" else {})})
+                _converted(one, mapped["type"])
 
     def values(self, source: Json, path: str) -> list[Any]:
         """Return what is indexed of a row under a field's name."""
-        mapped = self.fields.get(path.removeprefix("metadata.").removesuffix(".keyword"))
-        items = _items(source["metadata"].get(path.removeprefix("metadata.").removesuffix(".keyword")))
-        if mapped is None or (mapped["type"] == "text" and not path.endswith(".keyword")):
-            return [word for one in items for word in ["", *re.findall(r"\w+", str(one).lower())]] if mapped else []
-        return [one for one in items if not isinstance(one, str) or len(one) <= LONGEST]
+        mapped, name = self.mapped(path), path.removeprefix("metadata.").removesuffix(".keyword")
+        items = [_converted(one, mapped["type"]) for one in _items(source["metadata"].get(name))] if mapped else []
+        if path.endswith(".keyword"):
+            mapped = mapped.get("fields", {}).get("keyword", {})
+        if mapped.get("type") == "text":
+            return [word for one in items for word in ["", *re.findall(r"\w+", one.lower())]]
+        return [one for one in items if not isinstance(one, str) or len(one) <= mapped.get("ignore_above", math.inf)]
+
+    def mapped(self, path: str) -> Json:
+        """Return the mapping of a field; nothing for one that no document has had."""
+        return self.fields.get(path.removeprefix("metadata.").removesuffix(".keyword"), {})  # type: ignore[no-any-return]
 
     def passes(self, source: Json, row: str, asked: Json) -> bool:
         """Return whether a row passes a query; fail for one that is not known."""
@@ -91,12 +109,13 @@ class _Index:
         ((path, wanted),) = body.items()
         if kind == "match":
             return bool(self.score(source, path, wanted["query"]))
-        held = self.values(source, path)
+        held, own = self.values(source, path), self.mapped(path).get("type", "text")
         if kind == "range":
-            return all(_SIGNS[sign](one, value) for one in held[:1] for sign, value in wanted.items()) and bool(held)
+            return any(all(_SIGNS[sign](one, value) for sign, value in wanted.items()) for one in held)
         values = [wanted["value"] if isinstance(wanted, dict) else wanted] if kind == "term" else wanted
         assert kind in ("term", "terms"), kind
-        return any(value_key(one) == value_key(value) for one in held for value in values)
+        whole = [value for value in values if own != "long" or float(value).is_integer()]
+        return not {_converted(value, own) for value in whole}.isdisjoint(held)
 
     @staticmethod
     def score(source: Json, path: str, words: str) -> float:
@@ -166,6 +185,7 @@ class ElasticServer:
         self.opensearch = opensearch
         self.requests: list[tuple[str, str, Any]] = []
         self._indices: dict[str, _Index] = {}
+        self._scrolls: dict[str, tuple[int, list[Json]]] = {}
         self._about = {
             "version": {"number": "2.17.0", "distribution": "opensearch"} if opensearch else {"number": "8.19.0"}
         }
@@ -217,7 +237,7 @@ class ElasticServer:
                 self._indices[what["index"]["_index"]].put(what["index"]["_id"], source)
             return 200, {"errors": False, "items": [{"index": {"status": 201}} for _ in lines[::2]]}
         if path == "_search/scroll":
-            return 200, {"hits": {"hits": []}, "_scroll_id": "1", "_shards": {"successful": 1, "total": 1}}
+            return 200, {"succeeded": True} if method == "DELETE" else self._scrolled(body["scroll_id"])
         if name == "":
             return 200, self._about
         if method == "PUT":
@@ -227,10 +247,22 @@ class ElasticServer:
             return 404, {"error": {"type": "index_not_found_exception", "reason": name}, "status": 404}
         return 200, self._of_index(self._indices[name], name, action, body, parse_qs(urlsplit(target).query))
 
+    def _scrolled(self, scroll: str) -> Json:
+        """Return the next page of a list."""
+        size, left = self._scrolls[scroll]
+        self._scrolls[scroll] = size, left[size:]
+        shards = {"successful": 1, "skipped": 0, "total": 1}
+        return {"hits": {"hits": left[:size]}, "_scroll_id": scroll, "_shards": shards}
+
     def _of_index(self, index: _Index, name: str, action: str, body: Json, asked: Json) -> Json:
         if action == "_search":
-            found = index.search({**body, "size": int(asked.get("size", [body.get("size", 10)])[0])})
-            return {**found, "_scroll_id": "1", "_shards": {"successful": 1, "skipped": 0, "total": 1}}
+            size = int(asked.get("size", [body.get("size", 10)])[0])
+            found = index.search({**body, "size": len(index.rows) if "scroll" in asked else size})
+            if "scroll" not in asked:
+                return found
+            scroll = f"scroll {len(self._scrolls)}"
+            self._scrolls[scroll] = size, found["hits"]["hits"]
+            return self._scrolled(scroll)
         if action == "_count":
             return {"count": index.search(body)["hits"]["total"]["value"]}
         if action == "_delete_by_query":

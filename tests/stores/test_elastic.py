@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from llama_index.core.schema import NodeRelationship, RelatedNodeInfo
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Permissions, Principal
 from llama_index_agentic_kb.errors import DeniedError
 from llama_index_agentic_kb.schema import Condition, FilterOperator
 from llama_index_agentic_kb.search.dialects import Elasticsearch, elastic_fields
+from llama_index_agentic_kb.server.page import find_passage
 from llama_index_agentic_kb.sources import elastic
 from llama_index_agentic_kb.sources.stores import kind_of
 from tests.sources.conftest import search
@@ -87,6 +90,49 @@ def test_rows_are_counted_by_the_store(
     counted = {name: {(one.value, one.count) for one in buckets} for name, buckets in found.items()}
     assert counted == {"size": {(2, 1), (3, 1), (4, 1)}, "open": {(False, 1), (True, 2)}}
     assert all(body["size"] == 0 for body in server.bodies("_search"))
+
+
+def test_rows_are_read_in_pages(
+    server: ElasticServer, source: KnowledgeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under permissions every page is read, and each row is checked here."""
+    monkeypatch.setattr(elastic, "_PAGE", 2)
+    server.requests.clear()
+    kb = KnowledgeBase([source])
+    found = kb.facets("rows", "size", principal=Principal(tenant="b"), per="chunk")["size"]
+    assert [(one.value, one.count) for one in found] == [(2, 1), (3, 1), (4, 1)]
+    assert [method for method, path, _ in server.requests if path == "_search/scroll"] == ["POST", "POST", "DELETE"]
+    assert server.bodies("_search")[0]["query"] == {"bool": {"filter": PERMITTED}}
+
+
+def test_what_the_store_converts_is_not_what_was_asked_for(server: ElasticServer) -> None:
+    """The number 12 is indexed as "12" in a field of text: the store finds it, and it is another tenant's."""
+    make = opensearch_store if server.opensearch else elasticsearch_store
+    index = index_over(make(server.url, "converted", DIMENSIONS))
+    index.insert_nodes(nodes([{"tenant": "12", "size": 1}, {"tenant": 12, "size": "1"}, {"tenant": 12, "size": 1.5}]))
+    source = KnowledgeSource("rows", index=index, permissions=Permissions(tenant="tenant"), hybrid=False)
+    who = Principal(tenant="12")
+    tree = source.permitted(who)
+    assert kind_of(index.vector_store).count(index.vector_store, tree, documents=False) == 3
+    assert [node.metadata["size"] for node in search(source, "row", tree, top_k=3).nodes] == [1]
+    kb = KnowledgeBase([source])
+    assert (kb.count("rows", principal=who, per="chunk"), len(kb.documents("rows", principal=who))) == (1, 1)
+    assert [bucket.value for bucket in kb.facets("rows", "size", principal=who)["size"]] == [1]
+
+
+def test_documents_with_long_ids_are_counted(server: ElasticServer) -> None:
+    """OpenSearch does not index them: then rows are read. Elasticsearch's adapter maps keywords of any length."""
+    make = opensearch_store if server.opensearch else elasticsearch_store
+    index = index_over(make(server.url, "long", DIMENSIONS))
+    made = nodes([{"size": 1, "tenant": "b"}] * 4)
+    for node in made[2:]:
+        node.relationships[NodeRelationship.SOURCE] = RelatedNodeInfo(node_id="x" * 300)
+    index.insert_nodes(made)
+    kb = KnowledgeBase([KnowledgeSource("rows", index=index)])
+    assert (kb.count("rows"), kb.count("rows", filters="size eq 1")) == (2, 2)
+    assert [(one.value, one.count) for one in kb.facets("rows", "size")["size"]] == [(1, 2)]
+    shared = KnowledgeBase([KnowledgeSource("rows", index=index, permissions=Permissions(tenant="tenant"))])
+    assert asyncio.run(find_passage(shared, "rows", made[3].node_id, Principal(tenant="b")))
 
 
 def test_deletes_are_by_the_document(server: ElasticServer) -> None:
