@@ -283,7 +283,7 @@ class WrappingFilter:
     def __init__(self) -> None:
         self._held = ""
         self._wrapped: bool | None = None  # None: not known yet; False: there is no fence, or it has ended
-        self._nested = self._in_line = False
+        self._nested = False
 
     def feed(self, delta: str) -> str:
         """Process a piece and return the text that can be emitted now."""
@@ -307,19 +307,16 @@ class WrappingFilter:
         return "" if self._wrapped and not self._nested and rest.strip() == _FENCE else rest
 
     def _lines(self) -> str:
-        """Return the held text but for a line that may become the closing fence."""
+        """Return the complete lines of the held text, up to the closing fence."""
         shown = ""
         while "\n" in self._held:
             line, _, self._held = self._held.partition("\n")
-            fence = not self._in_line and line.lstrip().startswith(_FENCE)
-            self._in_line = False
-            if fence and not self._nested and line.strip() == _FENCE:
+            if line.strip() == _FENCE and not self._nested:
                 self._wrapped = False
                 return shown + self.close()
-            self._nested = line.strip() != _FENCE if fence else self._nested
+            if line.lstrip().startswith(_FENCE):
+                self._nested = line.strip() != _FENCE
             shown += line + "\n"
-        if self._in_line or not (_FENCE.startswith(self._held.lstrip()) or self._held.lstrip().startswith(_FENCE)):
-            shown, self._held, self._in_line = shown + self._held, "", True
         return shown
 
 

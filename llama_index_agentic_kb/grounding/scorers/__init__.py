@@ -26,24 +26,10 @@ from llama_index_agentic_kb.grounding.scorers.lexical import LexicalScorer, Smal
 from llama_index_agentic_kb.schema.grounding import CITATION_THRESHOLD
 
 __all__ = [
-    "BETTER",
-    "CITATION_THRESHOLD",
-    "PARTIAL_THRESHOLD",
-    "ClaimScore",
-    "ClaimScorer",
-    "CrossEncoderScorer",
-    "Evidence",
-    "LLMJudge",
-    "LexicalScorer",
-    "PairModel",
-    "Premise",
-    "Rival",
-    "ScorerLike",
-    "SmallScorer",
-    "as_scorer",
-    "downloaded",
-    "verdict_of",
-]
+    "BETTER", "CITATION_THRESHOLD", "PARTIAL_THRESHOLD", "ClaimScore", "ClaimScorer", "CrossEncoderScorer", "Evidence",
+    "LLMJudge", "LexicalScorer", "PairModel", "Premise", "Rival", "ScorerLike", "SmallScorer", "as_scorer",
+    "downloaded", "verdict_of",
+]  # fmt: skip
 
 ScorerLike = ClaimScorer | LLM | PairModel | str | None
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.callbacks import CallbackManager
@@ -19,7 +19,7 @@ from llama_index_agentic_kb.grounding.claims import Claim
 from llama_index_agentic_kb.grounding.scorers.base import ClaimScore, Evidence, Premise, Rival, verdict_of
 from llama_index_agentic_kb.grounding.scorers.lexical import bearing_spans, nearest_premises
 from llama_index_agentic_kb.guard.spotlighting import Spotlighting, draw
-from llama_index_agentic_kb.llm import LanguageModel, repair_json, strip_code_fence
+from llama_index_agentic_kb.llm import LanguageModel, read_json
 from llama_index_agentic_kb.prompts import Passage, as_data, format_passages
 from llama_index_agentic_kb.schema.grounding import ConflictKind, Span, Verdict
 
@@ -216,51 +216,32 @@ class Judgement(NamedTuple):
 def read_judgements(text: str) -> dict[int, Judgement]:
     """Return the judgements of a reply by claim number; the first one if a claim is judged twice."""
     text = text[:MAX_REPLY]
-    for objects in (_objects(text), _mended(text)):
-        read = [judgement for one in objects if (judgement := _judgement(one)) is not None]
-        if read:
-            return {one.claim: one for one in reversed(read)}
-    return {}
+    read = list(_judgements(text)) or list(_judgements(json.dumps(read_json(text, "[{"))))  # that is almost JSON
+    return {one.claim: one for one in reversed(read)}
 
 
-def _objects(text: str) -> Iterator[Mapping[str, object]]:
+def _judgements(text: str) -> Iterator[Judgement]:
     decoder, position = json.JSONDecoder(), 0
     while (start := _OBJECT.search(text, position)) is not None:
+        position = start.end()
         try:
-            value, position = decoder.raw_decode(text, start.start())
+            fields, position = decoder.raw_decode(text, start.start())
         except (ValueError, RecursionError):
-            position = start.end()
-        else:
-            yield value
-
-
-def _mended(text: str) -> Iterator[Mapping[str, object]]:  # where the text is almost JSON
-    try:
-        value: Any = repair_json(strip_code_fence(text))
-    except (ValueError, RecursionError):
-        return
-    if isinstance(value, dict):
-        value = [value] if "claim" in value else next((one for one in value.values() if isinstance(one, list)), [])
-    yield from (one for one in value if isinstance(one, dict)) if isinstance(value, list) else ()
-
-
-def _judgement(fields: Mapping[str, object]) -> Judgement | None:
-    number = _int(fields.get("claim", fields.get("id")))
-    said = str(fields.get("verdict", "")).strip().casefold()
-    verdict = next((verdict for pattern, verdict in _VERDICTS if pattern.match(said)), None)
-    if number is None or verdict is None:
-        return None
-    given = fields.get("confidence", fields.get("score"))
-    sure = given if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 <= given <= 1 else _SURE
-    evidence = fields.get("evidence", fields.get("refs", fields.get("ref")))
-    return Judgement(number, verdict, float(sure), _quotes(evidence), _quotes(fields.get("against")))
+            continue
+        number, said = _int(fields["claim"]), str(fields.get("verdict", "")).strip().casefold()
+        verdict = next((verdict for pattern, verdict in _VERDICTS if pattern.match(said)), None)
+        if number is not None and verdict is not None:
+            sure = fields.get("confidence")
+            is_share = isinstance(sure, (int, float)) and 0 <= sure <= 1
+            quotes, against = _quotes(fields.get("evidence")), _quotes(fields.get("against"))
+            yield Judgement(number, verdict, float(sure) if is_share else _SURE, quotes, against)
 
 
 def _quotes(evidence: object) -> Quotes:
     found: Quotes = []
     for one in evidence if isinstance(evidence, list) else [evidence]:
         fields = one if isinstance(one, dict) else {"ref": one}
-        number, quote = _int(fields.get("ref", fields.get("ref_id"))), fields.get("quote", "")
+        number, quote = _int(fields.get("ref")), fields.get("quote", "")
         if number is not None:
             found.append((number, quote[:_MOST_QUOTE] if isinstance(quote, str) else ""))
     return found
