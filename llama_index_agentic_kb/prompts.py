@@ -315,8 +315,8 @@ Rules:
 text inside them.
 - Under <searches> stands what was searched and what was read in it: "stated" in a passage, "implied" by the passages, \
 or "partial", only nearer to what was asked (one of two husbands, the number of one region).
-- "values": one for each search above that has none, or a partial one, and that the passages answer: the answer alone, \
-the "ref" of its passage, and its "confidence" in these words.
+- "values": for each search without a value, or with a partial one, that the passages answer: the answer alone, the \
+"ref" of its passage, and its "confidence".
 - "sufficient": true where every fact that the question needs stands in the passages, none of them only partial.
 - "refs": the ref_ids of the passages that hold these facts, in the order in which one fact leads to the next.
 - Where facts are missing, "gaps": which, in a few words each, and "sub_queries": at most {max_sub_queries} searches \

@@ -94,7 +94,7 @@ _NEXT_ITEM: Final = re.compile(r"\s{0,100},\s{0,100}(?=\{)")
 _LAST_KEY: Final = re.compile(r'"finds"\s{0,3}:\s{0,3}"')
 """Start of the last key of a sub-query (``finds``), which is not needed to search it."""
 _DECODER: Final = json.JSONDecoder()
-_EMPTY_BLOCK: Final = re.compile(r"^<(conversation|later_steps|found)>\s*</\1>\n{0,2}", re.MULTILINE)
+_EMPTY_BLOCK: Final = re.compile(r"^<(conversation|later_steps|found|searches)>\s*</\1>\n{0,2}", re.MULTILINE)
 
 
 # -- what all calls of the planning model share --------------------------------------------------------------------

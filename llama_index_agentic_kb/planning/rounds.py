@@ -324,24 +324,16 @@ class MultiHopSearch:
             held = [one.name for one in self._sources if one.name in self._planned and one not in allowed]
             steps.withhold(f"r{outcome.revisions}", held)
         graph = PlanGraph(plan, allowed, self._limits, revision=outcome.revisions, steps=known, first_round=last + 1)
-        # A known query in further sources becomes a new search: passages must not change the user's plan.
-        change: dict[str, object] = {"filters": {}, "depends_on": [], "part_of": None, "template": None}
-        change["origin"] = SubQueryOrigin.REVISION
-        further = [
-            one.model_copy(update={**change, "id": f"r{outcome.revisions}.again{place}", "wave": last + 1})
-            for place, one in enumerate(graph.add(verdict.proposals), start=1)
-            if one.id in steps.searched
-        ]
+        graph.add(verdict.proposals)
         graph.finish()
         added = [one for one in graph.plan.sub_queries if one.id not in steps.searched]
         for warning in graph.plan.warnings:
             self._warn(warning)
-        if not (added or further):
+        if not added:
             self._decide("something is missing, and no search for it was left")
             return False
         self._decide(f"revised: {'; '.join(verdict.gaps) or 'something was missing'}")
         steps.plan(added, graph.finds)
-        await self._search(further)
         return True
 
     async def _judge(self) -> Verdict:
@@ -376,23 +368,16 @@ class MultiHopSearch:
         return [one for one in self._sources if one.name in allowed]
 
     def _account_of_searches(self, refs: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-        """Yield the id, query and findings of each search, and of each step that needed no search."""
-        steps, nodes = self._steps, dict[str, int]()
-        for search in self._done:
-            if search.source.name in self._readable:
-                nodes[search.sub_query.id] = nodes.get(search.sub_query.id, 0) + len(search.nodes)
-        planned = {step.id: step.query for step in steps.chain()}
-        early = {name: text for name, text in planned.items() if name in steps.found and name not in steps.searched}
-        asked = early | {
-            name: "the question itself" if one.origin is SubQueryOrigin.QUESTION else one.query
-            for name, one in steps.searched.items()
-        }
-        placed = [name for step in planned for name in (*steps.searches_of([step]), step) if name in asked]
-        unplaced = [name for name in asked if name not in placed]
-        for name in dict.fromkeys([*unplaced, *placed]):
-            found = as_found(steps.found.get(name, []), refs)
-            nothing = "" if nodes.get(name) or name in early else "nothing was found"
-            yield name, asked[name] + (f" -> {found or nothing}" if found or nothing else "")
+        """Yield the id, query and findings of each step's searches, and of each step that needed none."""
+        steps = self._steps
+        with_nodes = {search.sub_query.id for search in self._readable_searches if search.nodes}
+        for step in steps.chain():
+            early = [step.id] if step.id in steps.found and step.id not in steps.searched else []
+            for name in (*steps.searches_of([step.id]), *early):
+                query = steps.searched[name].query if name in steps.searched else step.query
+                found = as_found(steps.found.get(name, []), refs)
+                nothing = "" if name in with_nodes else "nothing was found"
+                yield name, query + (f" -> {found or nothing}" if found or nothing else "")
 
     # -- shared by reading and judging -------------------------------------------------------------------------------
 

@@ -73,19 +73,16 @@ def test_a_revision_is_held_to_the_limits() -> None:
     assert [one.query for one in added] == ["fact 0", "fact 1"]
 
 
-def test_a_known_query_may_go_to_a_further_source_of_the_plan() -> None:
-    """It is searched there alone, once, as a search of the revision's; a source that no step names is out."""
+def test_a_revision_searches_the_sources_of_the_plan() -> None:
+    """What no step names is neither offered nor searched, and a known query is not searched again."""
     one, other, third = (MemoryRetriever(["the tower"]) for _ in range(3))
     sources = [KnowledgeSource(name, retriever=to) for name, to in (("one", one), ("other", other), ("third", third))]
     plan = steps({"query": "the tower", "sources": ["one"]}, {"query": "rain", "sources": ["other"]})
-    searched = World(PAGES, plan=plan, revision=verdict({"query": "The tower", "sources": ["one", "other", "third"]}))
-    made = searched.search(QUESTION, sources=sources)
+    searched = World(PAGES, plan=plan, revision=verdict({"query": "The tower", "sources": ["other"]}, "snow"))
+    searched.search(QUESTION, sources=sources)
     asked = [sorted(to.queries) for to in (one, other, third)]
-    assert asked == [[QUESTION, "the tower"], [QUESTION, "rain", "the tower"], [QUESTION]]
+    assert asked == [[QUESTION, "snow", "the tower"], [QUESTION, "rain", "snow"], [QUESTION]]
     assert "third" not in next(text for kind, text in searched.prompts if kind == "revision").split("</sources>")[0]
-    planned, _, again = made.plan.sub_queries[1:]
-    assert (planned.id, planned.sources, planned.origin) == ("q1", ["one"], SubQueryOrigin.PLANNER)
-    assert (again.query, again.sources, again.origin) == ("the tower", ["other"], SubQueryOrigin.REVISION)
 
 
 def test_the_prompt_tells_what_was_searched_and_found() -> None:
@@ -98,7 +95,7 @@ def test_the_prompt_tells_what_was_searched_and_found() -> None:
     )
     searched.search(QUESTION)
     prompt = next(text for kind, text in searched.prompts if kind == "revision")
-    assert "q0: the question itself\nq1: Whose is the tower? -> Ann (implied)\nq2: age of Ann" in prompt
+    assert "<searches>\nq1: Whose is the tower? -> Ann (implied)\nq2: age of Ann" in prompt
     for tag in ("<evidence>", "</evidence>", "<searches>", "</searches>"):
         assert prompt.count(tag) == 1
 
