@@ -18,7 +18,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
+from functools import cache, partial
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -40,6 +40,10 @@ EMBEDDING_POOL: Final = WorkerPool("embedding", max_workers=8)
 """The threads on which local models compute."""
 _BATCH: Final = 32
 """The number of waiting queries that a local model is given at once, at least."""
+_FEW: Final = 8
+"""The maximum number of queries that a small model embeds on one thread."""
+_SMALL: Final = 50_000_000
+"""The parameters of a small model. For a few queries its threads cost more time than they save on busy cores."""
 STALLED_SECONDS: Final = 15.0
 """The duration after which a local call counts as hung: later texts are computed on another thread."""
 DEFAULT_MAX_BYTES: Final = 64 * 1024 * 1024
@@ -460,6 +464,8 @@ class _Batchers:
         compute: Callable[[list[str]], list[Vector]] | None = None
         if _is_plain_huggingface(model):
             compute = partial(model._embed, prompt_name="query")  # type: ignore[attr-defined]  # noqa: SLF001
+            if sum(one.numel() for one in model._model.parameters()) <= _SMALL:  # type: ignore[attr-defined]  # noqa: SLF001
+                compute = partial(_on_one_thread, compute)
         elif _is_local(model) and _treats_queries_as_texts(model):
             compute = model._get_text_embeddings  # noqa: SLF001
         if compute is None or model.embeddings_cache or getattr(model, "rate_limiter", None):
@@ -474,6 +480,20 @@ class _Batchers:
 
 
 _BATCHERS: Final = _Batchers()
+
+
+def _on_one_thread(compute: Callable[[list[str]], list[Vector]], texts: list[str]) -> list[Vector]:
+    """Compute a few texts on one thread of OpenMP, in which torch computes; this concerns the calling thread alone."""
+    with _openmp().limit(limits=1) if len(texts) <= _FEW else contextlib.nullcontext():
+        return compute(texts)
+
+
+@cache
+def _openmp() -> Any:
+    # Imported here, it finds the libraries that are loaded by now.
+    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    return ThreadpoolController().select(user_api="openmp")
 
 
 def _is_plain_huggingface(model: BaseEmbedding) -> bool:

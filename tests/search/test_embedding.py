@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -143,6 +144,21 @@ def test_the_real_model_embeds_a_request_in_one_batch(embed_model: BaseEmbedding
     assert len(debug.get_event_pairs(CBEventType.EMBEDDING)) == 1
     assert recorder._chunks == [QUERIES]
     assert embed_model.callback_manager.handlers == own
+
+
+def test_a_few_queries_take_one_thread(embed_model: BaseEmbedding) -> None:
+    """A small model embeds a few queries on one thread, many on those it had, and leaves other threads theirs."""
+    model, seen, before = embed_model._model, [], torch.get_num_threads()  # type: ignore[attr-defined]
+    hook = model.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
+    try:
+        for count in (1, 1, 9):  # torch sets a thread's number when it first computes there
+            queries = [f"query {number} of {count}" for number in range(count)]
+            asyncio.run(embed_queries(embed_model, queries, deadline=None))
+    finally:
+        hook.remove()
+    assert seen[1] == 1
+    assert set(seen[2:]) == {before}
+    assert torch.get_num_threads() == before
 
 
 def test_the_models_own_handlers_are_told_too() -> None:
