@@ -245,16 +245,27 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             retrieval = await self.retriever.retrieval(
                 request, bundle=bundle, answer_share=share, observer=observer, classification=classification
             )
-            deadline = retrieval.budget.evidence_deadline
-            with billed() as bill:
-                nodes, selected = retrieval.nodes, retrieval.selected
-                left = await postprocess(nodes, self._node_postprocessors, query, deadline, selected)
-            retrieval.arrange(left.nodes)
+            if self._node_postprocessors:
+                await self._postprocess(retrieval, query)
+            retrieval.arrange(retrieval.nodes)
             event.on_end(payload={EventPayload.NODES.value: retrieval.nodes})
         dispatcher.event(RetrievalEndEvent(str_or_query_bundle=query, nodes=retrieval.nodes))
+        if not retrieval.nodes and not retrieval.reply:
+            reasoning = retrieval.log.last(AgenticReasoningActivity)
+            candidates = reasoning.candidates if reasoning is not None else 0
+            reason = f"none of {candidates} candidates was kept" if candidates else "no source returned anything"
+            retrieval.missing.append(MissingPart(what="evidence", outcome=Outcome.EMPTY, reason=reason))
+        return retrieval
+
+    async def _postprocess(self, retrieval: Retrieval, query: QueryBundle) -> None:
+        """Apply this engine's postprocessors to the evidence, and add what they did to its record."""
+        deadline, selected = retrieval.budget.evidence_deadline, retrieval.selected
+        with billed() as bill:
+            left = await postprocess(retrieval.nodes, self._node_postprocessors, query, deadline, selected)
+        retrieval.nodes = left.nodes
         retrieval.missing += [] if left.missing is None else [left.missing]
         reasoning = retrieval.log.last(AgenticReasoningActivity)
-        if self._node_postprocessors and reasoning is not None:
+        if reasoning is not None:
             retrieval.log.amend(
                 reasoning,
                 kept=len(left.nodes),
@@ -262,11 +273,6 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
                 dropped_by_postprocessors=(reasoning.dropped_by_postprocessors or 0) + left.dropped,
                 added_by_postprocessors=(reasoning.added_by_postprocessors or 0) + left.added,
             )
-        if not retrieval.nodes and not retrieval.reply:
-            candidates = reasoning.candidates if reasoning is not None else 0
-            reason = f"none of {candidates} candidates was kept" if candidates else "no source returned anything"
-            retrieval.missing.append(MissingPart(what="evidence", outcome=Outcome.EMPTY, reason=reason))
-        return retrieval
 
     async def synthesis(
         self,

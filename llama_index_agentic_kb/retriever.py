@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import permutations
 from typing import Any, Final, Literal, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.callbacks.schema import CBEventType
 from llama_index.core.indices.base import BaseIndex
@@ -239,6 +240,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         options: RetrieverOptions | None = None,
     ) -> None:
         self.sources = by_name(sources)
+        self._may_share = all(one.may_learn_from(other) for one, other in permutations(self.sources.values(), 2))
         self.effort = as_effort(effort)
         _check_positive("similarity_top_k", similarity_top_k, int)
         _check_positive("max_runtime_in_seconds", max_runtime_in_seconds, (int, float))
@@ -368,21 +370,22 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             retrieval_seconds=self.limits[effort].seconds,
         )
         set_budget(budget)
-        principal, log = (
-            self.resolve_principal(request.principal),
-            ActivityLog(self.callback_manager, observer or self.observer),
-        )
+        principal = self.resolve_principal(request.principal)
+        log = ActivityLog(self.callback_manager, observer or self.observer)
         set_principal(principal)
         options = self.evidence
         if request.results_processing is not None:
             options = replace(options, results_processing=request.results_processing)
         selected = select(self.sources, request, self.filters, calibrated=options.calibrated)
+        memory, forgotten = list[ChatMessage](), list[MissingPart]()
         if self.memory is not None:
             owner_of(self.memory).claim(principal)
-        memory, forgotten = await self._remember(request.question, budget.retrieval_share(0.25, MEMORY_SECONDS))
+            deadline = budget.retrieval_share(0.25, MEMORY_SECONDS)
+            memory, forgotten = await self._remember(self.memory, request.question, deadline)
         whole = Scope.of(request, memory, classification)
         task = self._task(request, whole, effort, selected, log, bundle)
         conversation = Conversation(task.fan_out.follow_up, request.scope_state, self.options.scope)
+        limit = budget.output_documents or self.similarity_top_k or task.limits.documents
         follows = bool(task.scope.history or request.scope_state is not None)
         task.fan_out.on_begun = partial(conversation.begin, task.fan_out) if follows else None
         turn, outcome = await search_turn(task, request.dialogue, selected)
@@ -390,13 +393,13 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             _print_searches(log.records)
         if not turn.reply:
             raise_if_lost(outcome.searches)
-        narrowing = await conversation.narrow(outcome.searches, self._limit(task)) if follows else NOT_NARROWED
+        narrowing = await conversation.narrow(outcome.searches, limit) if follows else NOT_NARROWED
         missing = [*forgotten, *missing_parts(outcome.searches), *task.fan_out.left_out, *outcome.withheld]
         found = outcome.findings, outcome.chain, len(outcome.proof) if outcome.sufficient else 0
         retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, whole, *found)
         retrieval.dialogue, retrieval.reply = turn.state, turn.reply
         query = bundle or QueryBundle(request.question)
-        await self._gather(request, retrieval, outcome, task, options, query, narrowing)
+        await self._gather(request, retrieval, outcome, task, options, query, narrowing, limit)
         if request.scope_state is not None and narrowing.turn is not None:
             retrieval.scope_state = conversation.after(narrowing.turn, retrieval.nodes)
         task.fan_out.forget(outcome.searches)
@@ -412,9 +415,11 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         bundle: QueryBundle | None,
     ) -> Task:
         limits = self.limits[effort]
-        if not all(one.may_learn_from(other) for one, other in permutations(self.sources.values(), 2)):
+        if not self._may_share:
             scope = scope.without_answers()  # what is searched may go to every source
-        plain = self._model is None or effort is ReasoningEffort.MINIMAL
+        follow_up = None
+        if not scope.intents and (self._model is None or effort is ReasoningEffort.MINIMAL):
+            follow_up = FollowUp.of(scope.question, scope.history) if scope.history else FollowUp(scope.question)
         asked = [request.max_output_documents, *(p.max_output_documents for p in request.knowledge_source_params)]
         fan_out = FanOut(
             {name: chosen for name, chosen in selected.items() if not isinstance(chosen.source, ToolSource)},
@@ -424,19 +429,15 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             max_searches=limits.searches,
             bundle=bundle,
             embedding_cache=self.options.embedding_cache,
-            follow_up=FollowUp.of(scope.question, scope.history) if plain and not scope.intents else None,
+            follow_up=follow_up,
         )
         return Task(scope, effort, limits, self._model, self.evidence.fusion, fan_out, log)
 
-    def _limit(self, task: Task) -> int:
-        """Return the number of documents in the result."""
-        return task.budget.output_documents or self.similarity_top_k or task.limits.documents
-
-    async def _remember(self, question: str, deadline: float | None) -> tuple[list[Any], list[MissingPart]]:
+    async def _remember(
+        self, memory: BaseMemory, question: str, deadline: float | None
+    ) -> tuple[list[ChatMessage], list[MissingPart]]:
         """Read the shared memory with the question as input, and report a failure as a missing part."""
-        if self.memory is None:
-            return [], []
-        read, aread = partial(self.memory.get, input=question), partial(self.memory.aget, input=question)
+        read, aread = partial(memory.get, input=question), partial(memory.aget, input=question)
         try:
             return list(await Call(sync=read, native=aread, deadline=deadline, pool=_MEMORIES, what="memory")), []
         except Exception as error:  # noqa: BLE001 (any error of a memory; the question is then searched alone)
@@ -453,10 +454,10 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         options: EvidenceOptions,
         bundle: QueryBundle,
         narrowing: Narrowing,
+        limit: int,
     ) -> None:
         """Merge the search results into ``retrieval.nodes``, and log how many candidates each stage dropped."""
         log, budget = retrieval.log, retrieval.budget
-        limit = self._limit(task)
         ranked = max(MAX_RANKED, limit)
         with log.record(
             AgenticReasoningActivity,
@@ -500,7 +501,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
                 reasoning_tokens=bill.tokens,
                 warning="; ".join(warnings) or None,
                 spent=outcome.spent(budget, min(counts.candidates - counts.merged, ranked)),
-                **asdict(counts),
+                **counts._asdict(),
             )
 
 

@@ -51,7 +51,7 @@ class RetryBudget:
             return left
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Budget:
     """The limits of a request. All timeouts in the package are derived from it.
 
@@ -73,48 +73,33 @@ class Budget:
     retries: RetryBudget = field(default_factory=RetryBudget)
     started: float = field(default_factory=time.monotonic)
 
-    @property
-    def deadline(self) -> float | None:
-        """``time.monotonic()`` by which the response must be complete; None is no limit."""
-        return None if self.seconds is None else self.started + self.seconds
+    deadline: float | None = field(init=False, default=None)
+    """``time.monotonic()`` by which the response must be complete; None is no limit, as with all deadlines."""
+    answer_deadline: float | None = field(init=False, default=None)
+    """``time.monotonic()`` at which the answer is stopped, so that a partial answer can be returned in time."""
+    check_deadline: float | None = field(init=False, default=None)
+    """``time.monotonic()`` at which the check of an answer is abandoned, in the middle of the reserve after it."""
+    retrieval_deadline: float | None = field(init=False, default=None)
+    """``time.monotonic()`` at which the retrieval ends, so that the answer's share of the time is left."""
+    evidence_deadline: float | None = field(init=False, default=None)
+    """``time.monotonic()`` by which the evidence must be complete, when half of the answer's share is left: so
+    postprocessors have time even if searches or a reranker use all of the retrieval's."""
+
+    def __post_init__(self) -> None:
+        """Derive the deadlines."""
+        if self.retrieval_seconds is not None:
+            self.retrieval_deadline = self.started + self.retrieval_seconds
+        if self.seconds is not None:
+            share, reserve = self.answer_share * self.seconds, min(LAST_SECONDS, LAST_SHARE * self.seconds)
+            self.deadline = end = self.started + self.seconds
+            self.answer_deadline, self.check_deadline = end - reserve, end - reserve / 2
+            self.evidence_deadline = end - share / 2
+            self.retrieval_deadline = earliest(self.retrieval_deadline, end - share)
 
     @property
     def left(self) -> float | None:
         """Seconds until the deadline, at least 0; None if there is no deadline."""
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
-
-    @property
-    def answer_deadline(self) -> float | None:
-        """``time.monotonic()`` at which the answer is stopped, so that a partial answer can be returned in time."""
-        if self.deadline is None:
-            return None
-        return self.deadline - min(LAST_SECONDS, LAST_SHARE * (self.seconds or 0.0))
-
-    @property
-    def check_deadline(self) -> float | None:
-        """``time.monotonic()`` at which the check of an answer is abandoned, in the middle of the reserve after it."""
-        answer = self.answer_deadline
-        return None if answer is None or self.deadline is None else (answer + self.deadline) / 2
-
-    @property
-    def retrieval_deadline(self) -> float | None:
-        """``time.monotonic()`` at which the retrieval ends, so that the answer's share of the time is left."""
-        longest = None if self.retrieval_seconds is None else self.started + self.retrieval_seconds
-        return earliest(longest, self._before_answer(1.0))
-
-    @property
-    def evidence_deadline(self) -> float | None:
-        """``time.monotonic()`` by which the evidence must be complete, when half of the answer's share is left.
-
-        So postprocessors have time even if searches or a reranker use all of the retrieval's.
-        """
-        return self._before_answer(0.5)
-
-    def _before_answer(self, part: float) -> float | None:
-        """Return the ``time.monotonic()`` at which ``part`` (0 to 1) of the answer's share of the time is left."""
-        if self.deadline is None:
-            return None
-        return self.deadline - part * self.answer_share * (self.seconds or 0.0)
 
     def retrieval_share(self, part: float, seconds: float) -> float | None:
         """Return an early stage's deadline: ``seconds`` from now, or ``part`` (0 to 1) of the retrieval if earlier."""

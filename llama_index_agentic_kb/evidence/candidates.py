@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
+from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
 from llama_index.core.schema import BaseNode, ImageNode, IndexNode, NodeRelationship, NodeWithScore, TextNode
@@ -464,9 +465,9 @@ def join(parts: Sequence[_Part]) -> NodeWithScore:
 
     It has no embedding, as none was computed for its text.
     """
-    best = min(parts, key=lambda part: part[0])[1]
     if len(parts) == 1:
-        return best
+        return parts[0][1]
+    best = min(parts, key=itemgetter(0))[1]
     nodes = [node for _, node in parts]
     chunks = [node.node for node in nodes]
     text, spans = _joined_text(chunks)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
@@ -87,8 +87,7 @@ class EvidenceOptions:
         return self.reranker is not None and self.reranker.calibrated
 
 
-@dataclass(frozen=True, slots=True)
-class EvidenceCounts:
+class EvidenceCounts(NamedTuple):
     """The number of candidates that were merged, joined, kept or dropped.
 
     ``candidates + added_by_postprocessors == merged + joined + kept + dropped_by_threshold +
@@ -150,8 +149,13 @@ async def gather_evidence(
     of ``proof`` come first; candidates ``outside`` are left out. Of a question that ``follows`` a conversation, what
     was planned counts more than its own words.
     """
-    found = sum(len(one.nodes) for search in searches for one in search.lists)
-    untouched = {name for name in (one.source.name for one in searches) if _is_untouched(name, selected, options)}
+    found, untouched = 0, set[str]()
+    for search in searches:
+        found += sum(len(ranked.nodes) for ranked in search.lists)
+        chosen = selected.get(search.source.name)
+        asked = None if chosen is None else chosen.params.results_processing
+        if (asked or options.results_processing) is ResultsProcessing.NONE:
+            untouched.add(search.source.name)
 
     def lists() -> tuple[dict[NodeKey, Candidate], Reranking]:
         made = lists_by_search(searches, untouched) if untouched else lists_by_sub_query(searches, options.fusion)
@@ -163,7 +167,7 @@ async def gather_evidence(
         ends = deadline if rerank_deadline is None else rerank_deadline
         reranking = await rerank(reranking.lists, candidates, options.reranker, selected, limit=ranked, deadline=ends)
     first = None if untouched else proof
-    order = await _off_loop(lambda: _order(reranking, candidates, options, limit, first), len(candidates))
+    order = await _off_loop(partial(_order, reranking, candidates, options, limit, first), len(candidates))
     seen = [candidates[item.key] for item in order[:ranked]]
     found_by, left = [one.search.source.name for one in seen], PostprocessedNodes([])
     nodes: Iterable[NodeWithScore]
@@ -213,11 +217,6 @@ def _planned_first(lists: list[CandidateList]) -> list[CandidateList]:
 
 def _own_weight(question: str) -> float:
     return LEANING_WEIGHT if leans(question) else FOLLOWING_WEIGHT
-
-
-def _is_untouched(name: str, selected: Mapping[str, SelectedSource], options: EvidenceOptions) -> bool:
-    asked = selected[name].params.results_processing if name in selected else None
-    return (asked or options.results_processing) is ResultsProcessing.NONE
 
 
 async def _off_loop(work: Callable[[], T], over: int) -> T:

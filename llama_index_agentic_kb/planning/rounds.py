@@ -19,6 +19,7 @@ from typing import Final
 
 from llama_index_agentic_kb._aio import Call, deadline_after, earliest, start, wait
 from llama_index_agentic_kb._text import normalize
+from llama_index_agentic_kb.account.budget import current_budget
 from llama_index_agentic_kb.errors import LLMError, PlanningError
 from llama_index_agentic_kb.evidence.candidates import Proof
 from llama_index_agentic_kb.planning.classification import classify, requested
@@ -70,7 +71,7 @@ async def search_question(task: Task) -> PlanOutcome:
     """Search the question as it is, or by a model's plan; only the planner's call classifies it."""
     scope, fan_out = task.scope, task.fan_out
     sources = [
-        PlannerSource(name, chosen.source.description, chosen.always, chosen.source.filterable)
+        PlannerSource(name, chosen.source.description, chosen.params.always_query_source, chosen.source.filterable)
         for name, chosen in fan_out.selected.items()
     ]
     plain = plain_plan(scope, sources, task.limits)
@@ -101,7 +102,7 @@ class MultiHopSearch:
         self._model = model
         self._sources = sources
         self._limits = task.limits
-        self._deadline = task.budget.retrieval_deadline
+        self._deadline = current_budget().retrieval_deadline
         every = {name: chosen.source for name, chosen in task.fan_out.selected.items()}
         self._learns = {
             name: {other for other, read in every.items() if source.may_learn_from(read)}
@@ -439,7 +440,7 @@ class MultiHopSearch:
     @property
     def _call_deadline(self) -> float | None:
         """``time.monotonic()`` at which a model call that starts now is abandoned."""
-        return self._task.budget.retrieval_stage(self._limits.planning_seconds)
+        return current_budget().retrieval_stage(self._limits.planning_seconds)
 
     def _count(self, call: ModelCall) -> None:
         """Add a call's token usage, and record if the model gave no reply (its error has the client's as its cause)."""

@@ -16,7 +16,6 @@ from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb._text import normalize
 from llama_index_agentic_kb.account import ActivityLog, Budget
-from llama_index_agentic_kb.account.budget import current_budget
 from llama_index_agentic_kb.evidence.candidates import Fusion, Proof, provenance
 from llama_index_agentic_kb.llm import Usage
 from llama_index_agentic_kb.planning.effort import EffortLimits
@@ -63,11 +62,6 @@ class Task:
     fusion: Fusion  # fuses ranked lists of different corpora into the passages that the model reads
     fan_out: FanOut
     log: ActivityLog
-
-    @property
-    def budget(self) -> Budget:
-        """The request's budget."""
-        return current_budget()
 
 
 @dataclass(slots=True)

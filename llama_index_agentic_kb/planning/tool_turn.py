@@ -26,6 +26,7 @@ from pydantic import JsonValue
 from llama_index_agentic_kb._aio import Call, start, wait
 from llama_index_agentic_kb._text import error_message, normalize, one_line
 from llama_index_agentic_kb.account import ActivityLog
+from llama_index_agentic_kb.account.budget import current_budget
 from llama_index_agentic_kb.errors import DeadlineExceededError, DeniedError, PlanningError, SourceUnavailableError
 from llama_index_agentic_kb.evidence.candidates import Proof
 from llama_index_agentic_kb.guard.links import LinkFilter
@@ -424,7 +425,7 @@ async def search_turn(
     tools = {name: source for name, source in every.items() if isinstance(source, ToolSource)}
     if not tools and before is None:
         return ToolTurn(None), await search_question(task)
-    deadline = task.budget.retrieval_share(0.25, TOOL_SECONDS)
+    deadline = current_budget().retrieval_share(0.25, TOOL_SECONDS)
     models = None if task.effort is ReasoningEffort.MINIMAL else task.model
     turn = await take_turn(task.scope, before, tools, models, log=task.log, deadline=deadline)
     calling = None

@@ -85,6 +85,8 @@ class SourceSearch:
         words: The text that is searched. Defaults to the query; a conversation may expand it.
         stage: The last stage that was reached: "preparation", "embedding" or "search".
         progress: The state of its calls.
+        brought: The caller's query, if its vector or embedding strings are searched; None if the query is embedded.
+        follow_up: How the query is searched in its conversation; None if it is searched as it is.
         whole: The source whose shard is searched; None if a whole source is searched.
         parts: The searches of its shards, once they have begun.
         seconds: The start of the search and its answer (``time.monotonic()``); None until it has succeeded, and for
@@ -100,6 +102,8 @@ class SourceSearch:
     words: str = ""
     stage: str = "preparation"
     progress: CallProgress = field(default_factory=CallProgress)
+    brought: QueryBundle | None = None
+    follow_up: FollowUp | None = None
     whole: KnowledgeSource | None = None
     seconds: tuple[float, float] | None = None
     parts: list[SourceSearch] = field(default_factory=list)
@@ -161,7 +165,8 @@ class FanOut:
         self._began = time.monotonic()
         self._top_k = top_k
         self._search_seconds = search_seconds
-        self._bundle = bundle
+        says_how = bundle is not None and (bundle.embedding is not None or bundle.custom_embedding_strs is not None)
+        self._brought = bundle if says_how else None
         self.follow_up = follow_up
         self.on_begun: Callable[[list[SourceSearch]], None] | None = None
         """Called with searches that have begun."""
@@ -190,16 +195,21 @@ class FanOut:
             left = max(0, self._max_searches - self._planned)
             self._planned += len(every)
             every = every[:left]
-        models = []
-        for sub_query, chosen in [(asked, part) for asked, whole in every for part in whole.shards or [whole]]:
-            prepared = self._prepare(sub_query, chosen)
-            model = prepared.traits.embed_model if isinstance(prepared, PreparedSource) else None
-            if model is not None and not self._brings_vector(sub_query):
-                follow_up = self._followed(sub_query)
-                texts = [sub_query.query] if follow_up is None else follow_up.texts
-                models += [(model, text) for text in texts]
+        opened, models = list[tuple[SourceSearch, SelectedSource, contextvars.Context]](), []
+        for sub_query, whole in every:
+            context = contextvars.copy_context()
+            search = context.run(self._opened, sub_query, whole)
+            opened.append((search, whole, context))
+            for part in whole.shards or [whole] if search.brought is None else ():
+                prepared = self._prepare(sub_query, part)
+                if isinstance(prepared, PreparedSource) and prepared.traits.embed_model is not None:
+                    texts = [sub_query.query] if search.follow_up is None else search.follow_up.texts
+                    models += [(prepared.traits.embed_model, text) for text in texts]
         self._embeddings.begin(models)
-        begun = [self._begin_one(sub_query, chosen) for sub_query, chosen in every]
+        begun = []
+        for search, whole, context in opened:
+            search.job = start(self._search(search, whole), context)
+            begun.append(search)
         self._running += len(begun)
         _under_way.add(self)
         plain = [search for search in begun if not isinstance(search.source, ShardedSource)]
@@ -210,14 +220,14 @@ class FanOut:
             self.on_begun(begun)
         return begun
 
-    def _begin_one(self, sub_query: SubQuery, chosen: SelectedSource) -> SourceSearch:
-        context, name, payload = contextvars.copy_context(), chosen.source.name, None
+    def _opened(self, sub_query: SubQuery, chosen: SelectedSource) -> SourceSearch:
+        """Return a search that begins, with its record, which is opened in the context of the search."""
+        name, payload = chosen.source.name, None
         if self._log.manager.handlers:
             question = SubQuestion(sub_question=sub_query.query, tool_name=name)
             payload = {EventPayload.SUB_QUESTION: SubQuestionAnswerPair(sub_q=question)}
         filters = chosen.filters_for(sub_query.filters.get(name))
-        record = context.run(
-            self._log.open,
+        record = self._log.open(
             SourceActivity,
             CBEventType.SUB_QUESTION,
             payload,
@@ -228,10 +238,12 @@ class FanOut:
             arguments=SearchArguments(search=sub_query.query, filter=filters),
             warning=chosen.warning,
         )
-        search = SourceSearch(sub_query, chosen.source, record, must_answer=chosen.must_answer)
-        follow_up = self._followed(sub_query)
-        search.words = search.words if follow_up is None else follow_up.words
-        search.job = start(self._search(search, chosen), context)
+        search = SourceSearch(sub_query, chosen.source, record, must_answer=chosen.params.fail_on_error)
+        if sub_query.origin is SubQueryOrigin.QUESTION:
+            if self._brought is not None and self._brought.query_str.strip() == sub_query.query:
+                search.brought = self._brought
+            if self.follow_up is not None:
+                search.follow_up, search.words = self.follow_up, self.follow_up.words
         return search
 
     @property
@@ -393,7 +405,7 @@ class FanOut:
         search.progress.attempts = sum(part.progress.attempts for part in parts)
         search.stage = parts[0].stage
         lists = {part.source.name: part.lists if part.error is None else part.error for part in parts}
-        if chosen.must_answer and (errors := [part.error for part in parts if part.error is not None]):
+        if search.must_answer and (errors := [part.error for part in parts if part.error is not None]):
             raise errors[0]
         return source.merged(lists, chosen.top_k(self._top_k))
 
@@ -423,7 +435,8 @@ class FanOut:
             if isinstance(prepared, Exception):
                 raise prepared
             bundle = partial(self._bundle_for, search, prepared)
-            search.words = await self._words(search, prepared)
+            if search.follow_up is not None and search.brought is None:
+                search.words = await self._settled_words(search.follow_up, prepared)
             lists = await search_source(prepared, search.words, bundle, limit=limit, progress=progress)
             distinct_nodes(lists)  # calls methods of user-defined nodes
         except asyncio.CancelledError:
@@ -463,42 +476,32 @@ class FanOut:
 
     async def _bundle_for(self, search: SourceSearch, prepared: PreparedSource) -> QueryBundle:
         """Return a new query bundle with its vector for one search: retrievers may modify it."""
-        search.stage, query, model = "embedding", search.sub_query.query, prepared.traits.embed_model
-        made = QueryBundle(query_str=query)
-        if self._bundle is not None and self._brings_vector(search.sub_query):
-            brought = self._bundle
-            made.embedding = None if brought.embedding is None else list(brought.embedding)
-            strings = brought.custom_embedding_strs
-            made.custom_embedding_strs = None if strings is None else list(strings)
+        search.stage, follow_up, model = "embedding", search.follow_up, prepared.traits.embed_model
+        made = QueryBundle(query_str=search.sub_query.query)
+        if search.brought is not None:
+            brought = search.brought
             made.image_path = brought.image_path
+            made.embedding = None if brought.embedding is None else [*brought.embedding]
+            strings = brought.custom_embedding_strs
+            made.custom_embedding_strs = None if strings is None else [*strings]
+        elif model is not None and follow_up is not None and follow_up.expanded:
+            vectors = await self._vectors(model, follow_up.texts, call_deadline())
+            made.embedding = follow_up.settled(vectors.__getitem__).vector(vectors.__getitem__)
         elif model is not None:
-            made.embedding = await self._vector(model, search.sub_query)
+            made.embedding = await self._embeddings.get(model, made.query_str, deadline=call_deadline())
         search.stage = "search"
         return made
 
-    def _followed(self, sub_query: SubQuery) -> FollowUp | None:
-        return self.follow_up if sub_query.origin is SubQueryOrigin.QUESTION else None
-
-    async def _vector(self, model: BaseEmbedding, sub_query: SubQuery) -> Vector:
-        follow_up, deadline = self._followed(sub_query), call_deadline()
-        if follow_up is None or not follow_up.expanded:
-            return await self._embeddings.get(model, sub_query.query, deadline=deadline)
-        vectors = await self._vectors(model, follow_up.texts, deadline)
-        return follow_up.settled(vectors.__getitem__).vector(vectors.__getitem__)
-
-    async def _words(self, search: SourceSearch, prepared: PreparedSource) -> str:
+    async def _settled_words(self, follow_up: FollowUp, prepared: PreparedSource) -> str:
         """Return the text for keyword search; where the drift decides it, once the vectors are there."""
-        follow_up, model = self._followed(search.sub_query), prepared.traits.embed_model
-        if follow_up is None or follow_up.words == follow_up.question or model is None:
-            return search.words
-        if self._brings_vector(search.sub_query):
-            return search.words
+        model = prepared.traits.embed_model
+        if follow_up.words == follow_up.question or model is None:
+            return follow_up.words
+        deadline = earliest(call_deadline(), deadline_after(_WORDS_SECONDS))
         try:
-            vectors = await self._vectors(
-                model, follow_up.texts, earliest(call_deadline(), deadline_after(_WORDS_SECONDS))
-            )
+            vectors = await self._vectors(model, follow_up.texts, deadline)
         except Exception:  # noqa: BLE001 (dense search raises it too, and reports it; keyword search goes on)
-            return search.words
+            return follow_up.words
         return follow_up.settled(vectors.__getitem__).words
 
     async def _vectors(self, model: BaseEmbedding, texts: Iterable[str], deadline: float | None) -> dict[str, Vector]:
@@ -519,14 +522,6 @@ class FanOut:
             return model, await self._vectors(model, self.follow_up.texts, self._deadline)
         except Exception:  # noqa: BLE001 (the search that failed for it has reported it)
             return None
-
-    def _brings_vector(self, sub_query: SubQuery) -> bool:
-        """Return whether the caller's bundle has a vector or embedding strings for this sub-query."""
-        bundle = self._bundle
-        if bundle is None or sub_query.origin is not SubQueryOrigin.QUESTION:
-            return False
-        says_how = bundle.embedding is not None or bundle.custom_embedding_strs is not None
-        return says_how and bundle.query_str.strip() == sub_query.query
 
 
 def _lane(ranked: NodeList, source: str) -> SearchLane:

@@ -342,7 +342,7 @@ def _usable(item: Any) -> tuple[NodeWithScore, str | None]:
         node = node.model_copy(update=update)
     if whole is not text:
         node.set_content(whole)
-    return NodeWithScore.model_construct(node=node, score=_finite(item.score)), flaw
+    return NodeWithScore(node=node, score=_finite(item.score)), flaw
 
 
 def _clean_metadata(metadata: Any) -> dict[str, Any]:

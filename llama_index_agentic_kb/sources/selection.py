@@ -68,16 +68,6 @@ class SelectedSource:
         shards = self.source.shards if isinstance(self.source, ShardedSource) else ()
         return [replace(self, source=shard, whole=self.source) for shard in shards]
 
-    @property
-    def always(self) -> bool:
-        """Whether every sub-query searches this source, whatever the planner chose."""
-        return self.params.always_query_source
-
-    @property
-    def must_answer(self) -> bool:
-        """Whether the request fails if this source fails (``failOnError``)."""
-        return self.params.fail_on_error
-
     def filters_for(self, planner: FilterNode | None) -> FilterNode | None:
         """Return the effective filter of a sub-query: mandatory AND caller AND planner."""
         return self.filters if planner is None else self.source.effective_filter(self.caller, planner)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -96,7 +95,7 @@ def gathered(
 
 
 def balance(counts: EvidenceCounts) -> int:
-    fields = asdict(counts)
+    fields = counts._asdict()
     came = fields.pop("candidates") + fields.pop("added_by_postprocessors")
     fields.pop("reranked")
     return came - sum(fields.values())
@@ -210,7 +209,7 @@ def test_counts_always_add_up(data: st.DataObject) -> None:
     )  # fmt: skip
     counts = made.counts
     assert balance(counts) == 0
-    assert all(value >= 0 for value in asdict(counts).values())
+    assert all(value >= 0 for value in counts._asdict().values())
     assert counts.candidates == sum(len(one.nodes) for lane in lanes for one in lane.lists)
     assert counts.kept == len(made.nodes)
     for record, fields in made.cut_searches:
