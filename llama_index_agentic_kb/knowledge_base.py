@@ -323,12 +323,11 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         Raises:
             InvalidRequestError: A field is invalid; the message names it.
         """
-        if isinstance(question, RetrievalRequest):
-            request = question
-        elif isinstance(question, Mapping):
-            request = RetrievalRequest.parse(question)
-        else:
-            request = RetrievalRequest.parse({"messages": _messages(question)})
+        if not isinstance(question, RetrievalRequest | Mapping):
+            if self.max_output_size_in_tokens is not None:
+                fields.setdefault("max_output_size_in_tokens", self.max_output_size_in_tokens)
+            return RetrievalRequest.parse({"messages": _messages(question), **fields})
+        request = question if isinstance(question, RetrievalRequest) else RetrievalRequest.parse(question)
         if self.max_output_size_in_tokens is not None and request.max_output_size_in_tokens is None:
             fields.setdefault("max_output_size_in_tokens", self.max_output_size_in_tokens)
         if not fields:

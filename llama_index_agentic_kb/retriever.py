@@ -54,8 +54,9 @@ from llama_index_agentic_kb.planning.effort import (
     planned_use,
 )
 from llama_index_agentic_kb.planning.planner import PlanningModel
+from llama_index_agentic_kb.planning.rounds import search_question
 from llama_index_agentic_kb.planning.steps import FoundStep, PlanOutcome, Task
-from llama_index_agentic_kb.planning.tool_turn import search_turn
+from llama_index_agentic_kb.planning.tool_turn import ToolTurn, search_turn
 from llama_index_agentic_kb.schema import (
     ActivityRecord,
     AgenticReasoningActivity,
@@ -384,23 +385,29 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             memory, forgotten = await self._remember(self.memory, request.question, deadline)
         whole = Scope.of(request, memory, classification)
         task = self._task(request, whole, effort, selected, log, bundle)
-        conversation = Conversation(task.fan_out.follow_up, request.scope_state, self.options.scope)
         limit = budget.output_documents or self.similarity_top_k or task.limits.documents
-        follows = bool(task.scope.history or request.scope_state is not None)
-        task.fan_out.on_begun = partial(conversation.begin, task.fan_out) if follows else None
-        turn, outcome = await search_turn(task, request.dialogue, selected)
+        conversation: Conversation | None = None
+        turn: ToolTurn | None = None
+        if task.scope.history or request.scope_state is not None:
+            conversation = Conversation(task.fan_out.follow_up, request.scope_state, self.options.scope)
+            task.fan_out.on_begun = partial(conversation.begin, task.fan_out)
+        if request.dialogue is None and len(task.fan_out.selected) == len(selected):  # none is a tool
+            outcome = await search_question(task)
+        else:
+            turn, outcome = await search_turn(task, request.dialogue, selected)
         if self._verbose:
             _print_searches(log.records)
-        if not turn.reply:
+        if turn is None or not turn.reply:
             raise_if_lost(outcome.searches)
-        narrowing = await conversation.narrow(outcome.searches, limit) if follows else NOT_NARROWED
+        narrowing = NOT_NARROWED if conversation is None else await conversation.narrow(outcome.searches, limit)
         missing = [*forgotten, *missing_parts(outcome.searches), *task.fan_out.left_out, *outcome.withheld]
         found = outcome.findings, outcome.chain, len(outcome.proof) if outcome.sufficient else 0
         retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, whole, *found)
-        retrieval.dialogue, retrieval.reply = turn.state, turn.reply
+        if turn is not None:
+            retrieval.dialogue, retrieval.reply = turn.state, turn.reply
         query = bundle or QueryBundle(request.question)
         await self._gather(request, retrieval, outcome, task, options, query, narrowing, limit)
-        if request.scope_state is not None and narrowing.turn is not None:
+        if conversation is not None and request.scope_state is not None and narrowing.turn is not None:
             retrieval.scope_state = conversation.after(narrowing.turn, retrieval.nodes)
         task.fan_out.forget(outcome.searches)
         return retrieval

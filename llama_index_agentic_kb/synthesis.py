@@ -148,7 +148,8 @@ async def _written(
         try:
             with billed() as bill:
                 synthesis = await body
-            if note := shortened(retrieval.scope.history, HISTORY_MESSAGES, HISTORY_CHARACTERS):
+            history = retrieval.scope.history
+            if history and (note := shortened(history, HISTORY_MESSAGES, HISTORY_CHARACTERS)):
                 synthesis.warnings.append(f"in the answer's prompt, {note}")
         except Exception as error:
             outcome = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
@@ -329,7 +330,7 @@ def _record_check(retrieval: Retrieval, ledger: GroundingLedger, settings: Groun
             supported_claims=sum(claim.verdict is Verdict.SUPPORTED for claim in scored),
             warning="; ".join(warnings) or None,
         )
-    if settings.may_change and any(ClaimFlag.NOT_SCORED in claim.flags for claim in ledger.claims):
+    if any(ClaimFlag.NOT_SCORED in claim.flags for claim in ledger.claims) and settings.may_change:
         reason = "; ".join(ledger.warnings) or "some claims were not checked"
         retrieval.missing.append(MissingPart(what="grounding", outcome=Outcome.ERROR, reason=reason))
 

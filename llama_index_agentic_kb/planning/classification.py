@@ -90,9 +90,9 @@ class ClassificationSpec:
         return named | {f"label_{number}": name for number, name in enumerate(self.labels, start=1)}
 
 
-def requested(spec: ClassificationSpec | None) -> ClassificationSpec | None:
+def requested(spec: ClassificationSpec) -> ClassificationSpec | None:
     """Return the specification if it has any class or label to check, else None."""
-    return spec if spec is not None and spec.keys else None
+    return spec if spec.keys else None
 
 
 def ask_for_classes(messages: Sequence[ChatMessage], spec: ClassificationSpec) -> list[ChatMessage]:
@@ -106,11 +106,6 @@ def ask_for_classes(messages: Sequence[ChatMessage], spec: ClassificationSpec) -
         lines.append(f'- "{key}": {definition}')
     form = json.dumps({PART: dict.fromkeys(spec.keys, False)})[:-1] + ', "sub_queries": [...]}'
     return with_rules(messages, CLASSIFICATION.format(classes="\n".join(lines), form=form))
-
-
-def strict_object(properties: Mapping[str, object]) -> dict[str, object]:
-    """Return the JSON schema of an object with these properties, in the strict form of OpenAI's structured outputs."""
-    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
 def read_verdicts(reply: str, spec: ClassificationSpec, *, whole: bool = True) -> dict[str, bool] | None:
@@ -166,10 +161,8 @@ def _form(name: str) -> str:
     return re.sub(r"[\W_]+", "", normalize(str(name)[:400])).removesuffix("query")
 
 
-def classify(plan: QueryPlan, spec: ClassificationSpec | None, verdicts: Mapping[str, bool] | None) -> None:
+def classify(plan: QueryPlan, spec: ClassificationSpec, verdicts: Mapping[str, bool] | None) -> None:
     """Set a plan's ``classifications`` (None without a verdict) and ``labels``; warn of classes without a verdict."""
-    if spec is None:
-        return
     said = verdicts or {}
     judged = {item: said[KEYS[item]] for item in spec.types if item in KEYS and KEYS[item] in said}
     labels = {name: said.get(key) for key, name in spec.keys.items() if key not in CLASSES}

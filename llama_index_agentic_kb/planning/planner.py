@@ -42,7 +42,6 @@ from llama_index_agentic_kb.planning.classification import (
     classify,
     read_verdicts,
     requested,
-    strict_object,
 )
 from llama_index_agentic_kb.planning.effort import EffortLimits
 from llama_index_agentic_kb.planning.plan_graph import MAX_QUERY, PlanGraph, PlannerSource, Proposal, plain_plan
@@ -199,12 +198,13 @@ async def plan_searches(
     planning = Planning(plain_plan(scope, sources))
     plan = planning.plan
     graph = PlanGraph(plan, sources, limits)
-    intake = _Intake(graph, begin, requested(scope.classification))
-    if note := shortened(scope.history, HISTORY_MESSAGES, HISTORY_CHARACTERS):
+    spec = None if scope.classification is None else requested(scope.classification)
+    intake = _Intake(graph, begin, spec)
+    if scope.history and (note := shortened(scope.history, HISTORY_MESSAGES, HISTORY_CHARACTERS)):
         plan.warnings.append(f"in the planner's prompt, {note}")
     with planning.recorded(log, models.model, "plan"):
         try:
-            reply = await _ask(models, _messages(models, scope, sources, limits), intake, sources, deadline)
+            reply = await _ask(models, _messages(models, scope, sources, limits, spec), intake, sources, deadline)
             planning.usage = reply.usage
             read = partial(intake.read_whole, reply.text)
             await intake.take(await Call(sync=read, deadline=deadline, what="reading the plan"))
@@ -221,7 +221,8 @@ async def plan_searches(
             )
         graph.finish()
         planning.finds = graph.finds
-        classify(plan, scope.classification, intake.verdicts)
+        if scope.classification is not None:
+            classify(plan, scope.classification, intake.verdicts)
         planning.fields = {
             "warning": "; ".join(plan.warnings) or None,
             "sub_queries": [sub_query.query for sub_query in plan.sub_queries],
@@ -232,7 +233,11 @@ async def plan_searches(
 
 
 def _messages(
-    models: PlanningModel, scope: Scope, sources: Sequence[PlannerSource], limits: EffortLimits
+    models: PlanningModel,
+    scope: Scope,
+    sources: Sequence[PlannerSource],
+    limits: EffortLimits,
+    spec: ClassificationSpec | None,
 ) -> list[ChatMessage]:
     rules = DEPENDENT.format(max_rounds=limits.rounds) if limits.rounds > 1 else INDEPENDENT
     if any(source.fields for source in sources):
@@ -250,7 +255,6 @@ def _messages(
         query_str=scope.question,
     )
     messages = with_instructions(messages, scope.retrieval_instructions, ON_SEARCHING)
-    spec = requested(scope.classification)
     return messages if spec is None else ask_for_classes(messages, spec)
 
 
@@ -261,7 +265,7 @@ def describe_sources(sources: Sequence[PlannerSource]) -> str:
         words = {*re.findall(r"\w+", normalize(source.description))}
         says = words.difference(re.findall(r"\w+", normalize(source.name)), _EMPTY_WORDS)
         lines.append(f"- {source.name}: {one_line(source.description, 400)}" if says else f"- {source.name}")
-        lines += [f"  {line}" for line in describe_fields(source.fields).splitlines()]
+        lines += [f"  {line}" for line in describe_fields(source.fields).splitlines()] if source.fields else []
     return "\n".join(lines)
 
 
@@ -334,6 +338,11 @@ class _Intake:
 
 
 # -- the reply -----------------------------------------------------------------------------------------------------
+
+
+def strict_object(properties: Mapping[str, object]) -> dict[str, object]:
+    """Return the JSON schema of an object with these properties, in the strict form of OpenAI's structured outputs."""
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
 def plan_schema(sources: Sequence[PlannerSource], spec: ClassificationSpec | None = None) -> dict[str, object]:

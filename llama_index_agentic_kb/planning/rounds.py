@@ -76,12 +76,13 @@ async def search_question(task: Task) -> PlanOutcome:
     ]
     plain = plain_plan(scope, sources, task.limits)
     if task.model is None or task.effort is ReasoningEffort.MINIMAL or scope.intents:
-        classify(plain, scope.classification, None)
+        if scope.classification is not None:
+            classify(plain, scope.classification, None)
         return PlanOutcome(plain, await fan_out.search(plain))
     loop = MultiHopSearch(task, task.model, sources)
     if task.effort is not ReasoningEffort.AUTO:
         return await loop.search(plain)
-    if requested(scope.classification) is not None:
+    if scope.classification is not None and requested(scope.classification) is not None:
         return await loop.search(plain, why="planned: the question is to be classified")
     if is_simple(scope):
         return PlanOutcome(plain, await fan_out.search(plain), decision="not planned: a simple question")
@@ -122,7 +123,8 @@ class MultiHopSearch:
         self, question: QueryPlan, first: Sequence[SourceSearch] | None = None, why: str = ""
     ) -> PlanOutcome:
         """Plan and search, beside the question, until the evidence is complete or a limit is reached."""
-        self._decide(why)
+        if why:
+            self._decide(why)
         deadline, log, begin = self._call_deadline, self._task.log, self._search
         scope = self._task.scope
         work = plan_searches(self._model, scope, self._sources, self._limits, deadline=deadline, log=log, begin=begin)
@@ -132,7 +134,7 @@ class MultiHopSearch:
         await wait([planning])
         self._take_plan(planning.result())
         await self._follow(1)
-        while await self._revised():
+        while self._outcome.revisions < self._limits.revisions and await self._revised():
             await self._follow(self._outcome.rounds + 1)
         await wait([search.job for search in self._running])
         return self._finished()
@@ -194,7 +196,8 @@ class MultiHopSearch:
             if name not in steps.waiting and not (steps.searches_of([name]) or steps.answers_of(name))
         ]
         await self._search_steps(new, number)
-        await self._search_ready(number)
+        if steps.waiting:
+            await self._search_ready(number)
         last, again = self._last_round, list[str]()  # steps of the last reading that are to be read once more
         while (steps.waiting or revised) and number < last and self._may_ask():
             to_read, revised = steps.to_read(every=revised), False
@@ -299,7 +302,7 @@ class MultiHopSearch:
     async def _revised(self) -> bool:
         """Ask the model for gaps in the evidence and add its new searches to the plan; return whether it had any."""
         outcome, steps = self._outcome, self._steps
-        if outcome.revisions >= self._limits.revisions or not self._may_ask():
+        if not self._may_ask():
             return False
         if steps.are_answered:
             outcome.sufficient = True

@@ -419,7 +419,7 @@ async def search_turn(
     ``before`` is the state after the last turn, ``selected`` are all sources of the request.
 
     Returns:
-        The turn, without a state if no source is a tool, and all searches; results of tools come first in the evidence.
+        The turn, without a state if no tool may be called, and all searches; results of tools come first.
     """
     every = {name: chosen.source for name, chosen in selected.items() if chosen.denied is None}
     tools = {name: source for name, source in every.items() if isinstance(source, ToolSource)}

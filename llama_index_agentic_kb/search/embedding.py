@@ -304,6 +304,11 @@ async def embed_queries(
             return list(await _call(model, watched, "get_text_embedding_batch", list(queries), deadline))
         except Exception as error:  # noqa: BLE001 (stands for each vector, raised where it is asked for)
             return [error] * len(queries)
+    if len(queries) == 1:
+        try:
+            return [await _call(model, watched, "get_query_embedding", queries[0], deadline)]
+        except Exception as error:  # noqa: BLE001 (as above)
+            return [error]
     jobs = await gather([_call(model, watched, "get_query_embedding", query, deadline) for query in queries])
     return [job.result() if job.error is None else as_exception(job.error) for job in jobs]
 
