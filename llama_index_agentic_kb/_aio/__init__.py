@@ -26,7 +26,8 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from typing import Any, Generic, Self, TypeVar
+from contextlib import closing
+from typing import Any, Generic, TypeVar
 
 from llama_index_agentic_kb._aio.calls import (
     END,
@@ -89,7 +90,7 @@ _HELPERS = WorkerPool("bridge", max_workers=256)
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Perform a coroutine and return its result. Works inside a running event loop too (and blocks it)."""
-    with _Bridge(work, contextvars.copy_context()) as bridge:
+    with closing(_Bridge(work, contextvars.copy_context())) as bridge:
         drive = bridge.driver()
         while not bridge.root.done():
             drive()
@@ -98,8 +99,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 async def arun(work: Coroutine[Any, Any, T]) -> T:
     """Perform a coroutine and return its result. Cancelling the caller's task cancels all tasks that it started."""
-    scope, context = Scope(threads=False), contextvars.copy_context()
-    scope.enter(context, None)
+    context = contextvars.copy_context()
+    scope = Scope(threads=False, context=context)
     try:
         return await scope.create_task(work, context)
     finally:
@@ -118,7 +119,7 @@ def iterate(work: Coroutine[Any, Any, Any], context: contextvars.Context | None 
 
 
 def _iterate(work: Coroutine[Any, Any, Any], context: contextvars.Context | None) -> Generator[Any, None, None]:
-    with _Bridge(work, context or contextvars.copy_context(), emits=True) as bridge:
+    with closing(_Bridge(work, context or contextvars.copy_context(), emits=True)) as bridge:
         while not bridge.root.done():
             bridge.driver()()
             while bridge.emitted:
@@ -135,8 +136,8 @@ def aiterate(work: Coroutine[Any, Any, Any], context: contextvars.Context | None
 
 async def _aiterate(work: Coroutine[Any, Any, Any], context: contextvars.Context | None) -> AsyncGenerator[Any, None]:
     emitted: asyncio.Queue[Any] = asyncio.Queue()
-    scope, context = Scope(threads=False), context or contextvars.copy_context()
-    scope.enter(context, emitted.put_nowait)
+    context = context or contextvars.copy_context()
+    scope = Scope(threads=False, context=context, receive=emitted.put_nowait)
     root = scope.create_task(work, context)
     root.add_done_callback(lambda _: emitted.put_nowait(END))
     try:
@@ -165,18 +166,15 @@ class _Bridge(Generic[T]):
 
     def __init__(self, work: Coroutine[Any, Any, T], context: contextvars.Context, *, emits: bool = False) -> None:
         self._work = work
-        self._scope = Scope(threads=True)
         self._loop = asyncio.new_event_loop()
         _open_loops.add(self._loop)
         self.emitted: deque[Any] = deque()
-        self._scope.enter(context, self._receive if emits else None)
+        self._scope = Scope(threads=True, context=context, receive=self._receive if emits else None)
         self.root: asyncio.Task[T] = self._loop.create_task(work, context=context)
         self.root.add_done_callback(self._stop)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Cancel what still runs, and close the loop."""
         try:
             self.root.cancel()
             closing = self._loop.create_task(self._close())

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from typing import Any, Final, Generic, TypeAlias, TypeVar
@@ -94,10 +94,19 @@ _scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("agentic_k
 class Scope:
     """The tasks and streams of one ``run``, ``arun``, ``iterate`` or ``aiterate``, which end with it.
 
-    With ``threads`` the caller is sync, so that sync functions on worker threads are preferred.
+    Args:
+        threads: Whether the caller is sync, so that sync functions on worker threads are preferred.
+        context: The context whose scope this is.
+        receive: Called with each item that is emitted in the context.
     """
 
-    def __init__(self, *, threads: bool) -> None:
+    def __init__(
+        self,
+        *,
+        threads: bool,
+        context: contextvars.Context | None = None,
+        receive: Callable[[Any], None] | None = None,
+    ) -> None:
         self.threads = threads
         self._outer = _scope.get()
         self._on_background = threads and on_background_thread()
@@ -105,16 +114,14 @@ class Scope:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.streams: list[Stream[Any]] = []
         """The open streams, which are closed when the scope ends."""
+        if context is not None:
+            context.run(_scope.set, self)
+            context.run(_emit.set, receive)
 
     @property
     def holds_background(self) -> bool:
         """Whether this run, or an outer run, blocks the background loop until it has ended."""
         return not self._closed and (self._on_background or (self._outer is not None and self._outer.holds_background))
-
-    def enter(self, context: contextvars.Context, receive: Callable[[Any], None] | None) -> None:
-        """Make this the scope of a context; ``receive`` is called with each item that is emitted in it."""
-        context.run(_scope.set, self)
-        context.run(_emit.set, receive)
 
     def create_task(self, work: Coroutine[Any, Any, T], context: contextvars.Context | None = None) -> asyncio.Task[T]:
         """Create a task that is cancelled when the scope ends."""
@@ -329,15 +336,15 @@ END: Final = _End.END
 """The return value of ``Stream.next`` at the end of the stream."""
 
 
+@dataclass(slots=True, eq=False)
 class Stream(Generic[T]):
     """An open stream, read ahead by a thread or a task, so that the wait for each item can have a deadline."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
-        self.closed = threading.Event()
-        self.abandon: Callable[[], None] | None = None
-        self._items: deque[tuple[T | _End | None, Exception | None, float]] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+    what: str
+    closed: threading.Event = field(default_factory=threading.Event)
+    abandon: Callable[[], None] | None = None
+    _items: deque[tuple[T | _End | None, Exception | None, float]] = field(default_factory=deque)
+    _waiter: asyncio.Future[None] | None = None
 
     def put(self, value: T | _End | None, error: Exception | None, came: float) -> None:
         """Add an item, or the error that ended the stream, with its arrival time."""
@@ -456,14 +463,12 @@ async def _pump_async(
 # -- jobs -------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False)
 class Job(Generic[T]):
     """Work that runs concurrently with its starter, as a task, or a future that already has the result."""
 
-    __slots__ = ("_stopped", "task")
-
-    def __init__(self, task: asyncio.Future[T]) -> None:
-        self.task = task
-        self._stopped = False
+    task: asyncio.Future[T]
+    _stopped: bool = False
 
     @property
     def done(self) -> bool:

@@ -18,6 +18,7 @@ LAST_SECONDS: Final = 0.5
 """The time reserved after the answer's deadline, to return a partial answer: this share of all, at most so much."""
 
 
+@dataclass(slots=True, eq=False)
 class RetryBudget:
     """Limits the retries of a request to a share of its calls, so that retries don't overload services. Thread-safe.
 
@@ -29,14 +30,13 @@ class RetryBudget:
         minimum: Number of retries that are always allowed.
     """
 
-    def __init__(self, share: float = 0.2, minimum: int = 5) -> None:
-        self.share = share
-        self.minimum = minimum
-        self.calls = 0
-        """Number of calls so far, without retries."""
-        self.retries = 0
-        """Number of retries so far."""
-        self._lock = threading.Lock()
+    share: float = 0.2
+    minimum: int = 5
+    calls: int = 0
+    """Number of calls so far, without retries."""
+    retries: int = 0
+    """Number of retries so far."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def count_call(self) -> None:
         """Count a call's first attempt."""

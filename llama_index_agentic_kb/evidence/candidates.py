@@ -7,7 +7,6 @@ between the lists and the arrangement.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -142,7 +141,10 @@ class Candidate:
         """Return a copy of the node with its provenance; its score is the reranker's, else the source's."""
         node, judged = self.node.node, self.reranked is not None or self.unjudged
         mark = {"source": self.search.source.name, "activity": self.search.record.id, "searches": self.searches}
-        mark |= {name: found for name in ("best_for", "proof") if (found := getattr(self, name))}
+        if self.best_for:
+            mark["best_for"] = self.best_for
+        if self.proof:
+            mark["proof"] = self.proof
         if self.reranker_score is not None:
             mark["reranker_score"] = self.reranker_score
         if judged:
@@ -318,11 +320,6 @@ class _Piece:
         return sum(len(node.node.get_content()) for _, node in self.parts)
 
 
-def pieces_per_document(limit: int) -> int:
-    """Return how many pieces a document may have before others take precedence: a third of ``limit``, at least 3."""
-    return max(3, math.ceil(limit / 3))
-
-
 def arrange(
     nodes: Iterable[NodeWithScore], limit: int, *, joining: bool = True, max_per_document: int | None = None
 ) -> Arrangement:
@@ -355,28 +352,29 @@ def arrange(
     return Arrangement([join(parts) for parts in kept], sum(map(len, kept)))
 
 
+@dataclass(slots=True)
 class _Pieces:
     """The pieces that were made so far, found by what may be adjacent to them: comparing all would be quadratic."""
 
-    def __init__(self, joining: bool) -> None:
-        self.kept: list[_Piece] = []
-        self.per_document: Counter[_Document] = Counter()
-        self._joining, self._places = joining, count()
-        self._near: defaultdict[Hashable, list[_Piece]] = defaultdict(list)
+    joining: bool
+    kept: list[_Piece] = field(default_factory=list)
+    per_document: Counter[_Document] = field(default_factory=Counter)
+    places: Iterator[int] = field(default_factory=count)
+    near: defaultdict[Hashable, list[_Piece]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, document: _Document, part: _Part) -> None:
         """Add a piece of one node."""
-        piece = _Piece(next(self._places), document, [])
+        piece = _Piece(next(self.places), document, [])
         self.kept.append(piece)
         self.per_document[document] += 1
         self._extend(piece, [part], [part])
 
     def join(self, part: _Part) -> bool:
         """Join a node to adjacent pieces if the length allows (merging two pieces); return whether it was joined."""
-        if not self._joining:
+        if not self.joining:
             return False
         node = part[1].node
-        near = {piece.place: piece for key in _keys(node) for piece in self._near[key] if piece.parts}
+        near = {piece.place: piece for key in _keys(node) for piece in self.near[key] if piece.parts}
         if not near:
             return False
         length = len(node.get_content())
@@ -401,7 +399,7 @@ class _Pieces:
         piece.parts = parts
         for _, node in new:
             for key in _keys(node.node):
-                self._near[key].append(piece)
+                self.near[key].append(piece)
 
 
 def _keys(node: BaseNode) -> Iterator[Hashable]:

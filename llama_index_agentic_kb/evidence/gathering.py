@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,6 @@ from llama_index_agentic_kb.evidence.candidates import (
     collect,
     lists_by_search,
     lists_by_sub_query,
-    pieces_per_document,
     provenance,
 )
 from llama_index_agentic_kb.llm import metered
@@ -177,7 +177,8 @@ async def gather_evidence(
     else:
         nodes = (one.evidence() for one in seen)  # only those that are looked at are copied
     allowed = _within_caps(found_by, selected)
-    most = pieces_per_document(limit) if options.max_per_document == "auto" else options.max_per_document
+    auto = max(3, math.ceil(limit / 3))  # a third of all, before other documents take precedence
+    most = auto if options.max_per_document == "auto" else options.max_per_document
     arranging = partial(
         arrange,
         compress(nodes, allowed),

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
@@ -36,6 +37,7 @@ HANGS_AFTER: Final = 0.5
 Before that, the call may just be a little late for a short deadline."""
 
 
+@dataclass(slots=True, eq=False)
 class Permit:
     """A place in a bulkhead, for one attempt: waited for, entered (``with``), and released.
 
@@ -43,15 +45,12 @@ class Permit:
         on_end: Called with the permit and the error, if any, when the function returns, however late.
     """
 
-    __slots__ = ("abandoned_at", "began", "bulkhead", "ended", "on_end", "wake")
-
-    def __init__(self, on_end: Callable[[Permit, BaseException | None], None] | None = None) -> None:
-        self.began: float | None = None
-        self.ended: float | None = None
-        self.abandoned_at: float | None = None
-        self.on_end = on_end
-        self.wake: Callable[[], None] | None = None
-        self.bulkhead: Bulkhead | None = None
+    on_end: Callable[[Permit, BaseException | None], None] | None = None
+    began: float | None = None
+    ended: float | None = None
+    abandoned_at: float | None = None
+    wake: Callable[[], None] | None = None
+    bulkhead: Bulkhead | None = None
 
     @property
     def at_work(self) -> bool:

@@ -318,17 +318,15 @@ class CircuitBreaker:
 # -- all of it --------------------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False)
 class CallProgress:
     """The calls, attempts and permits of one search; a waiting caller uses them to decide whether to cancel it."""
 
-    __slots__ = ("attempts", "calls", "given_up", "permits")
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.attempts = 0
-        self.given_up: str | None = None
-        """The reason why the search was cancelled before its deadline; None if it was not."""
-        self.permits: list[Permit] = []
+    calls: int = 0
+    attempts: int = 0
+    given_up: str | None = None
+    """The reason why the search was cancelled before its deadline; None if it was not."""
+    permits: list[Permit] = field(default_factory=list)
 
     @property
     def retries(self) -> int:

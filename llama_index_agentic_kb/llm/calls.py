@@ -170,8 +170,7 @@ def has_native_async(llm: LLM, method: str = "achat") -> bool:
     """Return whether an async method is truly async; that of core's ``CustomLLM`` blocks the event loop."""
     if not isinstance(llm, CustomLLM):
         return True
-    own, core = (inspect.unwrap(getattr(kind, method)) for kind in (type(llm), CustomLLM))  # core's spans wrap methods
-    return own is not core
+    return inspect.unwrap(getattr(type(llm), method)) is not inspect.unwrap(getattr(CustomLLM, method))  # core's spans
 
 
 # -- calls ------------------------------------------------------------------------------------------------------------

@@ -477,7 +477,10 @@ def _fields(item: Mapping[object, object]) -> dict[str, object]:
 
 def _text(fields: Mapping[str, object], names: Sequence[str]) -> str:
     """Return the first non-empty text under any of these keys; "" if there is none."""
-    return next((text for name in names if (text := _as_text(fields.get(name)))), "")
+    for name in names:
+        if text := _as_text(fields.get(name)):
+            return text
+    return ""
 
 
 def _names(fields: Mapping[str, object], keys: Sequence[str]) -> tuple[str, ...]:

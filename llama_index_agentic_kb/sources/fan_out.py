@@ -178,6 +178,8 @@ class FanOut:
         self._timer: asyncio.TimerHandle | None = None
         self._max_searches = max_searches
         self._planned = 0
+        self.left_out: list[MissingPart] = []
+        """A report of the searches that exceeded ``max_searches``, if any."""
 
     async def search(self, plan: QueryPlan) -> list[SourceSearch]:
         """Search every sub-query at each of its sources, and return the searches, failed ones included."""
@@ -195,6 +197,9 @@ class FanOut:
             left = max(0, self._max_searches - self._planned)
             self._planned += len(every)
             every = every[:left]
+            if (many := self._planned - self._max_searches) > 0:
+                reason = f"{many} searches beyond the first {self._max_searches} were not made (EffortLimits.searches)"
+                self.left_out = [MissingPart(what="searches", outcome=Outcome.SKIPPED, reason=reason)]
         opened, models = list[tuple[SourceSearch, SelectedSource, contextvars.Context]](), []
         for sub_query, whole in every:
             context = contextvars.copy_context()
@@ -245,15 +250,6 @@ class FanOut:
             if self.follow_up is not None:
                 search.follow_up, search.words = self.follow_up, self.follow_up.words
         return search
-
-    @property
-    def left_out(self) -> list[MissingPart]:
-        """A report of the searches that exceeded ``max_searches``, if any."""
-        if self._max_searches is None or self._planned <= self._max_searches:
-            return []
-        many = self._planned - self._max_searches
-        reason = f"{many} searches beyond the first {self._max_searches} were not made (EffortLimits.searches)"
-        return [MissingPart(what="searches", outcome=Outcome.SKIPPED, reason=reason)]
 
     # -- stragglers ------------------------------------------------------------------------------------------------
 

@@ -225,7 +225,7 @@ async def _checked(
         dropped_by_filter=len(every) - len(kept),
         dropped_as_unusable=cleaned.unusable,
         elapsed_ms=elapsed,
-        note="; ".join([text for text in (note, cleaned.why) if text]) or None,
+        note="; ".join(filter(None, (note, cleaned.why))) or None,
     )
 
 

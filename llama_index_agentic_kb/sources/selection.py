@@ -65,8 +65,9 @@ class SelectedSource:
     @property
     def shards(self) -> list[SelectedSource]:
         """The shards of the source, with the same filters, which they share; empty if it has none."""
-        shards = self.source.shards if isinstance(self.source, ShardedSource) else ()
-        return [replace(self, source=shard, whole=self.source) for shard in shards]
+        if not isinstance(self.source, ShardedSource):
+            return []
+        return [replace(self, source=shard, whole=self.source) for shard in self.source.shards]
 
     def filters_for(self, planner: FilterNode | None) -> FilterNode | None:
         """Return the effective filter of a sub-query: mandatory AND caller AND planner."""

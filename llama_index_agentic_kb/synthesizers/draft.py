@@ -187,13 +187,13 @@ class Draft:
         """Add the dropped passages to ``result``, with warnings that name the limit."""
         if packed.cut:
             self.result.warnings.append(f"{packed.cut} passages were cut to fit into {limit}")
-        self.drop(packed.dropped, f"did not fit into {limit}")
+        if packed.dropped:
+            self.drop(packed.dropped, f"did not fit into {limit}")
 
     def drop(self, count: int, why: str) -> None:
         """Add a number of dropped passages to ``result``, with a warning that gives the reason."""
-        if count:
-            self.result.dropped += count
-            self.result.warnings.append(f"{count} passages {why} and were left out")
+        self.result.dropped += count
+        self.result.warnings.append(f"{count} passages {why} and were left out")
 
     # -- answers ---------------------------------------------------------------------------------------------------
 

@@ -95,7 +95,7 @@ def gathered(
 
 
 def balance(counts: EvidenceCounts) -> int:
-    fields = counts._asdict()
+    fields: dict[str, int] = counts._asdict()
     came = fields.pop("candidates") + fields.pop("added_by_postprocessors")
     fields.pop("reranked")
     return came - sum(fields.values())
