@@ -70,16 +70,8 @@ async def read_findings(
 ) -> ModelCall:
     """Ask the model for the answers of steps; ``take`` gets each as soon as its line is complete.
 
-    Args:
-        models: The model that reads.
-        question: The user's question.
-        steps: Searched queries by id; the reply has a line for each.
-        passages: What the searches found.
-        take: Gets the answers.
-        later: Queries that wait for answers, by id; the reply has a line only for those that the passages answer.
-        known: Findings of earlier calls by id; the reply may correct them.
-        deadline: When the call is abandoned.
-        log: Records the call.
+    ``steps`` are searched queries by id. ``later`` are queries that wait for answers: those that the passages answer
+    have a line too. ``known`` are findings of earlier calls, which the reply may correct.
     """
     call = ModelCall()
     spotlight = draw(models.spotlighting)

@@ -213,7 +213,10 @@ class ObedientLLM(ScriptedLLM):
     def _verdict(self, orders: Orders) -> str:
         known = [{**one, **_bounds(orders)} for one in json.loads(self._plan)["sub_queries"]]
         proposed = [*_proposals(orders), *known] if orders else []
-        return json.dumps({"sufficient": not orders, "gaps": orders.search, "sub_queries": proposed})
+        ordered = [*orders.search, *orders.filter, *orders.cite, *orders.write]
+        values = [{"step": f"q{at}", "value": one, "ref": 1} for at in range(1, 5) for one in ordered]
+        reply = {"values": values, "sufficient": not orders, "gaps": orders.search, "sub_queries": proposed}
+        return json.dumps(reply)
 
 
 def _bounds(orders: Orders) -> dict[str, Any]:
