@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
-from llama_index_agentic_kb._text import error_message, redacted
+from llama_index_agentic_kb._text import error_message, know_secrets, redacted
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, IngestionError
 from llama_index_agentic_kb.store.access import Access, Grants
 from llama_index_agentic_kb.store.embedding_model import check_sizes
@@ -60,6 +60,7 @@ PAUSE: Final = 5.0
 """Seconds before a batch is tried again whose store could not be reached; the store itself has waited before."""
 
 _BLOCK: Final = 1_000_000  # bytes read at once
+_SYMLINK: Final = "is a symlink"
 _USER: Final = re.compile("://[^/]*@")
 
 File = tuple[str, str, str]
@@ -83,11 +84,7 @@ class RemoteFile(FoundFile):
     def digest(self, max_bytes: int) -> str:
         """Copy the file, and return the SHA-256 of its bytes; see ``FoundFile.digest``."""
         try:
-            # Not opened by its own URL, which lacks the password; and "::" in a name would be read as another URL.
-            system, inner = _file_system(self.folder)
-            inner = inner if self.url == self.root else _below(inner) + self.relative
-            is_local = "file" in (system.protocol, *system.protocol)
-            with open_regular(Path(inner)) if is_local else system.open(inner) as remote, self.path.open("wb") as copy:
+            with self._opened() as remote, self.path.open("wb") as copy:
                 size = 0
                 while block := remote.read(_BLOCK):
                     check_size(size := size + len(block), max_bytes)
@@ -97,6 +94,16 @@ class RemoteFile(FoundFile):
         except Exception as error:
             raise UnreadableError(f"can't be read: {type(error).__name__}: {error_message(error)}") from error
         return super().digest(max_bytes)
+
+    def _opened(self) -> Any:
+        """Open the file, not by its own URL: that lacks the password, and "::" in a name would begin another URL."""
+        system, root = _file_system(self.folder)
+        inner = root if self.url == self.root else _below(root) + self.relative
+        if "file" not in (system.protocol, *system.protocol):
+            return system.open(inner)
+        if self.url != self.root and Path(inner).resolve() != Path(root).resolve() / self.relative:
+            raise UnreadableError(_SYMLINK)  # since it was listed
+        return open_regular(Path(inner))
 
 
 class _Job(NamedTuple):
@@ -238,6 +245,7 @@ def _nothing() -> Selection:
 
 def _file_system(url: str) -> tuple[Any, str]:
     core = importlib.import_module("fsspec.core")  # extra [ray]
+    know_secrets(filter(None, [urlsplit(url).password]))
     system, inner = core.url_to_fs(url)
     return system, inner
 
@@ -287,7 +295,7 @@ def _left_out(relative: str, info: Mapping[str, Any]) -> str | None:
     """Return why a listed file is not read; None if it is."""
     suffix = Path(relative).suffix
     if info.get("islink"):
-        return "is a symlink"
+        return _SYMLINK
     if info.get("type", "file") != "file":
         return IRREGULAR
     if suffix.lower() not in SUFFIXES:

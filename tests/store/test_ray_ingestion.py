@@ -19,8 +19,17 @@ import pytest
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, IngestionError
 from llama_index_agentic_kb.store import KnowledgeStore, ingest, ray_ingestion
 from llama_index_agentic_kb.store.access import Access
-from llama_index_agentic_kb.store.ray_ingestion import TRIES, File, _Cluster, _Job, _listed, _Worker, ingest_on_ray
-from llama_index_agentic_kb.store.reading import IRREGULAR
+from llama_index_agentic_kb.store.ray_ingestion import (
+    TRIES,
+    File,
+    RemoteFile,
+    _Cluster,
+    _Job,
+    _listed,
+    _Worker,
+    ingest_on_ray,
+)
+from llama_index_agentic_kb.store.reading import IRREGULAR, UnreadableError
 from llama_index_agentic_kb.testing import HashEmbedding
 
 MODEL = HashEmbedding()
@@ -137,16 +146,20 @@ def test_what_waits_behind_a_death_is_not_blamed() -> None:
 
 
 def test_symlinks_are_left_out(tmp_path: Path) -> None:
-    """A link in a shared folder does not bring in what lies outside."""
+    """A link in a shared folder does not bring in what lies outside, nor does one that came after the list."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "secret.txt").write_text("secret")
     (tmp_path / "docs" / "n.txt").symlink_to(tmp_path / "secret.txt")
     (tmp_path / "docs" / "a.txt").write_text("open")
     skipped: list[tuple[str, str]] = []
     os.mkfifo(tmp_path / "docs" / "pipe.txt")
-    groups, _ = _listed([str(tmp_path / "docs")], None, skipped)
-    assert [*groups["docs"].files] == ["a.txt"]
-    assert [reason for _, reason in skipped] == ["is a symlink", IRREGULAR]
+    groups, folders = _listed([str(tmp_path / "docs")], None, skipped)
+    (file,) = groups["docs"].files.values()
+    assert (file.relative, [reason for _, reason in skipped]) == ("a.txt", ["is a symlink", IRREGULAR])
+    (tmp_path / "docs" / "a.txt").unlink()
+    (tmp_path / "docs" / "a.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(UnreadableError, match="is a symlink"):
+        RemoteFile(tmp_path / "copy", "a.txt", file.root, file.origin, folders[file.root]).digest(1_000)
 
 
 class Page(BaseHTTPRequestHandler):
