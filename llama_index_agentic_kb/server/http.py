@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llama_index_agentic_kb.account.logs import logger as package_logger
+from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema import RetrievalResponse
 from llama_index_agentic_kb.server.access import Access
 from llama_index_agentic_kb.server.errors import OverloadedError, RequestError, TooLargeError, error_body, status_of
@@ -35,6 +36,8 @@ for _redacting in package_logger.filters:  # a logger's filters do not apply to 
     logger.addFilter(_redacting)
 request_id: Final[ContextVar[str]] = ContextVar("agentic_kb_request_id", default="")
 
+BODY_SECONDS: Final = 30.0
+"""The time in seconds in which a request's body must arrive; until then it has a place among the running requests."""
 CLIENT_ID: Final = "x-ms-client-request-id"
 _ID: Final = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _ODATA: Final = re.compile(r"/(knowledgebases|knowledgesources|agents)(?:\('((?:[^'/]|'')*)'\))?(/[^?]*)?")
@@ -113,7 +116,7 @@ class Gateway:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, status = time.monotonic(), 500
+        started, status, whole = time.monotonic(), 500, False
         own_id = uuid.uuid4().hex
         token = request_id.set(own_id)
         request = Request(scope)
@@ -130,11 +133,23 @@ class Gateway:
                 message["headers"] = headers.raw
             await send(message)
 
+        async def receive_in_time() -> Message:
+            nonlocal whole
+            if whole:
+                return await receive()
+            try:
+                async with asyncio.timeout(started + BODY_SECONDS - time.monotonic()):
+                    message = await receive()
+            except TimeoutError:
+                raise InvalidRequestError(f"body: it did not arrive within {BODY_SECONDS:g} s") from None
+            whole = not message.get("more_body", False)
+            return message
+
         self.running += 1
         self._metrics.running.inc()
         try:
             with instrument_tags({"agentic_kb.request_id": own_id}):  # an attribute of each span of the request
-                await self._serve(request, receive, send_with_headers)
+                await self._serve(request, receive_in_time, send_with_headers)
         finally:
             self.running -= 1
             self._metrics.running.dec()

@@ -146,9 +146,9 @@ class McpRoutes:
         router = APIRouter(tags=["MCP"])
         context = self._context
 
-        @router.api_route("/knowledgebases/{name}/mcp", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+        @router.post("/knowledgebases/{name}/mcp", include_in_schema=False)
         async def messages(name: str, request: Request) -> Response:
-            """Handle a message of the Model Context Protocol (streamable HTTP)."""
+            """Handle a message of the Model Context Protocol (streamable HTTP, without streams that a GET opens)."""
             principal, tenant = await context.access.asker(request)
             place = partial(context.queue.place, tenant)
             request.scope[_TARGET] = (await context.service.base(name), principal, place)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
 
 import httpx
 import pytest
 
+from llama_index_agentic_kb.server import http
+from tests.server.serving import QUERY
+
 ASK = {"messages": [{"role": "user", "content": [{"type": "text", "text": "How tall was the Saturn V?"}]}]}
 EXTRACT = {"intents": [{"type": "semantic", "search": "Saturn V"}], "outputMode": "extractiveData"}
 STREAM = {"accept": "text/event-stream"}
+GOOGLE = "/v1/projects/p/locations/global/dataStores/space/servingConfigs/d:answer"
 
 
 def events(text: str) -> list[tuple[str, Any]]:
@@ -103,3 +108,15 @@ def test_a_response_has_the_names_of_its_version(
     assert kinds <= {one["type"] for one in data["activity"]} <= kinds | {"ModelQueryPlanning"}
     assert {one["type"] for one in data["references"]} == {reference}
     assert data["statusCode"] == 200
+
+
+@pytest.mark.parametrize("path", ["/knowledgebases/space/retrieve", "/knowledgebases/space/mcp", GOOGLE])
+def test_a_body_must_arrive_in_time(client: httpx.Client, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sends half of a body, and waits, does not keep the place of a request."""
+    monkeypatch.setattr(http, "BODY_SECONDS", 0.2)
+    host, port = client.base_url.host, client.base_url.port or 80
+    lines = [f"POST {path} HTTP/1.1", f"host: {host}", f"api-key: {QUERY}", "content-length: 100", "accept: */*"]
+    with socket.create_connection((host, port), timeout=60) as sender:
+        sender.sendall("\r\n".join([*lines, "content-type: application/json", "", '{"messages"']).encode())
+        response = sender.recv(65_536).decode()
+    assert response.split()[1] == "400", response
