@@ -114,8 +114,6 @@ def _parse(syntax: Syntax, text: str) -> FilterNode:
 
 def _unexpected(syntax: Syntax, text: str, position: int, accepted: set[str]) -> RefusedError:
     """Return an error with the text found at a position, the expected tokens and a suggested correction."""
-    if "OPERATOR" not in accepted and {"PATH", "NULL"} <= accepted:
-        accepted = accepted - {"PATH"}  # OData's grammar accepts a field there only for a better error message
     expected = ", ".join(dict.fromkeys(words for name, words in {**syntax.words, **_SIGNS}.items() if name in accepted))
     found = re.match(r"\w{1,30}|/?\w{0,30}\s?\(|\S", text[position : position + 40])
     if found is None:

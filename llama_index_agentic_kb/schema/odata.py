@@ -49,7 +49,6 @@ _GRAMMAR: Final = r"""
         | PATH OPERATOR _literal -> comparison
         | _literal OPERATOR PATH -> comparison
         | PATH OPERATOR NULL -> comparison
-        | PATH OPERATOR PATH -> comparison
         | membership -> is_member
         | _CONTAINS "(" PATH "," STRING ")" -> contains
         | _CONTAINS "(" _TOLOWER "(" PATH ")" "," STRING ")" -> contains_insensitive
@@ -156,12 +155,6 @@ class _ODataBuilder(TreeBuilder):
         comparing = str(operator)
         if field.type != "PATH":
             field, comparing, value = value, _FLIPPED.get(comparing, comparing), field
-        if value.type == "PATH":
-            raise RefusedError(
-                f"found {str(value)[:30]!r} where a value is expected; text stands in single quotes: 'acme', and "
-                "fields can't be compared with each other",
-                value,
-            )
         if value.type != "NULL":
             return Condition(key=_key(field), operator=FilterOperator(comparing), value=_value(value))
         if comparing == "ne":

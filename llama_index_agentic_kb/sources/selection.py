@@ -266,12 +266,12 @@ def discover_sources(taken: Collection[str] = ()) -> tuple[list[KnowledgeSource]
 def _load(point: EntryPoint) -> list[KnowledgeSource]:
     name = point.module
     with _locks.setdefault(name, threading.Lock()):
-        if name not in sys.modules:
-            importlib.import_module(name)
-        elif _loaded.get(name, _changed(name)) != _changed(name):
+        if name in sys.modules and _loaded.get(name, _changed(name)) != _changed(name):
             importlib.reload(sys.modules[name])
-        _loaded[name] = _changed(name)
-    offered = point.load()
+        try:
+            offered = point.load()
+        finally:
+            _loaded[name] = _changed(name)
     made = offered if isinstance(offered, KnowledgeSource | list | tuple) else offered()
     listed = [made] if isinstance(made, KnowledgeSource) else list(made)
     wrong = [type(one).__name__ for one in listed if not issubclass(type(one), KnowledgeSource)]

@@ -13,12 +13,8 @@ from typing import Final
 
 from llama_index_agentic_kb.errors import InvalidRequestError
 
-_SEGMENT: Final = r"[^/\s\x00-\x1f]{1,250}"
-_LOCATION: Final = rf"projects/(?P<project>{_SEGMENT})/locations/(?P<location>{_SEGMENT})"
-_PARENT: Final = (
-    rf"{_LOCATION}(?:/collections/(?P<collection>{_SEGMENT}))?/(?P<kind>dataStores|engines)/(?P<id>{_SEGMENT})"
-)
-_SESSION: Final = rf"/sessions/(?P<session>{_SEGMENT})"
+_LOCATION: Final = "projects/{project}/locations/{location}"
+_PARENT: Final = _LOCATION + "(?:/collections/{collection})?/(?P<kind>dataStores|engines)/{id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,48 +52,46 @@ class SessionName:
 
 def parse_parent(name: str, field: str = "parent") -> Parent:
     """Parse the resource name of a data store or an engine."""
-    return _under_parent("", name, field, "")[0]
+    return _under_parent("", name, field)[0]
 
 
 def parse_serving_config(name: str) -> Parent:
     """Parse the resource name of a serving config, and return its parent."""
-    return _under_parent(f"/servingConfigs/{_SEGMENT}", name, "servingConfig", "/servingConfigs/{id}")[0]
+    return _under_parent("/servingConfigs/{config}", name, "servingConfig")[0]
 
 
 def parse_session_name(name: str) -> SessionName:
     """Parse the resource name of a session; its id may be ``-`` (a new session)."""
-    parent, found = _under_parent(_SESSION, name, "session", "/sessions/{id}")
-    return SessionName(parent, found["session"])
+    parent, parts = _under_parent("/sessions/{session}", name, "session")
+    return SessionName(parent, parts["session"])
 
 
 def parse_answer_name(name: str) -> tuple[SessionName, str]:
     """Parse the resource name of an answer, and return the session's name and the answer's id."""
-    pattern = rf"{_SESSION}/answers/(?P<answer>{_SEGMENT})"
-    parent, found = _under_parent(pattern, name, "name", "/sessions/{session}/answers/{answer}")
-    return SessionName(parent, found["session"]), found["answer"]
+    parent, parts = _under_parent("/sessions/{session}/answers/{answer}", name, "name")
+    return SessionName(parent, parts["session"]), parts["answer"]
 
 
 def check_config_name(name: str, field: str) -> None:
     """Check the resource name of a config; ``field`` is "groundingConfig" or "rankingConfig"."""
-    shape = f"projects/{{project}}/locations/{{location}}/{field}s/{{config}}"
-    _matched(rf"{_LOCATION}/{field}s/{_SEGMENT}", name, field, shape)
+    _matched("", f"{_LOCATION}/{field}s/{{config}}", name, field)
 
 
-def _under_parent(pattern: str, name: str, field: str, shape: str) -> tuple[Parent, re.Match[str]]:
-    found = _matched(_PARENT + pattern, name, field, f"{{parent}}{shape}")
-    engine = found["kind"] == "engines"
-    if engine and found["collection"] is None:
+def _under_parent(shape: str, name: str, field: str) -> tuple[Parent, re.Match[str]]:
+    parts = _matched(_PARENT, shape, name, field)
+    engine = parts["kind"] == "engines"
+    if engine and parts["collection"] is None:
         raise InvalidRequestError(
-            f"{found[0][:200]!r}: an engine is named with its collection, .../collections/C/engines/E"
+            f"{name[:200]!r}: an engine is named with its collection, .../collections/C/engines/E"
         )
-    return Parent(found["project"], found["location"], found["id"], found["collection"], engine), found
+    return Parent(parts["project"], parts["location"], parts["id"], parts["collection"], engine), parts
 
 
-def _matched(pattern: str, name: str, field: str, shape: str) -> re.Match[str]:
-    found = re.fullmatch(pattern, name)
+def _matched(parent: str, shape: str, name: str, field: str) -> re.Match[str]:
+    found = re.fullmatch(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/\\s\\x00-\\x1f]{1,250})", parent + shape), name)
     if found is None:
         raise InvalidRequestError(
-            f"{field}: {name[:200]!r} is no resource name of the form {shape}, with a parent such as "
+            f"{field}: {name[:200]!r} is no resource name of the form {parent and '{parent}'}{shape}, with a parent such as "
             "projects/P/locations/L/collections/C/engines/E"
         )
     return found

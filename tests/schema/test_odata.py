@@ -99,7 +99,7 @@ def test_what_is_read(text: str, tree: FilterNode) -> None:
         ("a eq", 5, "the filter ends, expected: a value"),
         ("(a eq 1", 8, "the filter ends, expected: ')'"),
         ("a eq 1)", 7, "found ')', expected: the end"),
-        ("a eq acme", 6, "found 'acme' where a value is expected; text stands in single quotes: 'acme'"),
+        ("a eq acme", 6, "found 'acme', expected: a value ('text', 1, 1.5, true, 2024-01-31)"),
         ("a eq ‘acme’", 6, "text stands in single quotes: 'acme'"),  # noqa: RUF001 (what word processors make of them)
         ("a eq 'it's'", 10, "a quote inside it is doubled: 'it''s'"),
         ("a eq 'x", 6, "a string is closed by a single quote"),
