@@ -1,6 +1,6 @@
 """Calibration and measurement of the offline scorers on claims that the cross-encoder was not trained on.
 
-Features (and the cross-encoder's logits) are weighed by a logistic model. Figures come from cross-validation by group
+Features and the cross-encoder's log odds are weighed by logistic models. Figures come from cross-validation by group
 (document or claim), never from the claims that a model was fitted on; intervals are bootstrapped over groups. The
 shipped weights are fitted on all groups, and their scale is set so that 0.6 is the operating point.
 """
@@ -24,11 +24,11 @@ from sklearn.model_selection import GroupKFold
 
 from llama_index_agentic_kb.grounding.features import FEATURES, Corpus, Passage, Reading
 from llama_index_agentic_kb.grounding.scorers.lexical import (
-    chosen_row,
     denial,
     long_document,
-    margins,
+    margin,
     read_windows,
+    support,
 )
 from llama_index_agentic_kb.grounding.scorers.small import SmallModel
 
@@ -49,7 +49,6 @@ class Case:
     kind: str = ""
     reading: Reading | None = None
     logits: list[tuple[float, float, float]] = field(default_factory=list)
-    apart: list[tuple[float, float, float]] = field(default_factory=list)
     long: float = 0.0
 
 
@@ -102,14 +101,15 @@ def read(cases: Sequence[Case], model: SmallModel | None) -> None:
         case.reading = corpus.read(case.claim)
         case.long = long_document(case.reading)
         if model is not None:
-            [(case.logits, case.apart)] = read_windows(model, {case.claim: case.reading}, corpus)
+            [case.logits] = read_windows(model, {case.claim: case.reading}, corpus)
 
 
 def matrix(cases: Sequence[Case], *, small: bool) -> np.ndarray:
+    """Return the features of each case, and in the last column the cross-encoder's log odds."""
     rows = []
     for case in cases:
-        chosen = case.logits[chosen_row(case.logits)] if case.logits else (0.0, 0.0, -3.0)
-        rows.append((*case.reading.features, *(margins(chosen) if small else ())))
+        chosen = max(case.logits, key=margin, default=(0.0, 0.0, -3.0))
+        rows.append((*case.reading.features, *([support(chosen)] if small else ())))
     return np.array(rows)
 
 
@@ -127,10 +127,7 @@ def weights(cases: Sequence[Case], *, small: bool) -> np.ndarray:
     return sample if small else sample * np.array([case.kind != "paraphrase" for case in cases])
 
 
-BOUNDS = {"missing_share": (None, 0), "negation_differs": (None, 0)}
-"""Of the features whose weight may not be positive; no other may be negative."""
-SHORT = ("numbers", "numbers_near", "negation_differs", "over_neutral", "over_contradicted")
-"""What counts in short passages: how many of a claim's words stand there tells no paraphrase from a twin."""
+NAMES = [*FEATURES, "support"]
 
 
 class Fit:
@@ -139,13 +136,10 @@ class Fit:
     Without the signs it learns how a set was made (long paraphrases, short twins) and not what support is.
     """
 
-    def __init__(
-        self, X: np.ndarray, y: np.ndarray, sample: np.ndarray, strength: float, kept: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, X: np.ndarray, y: np.ndarray, sample: np.ndarray, strength: float, names: Sequence[str]) -> None:
         mean, scale = X.mean(0), X.std(0) + 1e-6
         Z = (X - mean) / scale
-        names = [*FEATURES, "over_neutral", "over_contradicted"][: X.shape[1]]
-        bounds = [(0, 0) if kept and name not in kept else BOUNDS.get(name, (0, None)) for name in names]
+        bounds = [(None, 0) if name == "negation_differs" else (0, None) for name in names]
 
         def loss(w: np.ndarray) -> tuple[float, np.ndarray]:
             z = Z @ w[:-1] + w[-1]
@@ -163,18 +157,17 @@ class Fit:
 
 
 class Blend:
-    """Two logistic models: of short passages, and of long documents (WiCE), mixed by the passage's length."""
+    """Two logistic models: the cross-encoder alone in short passages, with features in long documents (WiCE)."""
 
     def __init__(self, cases: Sequence[Case], X: np.ndarray, strength: float) -> None:
         y = np.array([case.label == "supported" for case in cases]).astype(float)
-        self.short = Fit(X, y, weights(cases, small=True), strength, SHORT)
+        self.short = Fit(X[:, -1:], y, weights(cases, small=True), strength, NAMES[-1:])
         mine = [k for k, case in enumerate(cases) if case.set in ("wice_dev", "wice_parts")]
         sample = np.array([1.0 if cases[k].set == "wice_dev" else 0.3 for k in mine])
-        self.long = Fit(X[mine], y[mine], sample, strength)
-        self.shift = 0.0
+        self.long = Fit(X[mine], y[mine], sample, strength, NAMES)
 
     def score(self, X: np.ndarray, long: np.ndarray) -> np.ndarray:
-        return (1 - long) * self.short.score(X) + long * (self.long.score(X) + self.shift)
+        return (1 - long) * self.short.score(X[:, -1:]) + long * self.long.score(X)
 
 
 def out_of_fold(cases: Sequence[Case], X: np.ndarray, strength: float, *, small: bool) -> np.ndarray:
@@ -187,7 +180,7 @@ def out_of_fold(cases: Sequence[Case], X: np.ndarray, strength: float, *, small:
             if sample is None:
                 scores[test] += Blend([cases[k] for k in train], X[train], strength).score(X[test], long[test]) / 3
             else:
-                scores[test] += Fit(X[train], y[train], sample[train], strength).score(X[test]) / 3
+                scores[test] += Fit(X[train], y[train], sample[train], strength, FEATURES).score(X[test]) / 3
     return scores
 
 
@@ -268,7 +261,7 @@ def against(cases: Sequence[Case], scores: np.ndarray, cut: float) -> tuple[floa
     rows = []
     for case, score in zip(cases, scores, strict=True):
         if score < cut and case.logits and case.long < 0.5:
-            share = denial(case.reading, case.logits, case.apart)
+            share = denial(case.reading, case.logits)
             false = case.label == "contradicted" or (case.set == "written" and case.label != "supported")
             rows.append((share, false, case))
     told, best = [], 1.01
@@ -325,15 +318,13 @@ def main() -> None:
         print(f"== {name}")
         for key, value in table(cases, scores).items():
             print(f"  {key}: {value}")
-        if name == "small":
-            print("  cross-encoder alone:", table(cases, X[:, -2:].min(1)))
         cut, shares = operating_point(cases, scores, args.false if name == "small" else 0.25)
         print(f"  at the operating point: {shares}")
         for rate in (0.05, 0.1, 0.15, 0.2) if name == "small" else ():
             print(f"  at {rate:.2f}: {operating_point(cases, scores, rate)[1]}")
         aim = float(np.log(OPERATING / (1 - OPERATING)))
         if name == "lexical":
-            fits = {name: (Fit(X, y, weights(cases, small=False), 0.3), aim - cut)}
+            fits = {name: (Fit(X, y, weights(cases, small=False), 0.3, FEATURES), aim - cut)}
         else:
             blend = Blend(cases, X, 0.3)
             wice = [k for k, case in enumerate(cases) if case.set == "wice_dev" and case.label != "supported"]

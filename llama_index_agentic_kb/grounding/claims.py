@@ -236,8 +236,11 @@ _LONGEST_QUOTE: Final = 400
 """Maximum characters of a quotation or bracket that keeps its sentences together."""
 _WORD_BEFORE: Final = re.compile(r"[\w.’'-]{1,24}\Z")
 _ORDINAL_DIGITS: Final = 2
-_SHORT: Final = 4
-"""Maximum letters of a word that is read as an abbreviation before a number."""
+_NUMBERED: Final = words(
+    "c no nos p pp fig figs vol vols eq eqs ch chap sec art abs abb bd jan feb mar apr jun jul aug sep sept oct okt nov "
+    "dec dez"
+)
+"""Words that are abbreviations before a number."""
 _ACRONYM: Final = re.compile(r"(?:[^\W\d_]\.){1,6}[^\W\d_]\Z|str\Z")
 """Letters with points, or the end of a German street."""
 _ABBREVIATIONS: Final = words(
@@ -300,8 +303,8 @@ def _ends_at_point(text: str, point: int, position: int, following: str, languag
         return not (is_ordinal or not ahead or ahead.endswith((":", ";")))
     if len(before) == 1 and before.isalpha() and (before.isupper() or language == "german"):  # an initial, or 37 °C
         return starts or text[point - 2 : point - 1] == "°"
-    is_short = following[:1].isdigit() and 0 < len(before) <= _SHORT
-    return starts or not (is_short or plain in _ABBREVIATIONS or _ACRONYM.search(plain))
+    is_short = plain in _ABBREVIATIONS or (plain in _NUMBERED and following[:1].isdigit())
+    return starts or not (is_short or _ACRONYM.search(plain))
 
 
 def _closed_stretches(text: str) -> list[tuple[int, int]]:

@@ -24,11 +24,9 @@ from llama_index_agentic_kb.search.tokenizing import (
     stem_words,
 )
 
-FEATURES: Final = (
-    "coverage_1", "coverage_3", "coverage_4", "neighbours", "pairs", "numbers", "numbers_near", "names", "names_near",
-    "missing_share", "negation_differs",
-)  # fmt: skip
-"""Names of the features, in the order of ``Reading.features``."""
+FEATURES: Final = ("coverage", "numbers", "names", "negation_differs")
+"""Names of the features, in the order of ``Reading.features``: the shares of a claim's terms in the best three
+sentences of all passages, of its numbers anywhere, of its names in the best window; whether negation differs there."""
 
 MAX_CHARACTERS: Final = 50_000
 """Maximum number of characters read of a passage."""
@@ -39,14 +37,12 @@ WINDOW_WORDS: Final = 64
 _MOST_SENTENCES: Final = 4
 _LONGEST_SENTENCE: Final = 600
 """Maximum characters of a sentence; longer text is split."""
-FEW_WORDS: Final = 8
-"""Maximum number of words of a short claim, which states one fact of one passage."""
+_IN_ONE: Final = 0.95
+"""Minimum share of a claim's terms in a sentence that is also read alone."""
 _SMOOTHING: Final = 4.0
 _MOST_WINDOWS: Final = 8
-_WHOLE: Final = 0.85
-"""Coverage of a claim from which no second passage is searched."""
-_ADDS: Final = 0.2
-"""Minimum share of a claim that a second passage must add."""
+_COVERING: Final = 3
+"""Number of sentences of which the coverage is a feature."""
 _LEAST_GAIN: Final = 0.04
 """Minimum share of a claim that a further sentence must add."""
 
@@ -69,21 +65,6 @@ _NEGATIONS: Final = words(
     "ne pas jamais aucun aucune sans ni non nunca sin ningún ninguna nessun nessuna senza "
     "niet geen nooit zonder não nunca sem nem ikke ingen aldrig inte ingen aldrig utan ei eivät не нет никогда без"
 )
-_COUNTED: Final = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen twenty"
-)
-_SPOKEN: Final = {word: str(value) for value, word in enumerate(_COUNTED.split())}
-_CALENDAR: Final = (
-    "january february march april may june july august september october november december "
-    "januar februar märz april mai juni juli august september oktober november dezember "
-    "janvier février mars avril mai juin juillet août septembre octobre novembre décembre "
-    "enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre"
-)
-_MONTHS: Final = {word: f"month{place % 12 + 1}" for place, word in enumerate(_CALENDAR.split())}
-_ALSO_VERBS: Final = frozenset(["may", "march", "mars", "mai"])
-"""Words that are months only with a capital letter."""
-_LETTERS: Final = re.compile(r"[^\W\d_]+")
 EMOJI: Final = re.compile("[\U0001f000-\U0001faff\u2600-\u2712\u2714-\u274b\u2764-\u2767\u2b50\ufe0f\u200d]")
 """Emoji without meaning; \u2713 and \u2717 are not among them."""
 
@@ -101,19 +82,13 @@ def _plain_number(digits: str) -> str:
 
 
 def numbers_of(text: str) -> frozenset[str]:
-    """Return the numbers and months of a text in normalized form."""
-    found = {_plain_number(number) for number in _NUMBER.findall(text)}
-    for word in _LETTERS.findall(text):
-        folded = word.casefold()
-        value = _SPOKEN.get(folded) or ((folded != word or folded not in _ALSO_VERBS) and _MONTHS.get(folded))
-        if value:
-            found.add(value)
-    return frozenset(found)
+    """Return the numbers of a text in normalized form."""
+    return frozenset(map(_plain_number, _NUMBER.findall(text)))
 
 
 def _terms(text: str, language: str) -> list[str]:
-    words = [_SPOKEN.get(word, word) for word in split_words(text)]
-    return [_plain_number(word) if word[:1].isdigit() else word for word in stem_words(words, language).split()]
+    words = [_plain_number(word) if word[:1].isdigit() else word for word in split_words(text)]
+    return stem_words(words, language).split()
 
 
 @lru_cache(maxsize=32)
@@ -145,10 +120,10 @@ class Window:
     """Positions of these sentences in the passage's text."""
     text: str
     """The passage's head, these sentences and their neighbours, as input for a cross-encoder."""
-    core: str
-    """The same without the neighbours, to leave room for another passage."""
     coverage: float
     """Weighted share of the claim's terms in the window."""
+    in_one: bool
+    """Whether its best sentence has nearly all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +133,6 @@ class Reading:
     features: tuple[float, ...]
     windows: tuple[Window, ...]
     """The best window of each relevant passage, best first."""
-    partner: int | None = None
-    """Index of a second window that adds much to the first."""
     telling: int = 1
     """Number of the claim's terms that are not function words."""
     named: bool = True
@@ -173,9 +146,7 @@ class _Sentence:
     passage: int
     start: int
     end: int
-    terms: tuple[str, ...]
-    known: frozenset[str]
-    """The terms as a set."""
+    terms: frozenset[str]
     words: int
     negated: bool
 
@@ -189,7 +160,6 @@ class _Claim:
     """Weight of the claim's terms in each sentence, by the sentence's index."""
     numbers: frozenset[str]
     names: frozenset[str]
-    pairs: frozenset[tuple[str, str]]
     negated: bool
 
     def within(self, there: Container[str], covered: Container[str] = ()) -> float:
@@ -235,25 +205,22 @@ class Corpus:
             self._firsts.append(len(self.sentences))
             for start, end in passage_sentences(passage.text[:MAX_CHARACTERS]):
                 said = split_words(passage.text[start:end])
-                terms = tuple(_terms(passage.text[start:end], self.language))
-                negated = not _NEGATIONS.isdisjoint(said)
-                for term in dict.fromkeys(terms):
+                terms = frozenset(_terms(passage.text[start:end], self.language))
+                for term in terms:
                     self._holders.setdefault(term, []).append(len(self.sentences))
-                self.sentences.append(_Sentence(number, start, end, terms, frozenset(terms), len(said), negated))
+                negated = not _NEGATIONS.isdisjoint(said)
+                self.sentences.append(_Sentence(number, start, end, terms, len(said), negated))
         self._firsts.append(len(self.sentences))
         self._total = len(self.sentences) + _SMOOTHING
-        self._terms = frozenset(self._holders).union(*self.heads)
 
     def read(self, text: str) -> Reading:
         """Return a claim's features and the windows that could support it."""
         claim, telling = self._claim(text[:MAX_CLAIM])
-        windows, partner, length = self._windows(claim), None, 0
-        if windows:
-            best = windows[0].passage
-            length = self._firsts[best + 1] - self._firsts[best]
-            partner = self._partner(claim, windows) if len(text.split()) > FEW_WORDS else None
+        windows = self._windows(claim)
+        best = windows[0].passage if windows else 0
+        length = self._firsts[best + 1] - self._firsts[best] if windows else 0
         named = bool(claim.names or claim.numbers)
-        return Reading(self._features(claim, windows), tuple(windows), partner, telling, named, length)
+        return Reading(self._features(claim, windows), tuple(windows), telling, named, length)
 
     def _claim(self, text: str) -> tuple[_Claim, int]:
         """Return an analyzed claim, and the number of its terms that are not function words."""
@@ -269,8 +236,7 @@ class Corpus:
                 held[place] = held.get(place, 0.0) + weight
         names = frozenset(term for name in _NAME.findall(text) for term in _terms(name, self.language)) - ignored
         total = sum(weights.values()) or 1.0
-        pairs = frozenset(pairwise(kept))
-        return _Claim(weights, total, held, numbers_of(text), names, pairs, is_negated(text)), len(set(content))
+        return _Claim(weights, total, held, numbers_of(text), names, is_negated(text)), len(set(content))
 
     def _windows(self, claim: _Claim) -> list[Window]:
         """Return one window for each of the passages that cover most of the claim."""
@@ -301,7 +267,7 @@ class Corpus:
                 break
             chosen.append(place)
             words += self.sentences[place].words
-            covered |= self.sentences[place].known
+            covered |= self.sentences[place].terms
         picked = list(chosen)
         # Neighbours resolve pronouns; in a short passage, a paraphrase may be in any sentence.
         first, last = self._firsts[number], self._firsts[number + 1]
@@ -315,63 +281,40 @@ class Corpus:
             elif near not in beside:
                 break
         passage = self.passages[number]
-        text, core = (self._shown(passage, sorted(places)) for places in (picked, chosen))
+        shown = (passage.text[self.sentences[place].start : self.sentences[place].end] for place in sorted(picked))
+        text = " ".join(part for part in (passage.head, *shown) if part)
         spans = tuple(Span(start=self.sentences[place].start, end=self.sentences[place].end) for place in chosen)
-        return Window(number, tuple(chosen), spans, text, core, claim.within(covered) / claim.total)
-
-    def _shown(self, passage: Passage, places: Sequence[int]) -> str:
-        """Return a passage's head and some of its sentences."""
-        sentences = (passage.text[self.sentences[place].start : self.sentences[place].end] for place in places)
-        return " ".join(part for part in (passage.head, *sentences) if part)
-
-    def _terms_of(self, window: Window) -> frozenset[str]:
-        return self.heads[window.passage].union(*(self.sentences[place].known for place in window.places))
-
-    def _partner(self, claim: _Claim, windows: Sequence[Window]) -> int | None:
-        """Return the index of the window that adds most to the first, if the first lacks much of the claim."""
-        if len(windows) == 1 or windows[0].coverage >= _WHOLE:
-            return None
-        covered = self._terms_of(windows[0])
-        gains = [claim.within(self._terms_of(one), covered) for one in windows[1:]]
-        return gains.index(max(gains)) + 1 if max(gains) >= _ADDS * claim.total else None
+        best = self.heads[number] | self.sentences[chosen[0]].terms
+        in_one = claim.within(best) >= _IN_ONE * claim.total
+        return Window(number, tuple(chosen), spans, text, claim.within(covered) / claim.total, in_one)
 
     def _features(self, claim: _Claim, windows: Sequence[Window]) -> tuple[float, ...]:
-        best = windows[0] if windows else None
-        near = [self.sentences[place] for place in best.places] if best else []
-        terms = self._terms_of(best) if best else frozenset[str]()
-        pairs = {pair for one in near for pair in pairwise([term for term in one.terms if term in claim.terms])}
-        first, _, third, fourth = self._coverages(claim, self.heads[best.passage] if best else frozenset())
+        places = windows[0].places if windows else ()
+        head = self.heads[windows[0].passage] if windows else frozenset[str]()
+        near = head.union(*(self.sentences[place].terms for place in places))
+        denied = any(self.sentences[place].negated for place in places[:2])
         return (
-            first,
-            third,
-            fourth,
-            claim.within(terms) / claim.total,
-            _share(claim.pairs, pairs),
+            self._coverage(claim, head),
             _share(claim.numbers, self.numbers),
-            _share(claim.numbers, numbers_of(best.text) if best else ()),
-            _share(claim.names, self._terms),
-            _share(claim.names, terms),
-            sum(term not in terms for term in claim.terms) / max(1, len(claim.terms)),
-            float(bool(near) and claim.negated != any(one.negated for one in near[:2])),
+            _share(claim.names, near),
+            float(bool(places) and claim.negated != denied),
         )
 
     def _best(self, claim: _Claim, places: Sequence[int], covered: Container[str]) -> tuple[float, int]:
         """Return the most coverage that a sentence adds, and its index; the lowest index on a tie."""
         gain, place = max(
-            ((claim.within(self.sentences[one].known, covered), -one) for one in places), default=(0.0, 0)
+            ((claim.within(self.sentences[one].terms, covered), -one) for one in places), default=(0.0, 0)
         )
         return gain, -place
 
-    def _coverages(self, claim: _Claim, head: frozenset[str]) -> list[float]:
-        """Return the share of the claim's terms in the best one to four sentences of all passages."""
+    def _coverage(self, claim: _Claim, head: frozenset[str]) -> float:
+        """Return the share of the claim's terms in the best three sentences of all passages."""
         covered = set(head)
         places = sorted(claim.held, key=lambda one: -claim.held[one])[:40]
-        shares = []
-        for _ in range(_MOST_SENTENCES):
+        for _ in range(_COVERING):
             gain, place = self._best(claim, places, covered)
-            covered |= self.sentences[place].known if gain else frozenset()
-            shares.append(claim.within(covered) / claim.total)
-        return shares
+            covered |= self.sentences[place].terms if gain else frozenset()
+        return claim.within(covered) / claim.total
 
 
 def _share(wanted: frozenset[object], there: Collection[object]) -> float:

@@ -95,6 +95,7 @@ def test_unread_languages_are_not_checkable(language: str) -> None:
         ("The passages do not say who made Ultron, but Bob Hope sold it in Oslo in 1931.", Verdict.UNSUPPORTED),
         ("The passages do not say who made Ultron, and it cost 5 million dollars in 1999.", Verdict.UNSUPPORTED),
         ("Let me know if you need more.", Verdict.NOT_CHECKABLE),
+        ("No.", Verdict.NOT_CHECKABLE),
         ("If you have a fever above 39 C, take ten tablets.", Verdict.UNSUPPORTED),
     ],
 )
@@ -162,14 +163,13 @@ def test_changed_weights_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("1,500 people on 3 May 1999", {"1500", "3", "month5", "1999"}),
-        ("3.50 and two", {"3.5", "2"}),
+        ("1,500 people on 3 May 1999", {"1500", "3", "1999"}),
+        ("3.50 of 1.500", {"3.5", "1500"}),
         ("you may march", set()),
-        ("im märz 2020, en mai", {"month3", "2020"}),
     ],
 )
 def test_numbers_have_one_form(text: str, found: set[str]) -> None:
-    """Separators, words for small numbers, and months of four languages."""
+    """Separators of thousands and zeros at the end are no part of it."""
     assert numbers_of(text) == found
 
 

@@ -21,8 +21,6 @@ from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.grounding.claims import Claim
 from llama_index_agentic_kb.grounding.features import (
     EMOJI,
-    FEATURES,
-    FEW_WORDS,
     MAX_CHARACTERS,
     MAX_CLAIM,
     Corpus,
@@ -45,8 +43,8 @@ _MOST_WINDOWS: Final = 4
 _NEAR: Final = 2
 _WORTHWHILE: Final = 0.75
 """Minimum share of the best window's coverage at which another window is always read."""
-_WHOLE: Final = 0.95
-"""Minimum share of a claim's terms at which a sentence is also read alone."""
+_WHOLE: Final = 0.999
+"""Minimum coverage of a window that has all of a claim's terms."""
 _READ: Final = words("english german french spanish italian dutch portuguese danish norwegian swedish finnish russian")
 """Languages whose words, endings and negation the features support."""
 _UNREAD: Final = re.compile(  # scripts without spaces, or with endings and negation that the features do not support
@@ -65,7 +63,7 @@ _VERBATIM: Final = 0.95
 _TELLING: Final = 2
 """Minimum number of terms of a sentence that makes a statement, unlike "Yes."."""
 _LEAST_VERBATIM: Final = 12
-_YEAR: Final = re.compile(r"(?:1[0-9]|20)\d\d|month\d+")
+_YEAR: Final = re.compile(r"(?:1[0-9]|20)\d\d")
 _IDENTIFIER: Final = re.compile(r"\S*[\d_/.]\S*")
 """A title that is a file name or a row id and does not describe the text."""
 _SPEAKER: Final = words("i me my we us our you your ich wir sie je nous vous yo nosotros io noi")
@@ -75,15 +73,14 @@ _EVIDENCE: Final = words(
 )
 """Words with which an answer refers to its evidence."""
 _GAP: Final = re.compile(
-    r"(?:however, |but )?(?:the|these) (?:passage|source|document|text)s? (?:do|does)(?: not|n['\u2019]t) "
+    r"(?:^(?:however, |but )?|[,;]? (?:but|and|though|although|while|yet) )(?:the|these) "
+    r"(?:passage|source|document|text)s? (?:do|does)(?: not|n['\u2019]t) "
     r"(?:say|state|mention|name|tell|specify|indicate)\b(?!.*(?:[;,:(\u2013\u2014]|"
-    r"\b(?:but|yet|although|though|because|while|and (?:it|he|she|they|the|this|that|there))\b))",
+    r"\b(?:but|yet|although|though|because|while|and (?:it|he|she|they|the|this|that|there))\b))"
+    r"(?P<asks> (?:(?:from|to|in|at|by|for|with|of|on|until|since) )?(?:wh|how|if))?",
     re.IGNORECASE,
 )
-"""A sentence that says only what the evidence lacks, whatever it names."""
-_ASKS: Final = re.compile(r" (?:(?:from|to|in|at|by|for|with|of|on|until|since) )?(?:wh|how|if)", re.IGNORECASE)
-"""What is asked, after such a beginning; "that ..." would state something."""
-_BUT: Final = re.compile(r"[,;]? (?:but|and|though|although|while|yet) (?=the |these )", re.IGNORECASE)
+"""A sentence, or its last clause, that says only what the evidence lacks; a clause with "that" would state more."""
 
 
 class PairReader(Protocol):
@@ -161,7 +158,7 @@ class SmallScorer(LexicalScorer):
         english = {claim: reading for claim, reading in asked.items() if not _is_foreign(claim, reading)}
         read = read_windows(self.model or small_model(), english, corpus, deadline) if english else []
         scores = {
-            claim: _by_model(claim, reading, *rows, corpus)
+            claim: _by_model(claim, reading, rows, corpus)
             for (claim, reading), rows in zip(english.items(), read, strict=True)
         }
         return {**super()._scored({one: asked[one] for one in asked if one not in english}, corpus, deadline), **scores}
@@ -169,8 +166,8 @@ class SmallScorer(LexicalScorer):
 
 def read_windows(
     model: PairReader, asked: Mapping[str, Reading], corpus: Corpus, deadline: float | None = None
-) -> list[tuple[list[Row], list[Row]]]:
-    """Return a model's logits for each claim's windows, best first, and for a single sentence with all of its terms."""
+) -> list[list[Row]]:
+    """Return a model's logits for each claim's windows, best first; the best is also read as a single sentence."""
     room = max(1, _PAIRS // max(1, len(asked)))
 
     def read(texts: Sequence[Sequence[str]]) -> list[list[Row]]:
@@ -178,29 +175,19 @@ def read_windows(
         rows = iter(model.logits(pairs, deadline=deadline) if pairs else ())
         return [list(islice(rows, len(own))) for own in texts]
 
-    windows = [_texts_of(reading)[:room] for reading in asked.values()]
+    windows = [[window.text for window in reading.windows[: min(room, _MOST_WINDOWS)]] for reading in asked.values()]
     counts = [_near_windows(reading) for reading in asked.values()]
-    found = read([texts[:count] for texts, count in zip(windows, counts, strict=True)])
+    alone = [_best_sentence(reading, corpus) for reading in asked.values()]
+    found = read([[*texts[:count], *one] for texts, count, one in zip(windows, counts, alone, strict=True)])
+    for rows, one in zip(found, alone, strict=True):
+        if one:  # the sentence may be clearer than with its neighbours
+            rows[0] = max(rows[0], rows.pop(), key=margin)
     # If the best window is neutral, another window may contain a paraphrase.
     rest = [
         texts[count:] if rows and rows[0][1] >= max(rows[0][0], rows[0][2]) else []
         for texts, count, rows in zip(windows, counts, found, strict=True)
     ]
-    # For a short claim, the matching sentence alone may be clearer than with its neighbours; a denial must stand in it.
-    alone = [
-        _best_sentence(reading, corpus)
-        if texts or len(claim.split()) <= FEW_WORDS or any(softmax(row)[0] >= _LIKELY for row in rows)
-        else []
-        for (claim, reading), rows, texts in zip(asked.items(), found, rest, strict=True)
-    ]
-    further = read([[*texts, *single] for texts, single in zip(rest, alone, strict=True)])
-    apart: list[list[Row]] = []
-    for claim, rows, more, texts in zip(asked, found, further, rest, strict=True):
-        rows.extend(more[: len(texts)])
-        apart.append(more[len(texts) :])
-        if len(claim.split()) <= FEW_WORDS:  # a longer claim may depend on the other sentences
-            rows[:1] = [max([*rows[:1], *apart[-1]], key=lambda row: row[2] - row[0])] if rows else []
-    return list(zip(found, apart, strict=True))
+    return [[*rows, *more] for rows, more in zip(found, read(rest), strict=True)]
 
 
 def corpus_of(premises: Sequence[Premise]) -> Corpus:
@@ -259,25 +246,18 @@ def _stands_alone(text: str, start: int, end: int) -> bool:
 
 
 def _without_gap(claim: str) -> str:
-    """Return a claim without a last clause that says only what the evidence lacks."""
-    for found in _BUT.finditer(claim[:MAX_CLAIM]):
-        gap = _GAP.match(claim, found.end())
-        if gap and _ASKS.match(claim, gap.end()):
-            return f"{claim[: found.start()]}."
-    return claim
+    """Return a claim without a last clause that says only what the evidence lacks; empty if it says nothing else."""
+    gap = _GAP.search(claim[:MAX_CLAIM])
+    if gap is None or (gap.start() and not gap["asks"]):
+        return claim
+    return f"{claim[: gap.start()]}." if gap.start() else ""
 
 
 def _speaks_of_the_answer(claim: str, reading: Reading, score: ClaimScore) -> bool:
-    """Return whether an unsupported claim is about the answer itself, so that it needs no evidence.
-
-    Examples are "Here is what I found." and "The sources do not say." A claim with a number or a name qualifies only
-    as a gap of the evidence, "The passages do not say who married Ann."
-    """
-    if score.score is None or score.score >= CITATION_THRESHOLD:
-        return False
-    if _GAP.match(claim):
+    """Return whether a claim states nothing ("No."), or is unsupported and about the answer ("Here you are.")."""
+    if not reading.telling:
         return True
-    if reading.named:
+    if score.score is None or score.score >= CITATION_THRESHOLD or reading.named:
         return False
     said = frozenset(split_words(claim))
     return bool(said & _SPEAKER or (is_negated(claim) and said & _EVIDENCE)) or reading.telling < _TELLING
@@ -292,8 +272,7 @@ def _is_foreign(claim: str, reading: Reading) -> bool:
 def _by_features(claim: str, reading: Reading, corpus: Corpus) -> ClaimScore:
     score = _sigmoid(_logit("lexical", reading.features))
     if _is_foreign(claim, reading):
-        named = dict(zip(FEATURES, reading.features, strict=True))
-        differs = named["negation_differs"] or named["numbers_near"] < 1 or named["missing_share"] > 0
+        differs = reading.features[-1] or not reading.windows or reading.windows[0].coverage < _WHOLE
         spoken = detect_language(split_words(claim))
         if (score >= CITATION_THRESHOLD and differs) or (score < CITATION_THRESHOLD and spoken != corpus.language):
             return ClaimScore(None, Verdict.NOT_CHECKABLE)
@@ -303,14 +282,6 @@ def _by_features(claim: str, reading: Reading, corpus: Corpus) -> ClaimScore:
 # -- with a model ------------------------------------------------------------------------------------------------------
 
 
-def _texts_of(reading: Reading) -> list[str]:
-    """Return the texts that the model may read for a claim: the best window (with its partner), then the others."""
-    texts = [window.text for window in reading.windows[:_MOST_WINDOWS]]
-    if reading.partner is not None:
-        texts[0] = f"{reading.windows[0].core} {reading.windows[reading.partner].core}"  # both must fit
-    return texts
-
-
 def _near_windows(reading: Reading) -> int:
     """Return the number of windows always passed to the model: the best one, and the next if of similar coverage."""
     least = reading.windows[0].coverage * _WORTHWHILE if reading.windows else 0.0
@@ -318,31 +289,31 @@ def _near_windows(reading: Reading) -> int:
 
 
 def _best_sentence(reading: Reading, corpus: Corpus) -> list[str]:
-    """Return the best sentence of the best window, with title and attributes; empty if it lacks terms of the claim."""
-    if not reading.windows or reading.features[0] < _WHOLE:
+    """Return the best sentence of the best window, with title and attributes, if it has all terms of the claim."""
+    if not reading.windows or not reading.windows[0].in_one:
         return []
-    passage = corpus.passages[reading.windows[0].passage]
-    text = f"{passage.head} {reading.windows[0].spans[0].of(passage.text)}".strip()
-    return [text] if text != _texts_of(reading)[0] else []
+    window = reading.windows[0]
+    passage = corpus.passages[window.passage]
+    text = f"{passage.head} {window.spans[0].of(passage.text)}".strip()
+    return [text] if text != window.text else []
 
 
-def chosen_row(rows: Sequence[Row]) -> int:
-    """Return the index of the window with the largest margin of "supported" over "contradicted"."""
-    return max(range(len(rows)), key=lambda number: rows[number][2] - rows[number][0])
+def margin(row: Row) -> float:
+    """Return the margin of "supported" over "contradicted" in a model's logits; it chooses among windows."""
+    return row[2] - row[0]
 
 
-def _by_model(claim: str, reading: Reading, rows: Sequence[Row], apart: Sequence[Row], corpus: Corpus) -> ClaimScore:
+def _by_model(claim: str, reading: Reading, rows: Sequence[Row], corpus: Corpus) -> ClaimScore:
     """Return the score of a claim from the model's logits for its windows, best first."""
     if not rows:
         return ClaimScore(0.0, verdict_of(0.0))
-    best = chosen_row(rows)
+    best = rows.index(max(rows, key=margin))
     scores = [blended(reading, row) for row in rows]
     score = scores[best]
     least = calibration()["contradicted"]
-    is_denied = score < CITATION_THRESHOLD and denial(reading, rows, apart) >= least
-    against = [number for number, row in enumerate(rows) if softmax(row)[0] >= least]
-    if long_document(reading) >= _MOSTLY:
-        against = []
+    is_denied = score < CITATION_THRESHOLD and denial(reading, rows) >= least
+    is_long = long_document(reading) >= _MOSTLY
+    against = [number for number, row in enumerate(rows) if softmax(row)[0] >= least and not is_long]
     asked = numbers_of(claim)
     rivals = []
     for number, (window, row) in enumerate(zip(reading.windows, rows, strict=False)):
@@ -358,34 +329,31 @@ def _by_model(claim: str, reading: Reading, rows: Sequence[Row], apart: Sequence
     return ClaimScore(score, verdict_of(score), _evidence(reading, score, scores, best), rivals)
 
 
-def denial(reading: Reading, rows: Sequence[Row], apart: Sequence[Row]) -> float:
+def denial(reading: Reading, rows: Sequence[Row]) -> float:
     """Return the probability that passages contradict a claim; 0 if the window is a small part of its passage.
 
-    A claim without a name ("Its rocket is smaller.") may be about any passage with its words, so all of them must
-    contradict it. A sentence that has all of a claim's terms must also contradict it when read alone.
+    The window with most of the claim's words must contradict it as well: another may speak of something else.
     """
     if long_document(reading) >= _MOSTLY:
         return 0.0
-    meant = {chosen_row(rows)}
-    if not reading.named:
-        meant.update(range(min(_near_windows(reading), len(rows))))
-    return min(softmax(row)[0] for row in [*(rows[number] for number in meant), *apart])
+    return min(softmax(row)[0] for row in (rows[0], max(rows, key=margin)))
 
 
-def margins(row: Row) -> tuple[float, float]:
-    """Return the margins of "supported" over "neutral" and over "contradicted", in logits."""
-    return row[2] - row[1], row[2] - row[0]
+def support(row: Row) -> float:
+    """Return the log odds of "supported" for a row of logits."""
+    highest = max(row[:2])
+    return row[2] - highest - math.log(math.exp(row[0] - highest) + math.exp(row[1] - highest))
 
 
 def blended(reading: Reading, row: Row) -> float:
     """Return the score of a claim from the cross-encoder's logits and the features.
 
-    In a short passage the window contains all the evidence, so the cross-encoder weighs most. In a long document the
+    In a short passage the window contains all the evidence, so the cross-encoder decides. In a long document the
     window is only a part, so features of the whole document count as well.
     """
-    values = (*reading.features, *margins(row))
     share = long_document(reading)
-    return _sigmoid((1 - share) * _logit("small", values) + share * _logit("long", values))
+    short = _logit("small", [support(row)])
+    return _sigmoid((1 - share) * short + share * _logit("long", [*reading.features, support(row)]))
 
 
 def long_document(reading: Reading) -> float:
@@ -397,7 +365,7 @@ def _evidence(reading: Reading, score: float, scores: Sequence[float] = (), best
     """Return the evidence of all passages, best first; coverage determines scores that the model did not compute."""
     found = []
     for number, window in enumerate(reading.windows):
-        if number == best or (number == reading.partner and best == 0):
+        if number == best:
             own = score
         elif number < len(scores):
             own = min(score, scores[number])
