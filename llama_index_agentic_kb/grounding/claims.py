@@ -237,7 +237,7 @@ _LONGEST_QUOTE: Final = 400
 _WORD_BEFORE: Final = re.compile(r"[\w.’'-]{1,24}\Z")
 _ORDINAL_DIGITS: Final = 2
 _NUMBERED: Final = words(
-    "c no nos p pp fig figs vol vols eq eqs ch chap sec art abs abb bd jan feb mar apr jun jul aug sep sept oct okt nov "
+    "c no nos p pp fig figs vol vols eq eqs ch sec art abs abb bd jan feb mar apr jun jul aug sep sept oct okt nov "
     "dec dez"
 )
 """Words that are abbreviations before a number."""
