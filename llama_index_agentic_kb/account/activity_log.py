@@ -14,6 +14,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
@@ -67,6 +68,7 @@ class ActivityEndEvent(BaseEvent):
         return "AgenticKBActivityEndEvent"
 
 
+@dataclass(slots=True, eq=False)
 class ActivityLog:
     """The activity records of one request, in the order in which their stages began.
 
@@ -77,11 +79,10 @@ class ActivityLog:
         observer: Called with each record when it is opened and when it is closed. Its exceptions are logged.
     """
 
-    def __init__(self, manager: CallbackManager, observer: Callable[[ActivityRecord], None] | None = None) -> None:
-        self.manager = manager
-        self.records: list[ActivityRecord] = []
-        self._observer = observer
-        self._open: dict[int, tuple[float, CBEventType, str]] = {}
+    manager: CallbackManager
+    observer: Callable[[ActivityRecord], None] | None = None
+    records: list[ActivityRecord] = field(default_factory=list)
+    _open: dict[int, tuple[float, CBEventType, str]] = field(default_factory=dict)
 
     @contextmanager
     def record(
@@ -167,11 +168,11 @@ class ActivityLog:
         """Send an event, whose JSON form is built only if a handler is registered, and call the observer."""
         if event is not None and is_heard():
             dispatcher.event(event(activity=record.to_dict()))
-        if self._observer is None:
+        if self.observer is None:
             return
         try:
             with outside_loop():
-                self._observer(record)
+                self.observer(record)
         except Exception:  # noqa: BLE001 (an observer must not break the request)
             logger.warning("an activity observer failed", exc_info=True)
 

@@ -20,6 +20,7 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -344,7 +345,12 @@ def calls_of(model: Any, what: str, as_failure: Callable[[Exception], Exception]
 
 def speaks_openai(model: Any) -> bool:
     """Return whether a model uses OpenAI's client: LlamaIndex's ``OpenAI`` or ``OpenAIEmbedding``, or a subclass."""
-    return is_openai(model) or "OpenAIEmbedding" in [kind.__name__ for kind in type(model).__mro__]
+    return is_openai(model) or is_a(model, "OpenAIEmbedding")
+
+
+def is_a(model: object, *names: str) -> bool:
+    """Return whether a model's class or one of its bases has one of these names, without importing the integration."""
+    return not {kind.__name__ for kind in type(model).__mro__}.isdisjoint(names)
 
 
 def share_clients(model: Any) -> None:
@@ -375,19 +381,19 @@ def once(twin: Any, model: Any) -> Any:
 # -- sync clients with a deadline ------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False)
 class _HeldSocket:
     """The socket of a sync call with a deadline, which another thread can shut down to end the call."""
 
-    def __init__(self, deadline: float | None) -> None:
-        self._ends = None if deadline is None else deadline + GRACE_SECONDS
-        self._socket: Any = None
-        self._hung_up = False
+    _deadline: float | None
+    _socket: Any = None
+    _hung_up: bool = False
 
     def cut(self, timeouts: dict[str, float | None]) -> dict[str, float | None]:
         """Return the timeouts of a request's phases, limited to the call's remaining time."""
-        if self._ends is None:
+        if self._deadline is None:
             return timeouts
-        left = max(0.001, self._ends - time.monotonic())
+        left = max(0.001, self._deadline + GRACE_SECONDS - time.monotonic())
         own = {phase: timeouts.get(phase) for phase in ("connect", "read", "write", "pool")}
         return {phase: left if seconds is None else min(left, seconds) for phase, seconds in own.items()}
 

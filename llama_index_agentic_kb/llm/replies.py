@@ -195,6 +195,7 @@ _CLOSE: Final = re.compile(rf"(?<!`)</(?:{'|'.join(_THOUGHTS)})>", re.IGNORECASE
 _BEGUN: Final = re.compile(r"</?[a-z]{0,9}\Z", re.IGNORECASE)
 
 
+@dataclass(slots=True)
 class ThoughtFilter:
     """Removes reasoning blocks from a reply that arrives in pieces.
 
@@ -202,14 +203,13 @@ class ThoughtFilter:
     prompt: all text before it is removed, in a stream only the text that was not returned yet.
     """
 
-    def __init__(self) -> None:
-        self.left_out = 0
-        """Number of reasoning characters removed so far."""
-        self._held = ""
-        self._inside: str | None = None
-        self._started = False
-        """Whether any visible text was returned."""
-        self._last = ""
+    left_out: int = 0
+    """Number of reasoning characters removed so far."""
+    _held: str = ""
+    _inside: str | None = None
+    _started: bool = False
+    """Whether any visible text was returned."""
+    _last: str = ""
 
     def feed(self, delta: str) -> str:
         """Process a piece of the reply and return the text that can be shown now."""

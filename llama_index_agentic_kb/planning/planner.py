@@ -297,22 +297,22 @@ async def _ask(
     return reply
 
 
+@dataclass(slots=True)
 class _Intake:
     """Adds a reply's proposals to the plan while the reply is streamed, and starts searches that are ready."""
 
-    def __init__(self, graph: PlanGraph, begin: Begin | None, spec: ClassificationSpec | None) -> None:
-        self.began = False
-        self.spec = spec
-        self.verdicts: dict[str, bool] | None = None
-        self._looks = 0
-        self._graph = graph
-        self._begin = begin
+    graph: PlanGraph
+    begin: Begin | None
+    spec: ClassificationSpec | None
+    began: bool = False
+    verdicts: dict[str, bool] | None = None
+    looks: int = 0
 
     async def read(self, delta: str, text: str) -> None:
         """Parse the reply when an object or a list ends, or when the last key of a sub-query begins."""
         ends = "}" in delta or "]" in delta or _LAST_KEY.search(text, max(0, len(text) - len(delta) - 15)) is not None
-        if ends and self._looks < MAX_LOOKS and not self._graph.full:
-            self._looks += 1
+        if ends and self.looks < MAX_LOOKS and not self.graph.full:
+            self.looks += 1
             if self.spec is not None and self.verdicts is None:
                 self.verdicts = read_verdicts(text, self.spec, whole=False)
             await self.take(read_partial_plan(text))
@@ -330,11 +330,11 @@ class _Intake:
 
     async def take(self, proposals: Sequence[Proposal]) -> None:
         """Add all proposals parsed so far to the plan, and start the searches that are ready."""
-        ready = self._graph.add(proposals)
+        ready = self.graph.add(proposals)
         if ready:
             self.began = True
-            if self._begin is not None:
-                await self._begin(ready)
+            if self.begin is not None:
+                await self.begin(ready)
 
 
 # -- the reply -----------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from llama_index_agentic_kb.account.activity_log import with_handlers
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, DeadlineExceededError
 from llama_index_agentic_kb.guard.permissions import current_principal
 from llama_index_agentic_kb.guard.resilience import NO_RETRIES, RetryPolicy, retried
-from llama_index_agentic_kb.llm.calls import calls_of, once, retries_itself
+from llama_index_agentic_kb.llm.calls import calls_of, is_a, once, retries_itself
 from llama_index_agentic_kb.schema.request import Principal
 
 EMBEDDING_POOL: Final = WorkerPool("embedding", max_workers=8)
@@ -169,9 +169,9 @@ def model_identity(model: BaseEmbedding) -> str | None:
     itself counts too. None if the state contains large collections or objects without weak references.
     """
     state = {**vars(model), **(model.__pydantic_private__ or {})}
-    ignored = CALL_SETTINGS | OPENAI_CLIENTS if _is_a(model, "OpenAIEmbedding") else CALL_SETTINGS
+    ignored = CALL_SETTINGS | OPENAI_CLIENTS if is_a(model, "OpenAIEmbedding") else CALL_SETTINGS
     own = [(name, state[name]) for name in sorted(state.keys() - ignored)]
-    if _is_a(model, "HuggingFaceEmbedding"):  # settings of the inner model, which users change in place
+    if is_a(model, "HuggingFaceEmbedding"):  # settings of the inner model, which users change in place
         own += [
             (name, getattr(state.get("_model"), name, None)) for name in ("prompts", "max_seq_length", "truncate_dim")
         ]
@@ -204,11 +204,6 @@ def _described(value: object, limit: int | None = None) -> str:
 
     known = _named.get(key) or _named.setdefault(key, (weakref.ref(value, forget), next(_serials)))
     return f"#{known[1]}"
-
-
-def _is_a(model: BaseEmbedding, *names: str) -> bool:
-    """Whether a model's class or one of its bases has one of these names, without importing the integration."""
-    return not {kind.__name__ for kind in type(model).__mro__}.isdisjoint(names)
 
 
 # -- one request's vectors --------------------------------------------------------------------------------------------
@@ -271,7 +266,8 @@ class QueryEmbeddings:
             DeadlineExceededError: The vector is not ready by the deadline; embedding continues for other callers.
             Exception: The model's own error.
         """
-        self.begin([(model, query)])
+        if (id(model), query) not in self._vectors:
+            self.begin([(model, query)])
         found = self._vectors[id(model), query]
         if isinstance(found, list):
             return list(found)
@@ -510,7 +506,7 @@ def _is_plain_huggingface(model: BaseEmbedding) -> bool:
 def _is_local(model: BaseEmbedding) -> bool:
     """Whether the model computes in this process, or has no async method of its own."""
     own_async = type(model)._aget_text_embeddings is not BaseEmbedding._aget_text_embeddings  # noqa: SLF001
-    return _is_a(model, "HuggingFaceEmbedding", "MockEmbedding") or not own_async
+    return is_a(model, "HuggingFaceEmbedding", "MockEmbedding") or not own_async
 
 
 def _treats_queries_as_texts(model: BaseEmbedding) -> bool:
@@ -521,6 +517,6 @@ def _treats_queries_as_texts(model: BaseEmbedding) -> bool:
     if _is_plain_huggingface(model):
         prompts = getattr(getattr(model, "_model", None), "prompts", None)
         return isinstance(prompts, dict) and prompts.get("query", "") == prompts.get("text", "")
-    if _is_a(model, "OpenAIEmbedding"):
+    if is_a(model, "OpenAIEmbedding"):
         return bool(getattr(model, "_query_engine", None) == getattr(model, "_text_engine", object()))
     return False

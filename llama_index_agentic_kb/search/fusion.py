@@ -121,6 +121,8 @@ def with_coverage(fused: Sequence[Fused[K]], lists: Sequence[Ranked[K]], *, plac
         lists: The lists that were fused.
         places: The number of keys that the caller will keep; at least 1.
     """
+    if len(fused) <= places and max(map(len, [one.keys for one in lists]), default=0) < DEPTH:
+        return [*fused]  # none is deep
     bests = {ranked.keys[0] for ranked in lists if ranked.keys and ranked.weight > 0}
     head: list[Fused[K]] = []
     for item in fused:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from operator import attrgetter
 from typing import Final
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -82,7 +83,7 @@ class SourceSearch:
         lists: The results, one ranked list for each search method of the source.
         error: Why the search failed; None if it succeeded.
         must_answer: Whether the request fails if this search fails (``failOnError``).
-        words: The text that is searched. Defaults to the query; a conversation may expand it.
+        words: The text that is searched: the query, which a conversation may expand.
         stage: The last stage that was reached: "preparation", "embedding" or "search".
         progress: The state of its calls.
         brought: The caller's query, if its vector or embedding strings are searched; None if the query is embedded.
@@ -109,10 +110,6 @@ class SourceSearch:
     parts: list[SourceSearch] = field(default_factory=list)
     job: Job[None] = field(init=False)
     """What performs the search."""
-
-    def __post_init__(self) -> None:
-        """Set the default of ``words``."""
-        self.words = self.words or self.sub_query.query
 
     @property
     def nodes(self) -> list[NodeWithScore]:
@@ -243,7 +240,8 @@ class FanOut:
             arguments=SearchArguments(search=sub_query.query, filter=filters),
             warning=chosen.warning,
         )
-        search = SourceSearch(sub_query, chosen.source, record, must_answer=chosen.params.fail_on_error)
+        must_answer = chosen.params.fail_on_error
+        search = SourceSearch(sub_query, chosen.source, record, must_answer=must_answer, words=sub_query.query)
         if sub_query.origin is SubQueryOrigin.QUESTION:
             if self._brought is not None and self._brought.query_str.strip() == sub_query.query:
                 search.brought = self._brought
@@ -373,9 +371,9 @@ class FanOut:
             {EventPayload.NODES: nodes},
             outcome=Outcome.OK if nodes else Outcome.EMPTY,
             count=len(nodes),
-            candidates=sum(ranked.candidates for ranked in lists),
-            dropped_by_filter=sum(ranked.dropped_by_filter for ranked in lists),
-            dropped_as_unusable=sum(ranked.dropped_as_unusable for ranked in lists) or None,
+            candidates=sum(map(attrgetter("candidates"), lists)),
+            dropped_by_filter=sum(map(attrgetter("dropped_by_filter"), lists)),
+            dropped_as_unusable=sum(map(attrgetter("dropped_as_unusable"), lists)) or None,
             lanes=[_lane(part, source.name) for ranked in lists for part in ranked.parts or [ranked]],
             retries=progress.retries or None,
         )

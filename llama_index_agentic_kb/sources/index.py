@@ -70,7 +70,8 @@ def index_retriever(
     retriever: BaseRetriever = make(**kwargs)
     if isinstance(retriever, VectorIndexRetriever):  # created here: replacing its store affects nobody else
         retriever._vector_store = kind.narrowed(with_request_timeouts(retriever._vector_store), filters)
-        if filters is not None and type(retriever) is VectorIndexRetriever and _is_plainly_dense(retriever):
+        is_dense = retriever._vector_store_query_mode is VectorStoreQueryMode.DEFAULT and not retriever._kwargs
+        if filters is not None and type(retriever) is VectorIndexRetriever and is_dense:
             search = _search_of(retriever._vector_store)
             return retriever if search is None else FilteredIndexRetriever(retriever, filters, search)
     elif filters is not None and kind.needs_copy:
@@ -222,10 +223,6 @@ class _StoreTwin:
     def query(self, query: VectorStoreQuery) -> VectorStoreQueryResult:
         result, self.note = self._search(query, self._passes, deadline=call_deadline())
         return result
-
-
-def _is_plainly_dense(retriever: VectorIndexRetriever) -> bool:
-    return not retriever._kwargs and retriever._vector_store_query_mode is VectorStoreQueryMode.DEFAULT
 
 
 def _search_of(store: Any) -> FilteredSearch | None:

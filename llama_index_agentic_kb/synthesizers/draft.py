@@ -82,12 +82,12 @@ def _bare(text: str) -> str:
     return text.strip().strip(".\"'`*").casefold()
 
 
+@dataclass(slots=True)
 class _Gate:
     """Buffers the start of a streamed reply while it may be a control word or leave the ``earlier`` answer."""
 
-    def __init__(self, earlier: TextAnswer | None) -> None:
-        self._earlier = earlier
-        self._held: str | None = ""
+    _earlier: TextAnswer | None
+    _held: str | None = ""
 
     def feed(self, delta: str) -> str:
         """Return the part of the reply that can be emitted now."""
@@ -127,7 +127,7 @@ class Draft:
     asked_cls: type[BaseModel] | None = None
     """The class whose JSON schema prompts must leave room for. Defaults to ``output_cls``."""
     spotlight: Spotlight = PLAIN
-    result: Synthesis = field(default_factory=lambda: Synthesis(""))
+    result: Synthesis = field(default_factory=partial(Synthesis, ""))
     emitted: str = ""  # the text emitted so far, a prefix of the answer
     so_far: str = ""  # the answer after the last completed call, used as partial answer on a timeout
 
@@ -178,8 +178,7 @@ class Draft:
         packed = await Call(sync=work, deadline=self.deadline, what="packing passages")  # counting tokens is slow
         self.count(packed, "the model's window")
         groups = packed.groups[:max_calls]
-        if len(groups) < len(packed.groups):
-            beyond = ids_of(*packed.groups) - ids_of(*groups)
+        if len(groups) < len(packed.groups) and (beyond := ids_of(*packed.groups) - ids_of(*groups)):
             self.drop(len(beyond), f"are beyond the limit of {max_calls} calls")
         return groups
 
