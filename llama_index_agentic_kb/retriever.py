@@ -427,11 +427,13 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         follow_up = None
         if not scope.intents and (self._model is None or effort is ReasoningEffort.MINIMAL):
             follow_up = FollowUp.of(scope.question, scope.history) if scope.history else FollowUp(scope.question)
-        asked = [one.max_output_documents or 0 for one in (request, *request.knowledge_source_params)]
+        asked = [params.max_output_documents or 0 for params in request.knowledge_source_params]
         fan_out = FanOut(
             {name: chosen for name, chosen in selected.items() if not isinstance(chosen.source, ToolSource)},
             log,
-            top_k=max(limits.documents_per_search, self.similarity_top_k or 0, *asked),
+            top_k=max(
+                limits.documents_per_search, self.similarity_top_k or 0, request.max_output_documents or 0, *asked
+            ),
             search_seconds=limits.search_seconds,
             max_searches=limits.searches,
             bundle=bundle,

@@ -157,10 +157,10 @@ class ActivityLog:
         _set(record, fields)
         self._report(record)
 
-    def last(self, kind: type[R], **fields: object) -> R | None:
-        """Return the newest record of a class whose fields have these values; None if there is none."""
+    def last(self, kind: type[R], purpose: str | None = None) -> R | None:
+        """Return the newest record of a class, with a purpose if one is given; None if there is none."""
         for record in reversed(self.records):
-            if isinstance(record, kind) and all(getattr(record, name) == value for name, value in fields.items()):
+            if isinstance(record, kind) and purpose in (None, getattr(record, "purpose", None)):
                 return record
         return None
 

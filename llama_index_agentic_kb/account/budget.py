@@ -107,10 +107,6 @@ class Budget:
         share = None if searching is None else self.started + part * (searching - self.started)
         return earliest(share, deadline_after(seconds))
 
-    def retrieval_stage(self, seconds: float | None) -> float | None:
-        """Return the deadline of a retrieval stage: ``seconds`` from now, or the retrieval's deadline if earlier."""
-        return earliest(self.retrieval_deadline, deadline_after(seconds))
-
 
 _current: ContextVar[Budget | None] = ContextVar("agentic_kb_budget", default=None)
 

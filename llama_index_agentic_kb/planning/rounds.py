@@ -443,7 +443,7 @@ class MultiHopSearch:
     @property
     def _call_deadline(self) -> float | None:
         """``time.monotonic()`` at which a model call that starts now is abandoned."""
-        return current_budget().retrieval_stage(self._limits.planning_seconds)
+        return earliest(self._deadline, deadline_after(self._limits.planning_seconds))
 
     def _count(self, call: ModelCall) -> None:
         """Add a call's token usage, and record if the model gave no reply (its error has the client's as its cause)."""

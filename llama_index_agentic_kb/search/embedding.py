@@ -249,7 +249,8 @@ class QueryEmbeddings:
                 self._vectors[of_model, query] = vector
         for of_model, queries in batches.items():
             job = start(self._embed(*self._models[of_model], queries), self._context.copy())
-            self._vectors |= {(of_model, query): (job, position) for position, query in enumerate(queries)}
+            for position, query in enumerate(queries):
+                self._vectors[of_model, query] = job, position
 
     async def _embed(self, model: BaseEmbedding, identity: str | None, queries: list[str]) -> list[Vector | Exception]:
         outcomes = await embed_queries(model, queries, deadline=self._deadline, manager=self._manager)
@@ -499,6 +500,8 @@ def _openmp() -> Any:
 
 def _is_plain_huggingface(model: BaseEmbedding) -> bool:
     """Whether the model uses HuggingFaceEmbedding's own query methods, not overridden ones."""
+    if not is_a(model, "HuggingFaceEmbedding"):
+        return False
     names = [getattr(getattr(model, name, None), "__qualname__", "") for name in ("_get_query_embedding", "_embed")]
     return names == ["HuggingFaceEmbedding._get_query_embedding", "HuggingFaceEmbedding._embed"]
 
