@@ -27,7 +27,8 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import closing
-from typing import Any, Generic, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from llama_index_agentic_kb._aio.calls import (
     END,
@@ -64,6 +65,7 @@ __all__ = [
     "aiterate",
     "arun",
     "as_exception",
+    "bridged",
     "call_deadline",
     "cancel",
     "deadline_after",
@@ -83,7 +85,9 @@ __all__ = [
     "wait",
 ]
 
+S = TypeVar("S")
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _HELPERS = WorkerPool("bridge", max_workers=256)
 
@@ -95,6 +99,18 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         while not bridge.root.done():
             drive()
         return bridge.root.result()
+
+
+def bridged(method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[S, P], T]:
+    """Return the sync form of an async method ``a...``."""
+
+    @wraps(method)
+    def sync(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return run(method(self, *args, **kwargs))
+
+    sync.__name__ = method.__name__.removeprefix("a")
+    sync.__qualname__ = f"{method.__qualname__.rpartition('.')[0]}.{sync.__name__}"
+    return cast("Callable[Concatenate[S, P], T]", sync)
 
 
 async def arun(work: Coroutine[Any, Any, T]) -> T:

@@ -79,17 +79,16 @@ class _Elasticsearch(StoreKind):
         asked = [*self._where(store, tree), {"ids": {"values": [node.node_id for node in nodes]}}]
         return {node.node_id for node in self._listed(store, {"bool": {"filter": asked}})}
 
-    def count(self, store: Any, tree: FilterNode | None, *, documents: bool) -> int | None:
-        where = self._where(store, tree)
-        if not documents:
-            return self._count(store, where)
-        counts = (count for _, count in self._groups(store, where, documents=True))
-        return sum(counts) if self._has_documents(store, where) else None
-
-    def count_values(
-        self, store: Any, tree: FilterNode | None, field: str, *, documents: bool
+    def counts(
+        self, store: Any, tree: FilterNode | None, field: str | None, *, documents: bool
     ) -> list[tuple[Any, int]] | None:
-        at, where = self._fields(store).get(field), self._where(store, tree)
+        where = self._where(store, tree)
+        if field is None:
+            if not documents:
+                return [(None, self._count(store, where))]
+            counted = (count for _, count in self._groups(store, where, documents=True))
+            return [(None, sum(counted))] if self._has_documents(store, where) else None
+        at = self._fields(store).get(field)
         if at is None:
             return []
         too_long = [{"exists": {"field": at.whole}}, _absent(at.path)]

@@ -231,7 +231,7 @@ def _search_of(store: Any) -> FilteredSearch | None:
         return offered
     if type(store).__name__ != "ChromaVectorStore":  # a subclass may override the search
         return None
-    from llama_index_agentic_kb.store.chroma_search import ChromaFilteredSearch  # noqa: PLC0415 (loads the store)
+    from llama_index_agentic_kb.sources.chroma_search import ChromaFilteredSearch  # noqa: PLC0415 (loads the store)
 
     search = ChromaFilteredSearch(store)
     return search if search.usable else None

@@ -8,18 +8,18 @@ distinct value; each item of a list is a value. Values are texts, numbers and bo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import partial, wraps
+from functools import partial
 from itertools import chain
-from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar, cast, get_args
+from typing import Any, Final, TypeAlias, TypeVar, get_args
 
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import BasePydanticVectorStore
 
-from llama_index_agentic_kb._aio import Call, WorkerPool, arun, deadline_after, run
+from llama_index_agentic_kb._aio import Call, WorkerPool, arun, bridged, deadline_after
 from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, InvalidRequestError, RetrievalError
 from llama_index_agentic_kb.guard.permissions import RESERVED
@@ -44,12 +44,14 @@ from llama_index_agentic_kb.sources.facets import (
     value_groups,
 )
 from llama_index_agentic_kb.sources.index import refusal, with_request_timeouts
-from llama_index_agentic_kb.sources.stores import StoreKind, kind_of
+from llama_index_agentic_kb.sources.stores import kind_of
 
 T = TypeVar("T")
 
-OwnQuery: TypeAlias = Callable[[KnowledgeSource, StoreKind, Any, FilterNode | None], T | None]
-"""Asks the store of a source, of this kind, under a filter; None if this kind of store can't answer."""
+Counts: TypeAlias = Callable[..., list[tuple[Any, int]] | None]
+"""`StoreKind.counts` of a store under a filter."""
+OwnQuery: TypeAlias = Callable[[KnowledgeSource, Counts], T | None]
+"""Asks the store of a source; None if it can't answer."""
 
 _EVERY: Final = 256  # rows between two checks of the deadline
 _POOL: Final = WorkerPool("metadata", max_workers=4)
@@ -69,19 +71,9 @@ async def over_metadata(
 ) -> T:
     """Run a function on a thread over the metadata of all chunks that a principal may see and that pass the filters.
 
-    Args:
-        source: The source to read.
-        work: Takes the rows, without permission fields, which readers may not count.
-        filters: The caller's filter, combined with the source's mandatory filter. Each row is checked here.
-        principal: The principal of the request.
-        deadline: The ``time.monotonic()`` value at which reading stops.
-        own: Asks the source's store for the result; None where the store can't count, so that rows are read.
-
-    Raises:
-        DeniedError: The principal may not see the source.
-        InvalidRequestError: The source can't list its documents.
-        RetrievalError: Reading the metadata failed.
-        DeadlineExceededError: The deadline passed while reading.
+    The rows have no permission fields, which readers may not count. They are read under the caller's filter and the
+    mandatory filter, and each is checked here. ``own`` asks the source's store for the result; where that can't
+    count, the rows are read. See `MetadataQueries` for the errors.
     """
     effective = source.effective_filter(all_of(source.permitted(principal), filters))
     read, permissions = metadata_reader(source, effective), source.permissions
@@ -115,25 +107,18 @@ def _asked_store(source: KnowledgeSource, filters: FilterNode | None, own: OwnQu
     kind = kind_of(index.vector_store)
     if source.permissions is not None and not kind.counts_exactly:
         return None
-    return own(source, kind, index.vector_store, filters)
+    return own(source, partial(kind.counts, index.vector_store, filters))
 
 
 def _own_facets(
-    source: KnowledgeSource,
-    kind: StoreKind,
-    store: Any,
-    filters: FilterNode | None,
-    *,
-    facets: Sequence[Facet],
-    limit: int,
-    per: Per,
+    source: KnowledgeSource, counts: Counts, *, facets: Sequence[Facet], limit: int, per: Per
 ) -> dict[str, list[FacetBucket]] | None:
     found: dict[str, list[FacetBucket]] = {}
     for facet in facets:
         hidden = facet.field in RESERVED or (source.permissions and source.permissions.declares(facet.field))
         counted = None
         if facet.ranges is None and not hidden:  # else a row's values do not count alone
-            counted = kind.count_values(store, filters, facet.field, documents=per == "document")
+            counted = counts(facet.field, documents=per == "document")
         if counted is None:
             return None
         found[facet.field] = value_buckets(counted, facet.limit or limit)
@@ -157,11 +142,7 @@ def _passing(
 
 
 def metadata_reader(source: KnowledgeSource, filters: FilterNode | None) -> MetadataReader:
-    """Return the source's own reader of metadata, or one of its index, which may apply the filter to save reading.
-
-    Raises:
-        InvalidRequestError: The source can't list its documents.
-    """
+    """Return the source's own reader of metadata, or one of its index, which may apply the filter to save reading."""
     if source.metadata_reader is not None:
         return source.metadata_reader
     if shards := getattr(source, "shards", ()):  # each reads under the filter; a document is whole in one of them
@@ -204,21 +185,6 @@ def _rows(nodes: Iterable[BaseNode]) -> list[tuple[str, Metadata]]:
 
 
 # -- the queries ------------------------------------------------------------------------------------------------------
-
-P = ParamSpec("P")
-S = TypeVar("S")
-
-
-def _bridged(method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[S, P], T]:
-    """Return the sync form of an async method."""
-
-    @wraps(method)
-    def sync(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
-        return run(method(self, *args, **kwargs))
-
-    sync.__name__ = method.__name__.removeprefix("a")
-    sync.__qualname__ = f"MetadataQueries.{sync.__name__}"
-    return cast("Callable[Concatenate[S, P], T]", sync)
 
 
 class MetadataQueries:
@@ -284,7 +250,7 @@ class MetadataQueries:
         own = partial(_own_facets, facets=facets, limit=limit, per=per)
         return await self._over(source, work, filters, principal, own)
 
-    facets = _bridged(afacets)
+    facets = bridged(afacets)
 
     async def acount(
         self, source: str, *, filters: FilterLike = None, per: Per = "document", principal: Principal | None = None
@@ -292,12 +258,13 @@ class MetadataQueries:
         """Count the documents or chunks that pass a filter; see ``facets`` for the arguments."""
         _check(per=per)
 
-        def own(_source: KnowledgeSource, kind: StoreKind, store: Any, tree: FilterNode | None) -> int | None:
-            return kind.count(store, tree, documents=per == "document")
+        def own(_source: KnowledgeSource, counts: Counts) -> int | None:
+            counted = counts(None, documents=per == "document")
+            return None if counted is None else counted[0][1]
 
         return await self._over(source, lambda rows: sum(1 for _ in units(rows, per)), filters, principal, own)
 
-    count = _bridged(acount)
+    count = bridged(acount)
 
     async def agroup_by(
         self,
@@ -328,7 +295,7 @@ class MetadataQueries:
         work = partial(value_groups, field=field, limit=limit, per=per, hits=hits, order=order)
         return await self._over(source, work, filters, principal)
 
-    group_by = _bridged(agroup_by)
+    group_by = bridged(agroup_by)
 
     async def adocuments(
         self,
@@ -355,7 +322,7 @@ class MetadataQueries:
         work = partial(list_documents, order=sort_key(order_by), limit=limit, offset=offset)
         return await self._over(source, work, filters, principal)
 
-    documents = _bridged(adocuments)
+    documents = bridged(adocuments)
 
     async def _over(
         self,

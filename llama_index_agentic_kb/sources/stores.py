@@ -12,7 +12,8 @@ import copy
 import json
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, ClassVar, Final
 from uuid import uuid4
 
@@ -42,7 +43,7 @@ from llama_index_agentic_kb.search.dialects import (
 )
 from llama_index_agentic_kb.search.filters import Lowering, lower
 
-_PAGE: Final = 2_000
+CHROMA_PAGE: Final = 2_000
 """Rows of one request to Chroma, which takes 32,766 values at most."""
 _PLAIN_ID: Final = re.compile(r"[\w.:/#@ -]+")
 
@@ -107,19 +108,11 @@ class StoreKind:
         of_these = Condition(key="ref_doc_id", operator=FilterOperator.IN, value=documents)
         return {node.node_id for node in self.nodes(store, all_of(tree, of_these))} if documents else set()
 
-    def count(self, store: Any, tree: FilterNode | None, *, documents: bool) -> int | None:  # noqa: ARG002
-        """Return the number of documents, or of chunks, that pass a filter; None if the store can't count them."""
-        return None
+    def counts(self, *_asked: Any, **_unit: Any) -> list[tuple[Any, int]] | None:
+        """Return each value of a field with its number of ``documents``, or of chunks, that pass a filter.
 
-    def count_values(
-        self,
-        store: Any,  # noqa: ARG002
-        tree: FilterNode | None,  # noqa: ARG002
-        field: str,  # noqa: ARG002
-        *,
-        documents: bool,  # noqa: ARG002
-    ) -> list[tuple[Any, int]] | None:
-        """Return each value of a field with its number of documents or chunks; None if the store can't count them."""
+        Without a field it is None, with the number of all. None if the store can't count them.
+        """
         return None
 
     def text_search(self, store: Any) -> VectorStoreQueryMode | None:
@@ -178,19 +171,22 @@ class _Chroma(StoreKind):
         if tree is None:
             yield from super().nodes(store, None)
             return
-        for start in range(0, store.client.count(), _PAGE):
-            rows = store.client.get(limit=_PAGE, offset=start, include=["metadatas"])
-            yield from self.with_ids(store, _passing_rows(rows, tree))
+        passes = matcher(tree)
+        passing = (row for row, metadata in chroma_rows(store.client) if passes(metadata))
+        while ids := list(islice(passing, CHROMA_PAGE)):
+            yield from self.with_ids(store, ids)
 
     def passing(self, store: Any, nodes: Sequence[BaseNode], tree: FilterNode) -> set[str]:
-        ids = [node.node_id for node in nodes]
-        return set(_passing_rows(store.client.get(ids=ids, include=["metadatas"]), tree)) if ids else set()
+        passes, ids = matcher(tree), [node.node_id for node in nodes]
+        rows = store.client.get(ids=ids, include=["metadatas"]) if ids else {"ids": (), "metadatas": ()}
+        return {row for row, own in zip(rows["ids"], rows["metadatas"], strict=True) if passes(own or {})}
 
 
-def _passing_rows(rows: Any, tree: FilterNode) -> list[str]:
-    """Return the IDs of Chroma's rows that pass a filter."""
-    passes = matcher(tree)
-    return [row for row, own in zip(rows["ids"], rows["metadatas"], strict=True) if passes(own or {})]
+def chroma_rows(collection: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the IDs and metadata of a Chroma collection's rows, read page by page."""
+    for start in range(0, collection.count(), CHROMA_PAGE):
+        rows = collection.get(limit=CHROMA_PAGE, offset=start, include=["metadatas"])
+        yield from ((row, own or {}) for row, own in zip(rows["ids"], rows["metadatas"], strict=True))
 
 
 _POSTGRES_UNITS: Final = ("id", "COALESCE(NULLIF(metadata_ ->> 'ref_doc_id', 'None'), node_id)")
@@ -231,13 +227,12 @@ class _Postgres(StoreKind):
         # The adapter's own way reads all rows at once, with their vectors.
         return (metadata_dict_to_node(metadata) for (metadata,) in self._select(store, tree, ["metadata_"]))
 
-    def count(self, store: Any, tree: FilterNode | None, *, documents: bool) -> int | None:
-        ((count,),) = self._select(store, tree, [f"count(DISTINCT {_POSTGRES_UNITS[documents]})"])
-        return int(count)
-
-    def count_values(
-        self, store: Any, tree: FilterNode | None, field: str, *, documents: bool
+    def counts(
+        self, store: Any, tree: FilterNode | None, field: str | None, *, documents: bool
     ) -> list[tuple[Any, int]] | None:
+        counts = f"count(DISTINCT {_POSTGRES_UNITS[documents]})"
+        if field is None:
+            return [(None, count) for (count,) in self._select(store, tree, [counts])]
         from sqlalchemy import Text, cast, func, text  # noqa: PLC0415 (a second)
 
         value = "CAST(metadata_ -> CAST(:field AS text) AS jsonb)"
@@ -245,7 +240,6 @@ class _Postgres(StoreKind):
         item = func.jsonb_array_elements(text(many).bindparams(field=field)).column_valued(
             "item", joins_implicitly=True
         )
-        counts = f"count(DISTINCT {_POSTGRES_UNITS[documents]})"
         return [(json.loads(one), count) for one, count in self._select(store, tree, [cast(item, Text), counts], item)]
 
     def _select(self, store: Any, tree: FilterNode | None, columns: Sequence[Any], *groups: Any) -> Iterator[Any]:

@@ -6,10 +6,10 @@ all of these. Of any other source there is no scope index, and its results are n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.indices.vector_store import VectorStoreIndex
@@ -17,9 +17,7 @@ from llama_index.core.vector_stores import SimpleVectorStore
 
 from llama_index_agentic_kb.search.prototypes import Floats, ScopeIndex, VectorReader
 from llama_index_agentic_kb.sources.base import KnowledgeSource
-from llama_index_agentic_kb.sources.stores import is_chroma
-
-_PAGE: Final = 2_000  # number of rows of one request to Chroma; SQLite allows 32,766 parameters
+from llama_index_agentic_kb.sources.stores import CHROMA_PAGE, chroma_rows, is_chroma
 
 
 def vector_reader(source: KnowledgeSource) -> VectorReader | None:
@@ -122,24 +120,14 @@ class _ChromaReader:
 
     def chunks(self) -> dict[str, list[str]]:
         documents: dict[str, list[str]] = {}
-        for rows in self._pages():
-            for chunk, metadata in zip(rows["ids"], rows["metadatas"], strict=True):
-                document = (metadata or {}).get("ref_doc_id")
-                documents.setdefault(chunk if document in (None, "None") else str(document), []).append(chunk)
+        for chunk, metadata in chroma_rows(self.collection):
+            document = metadata.get("ref_doc_id")
+            documents.setdefault(chunk if document in (None, "None") else str(document), []).append(chunk)
         return documents
-
-    def _pages(self) -> Iterator[Mapping[str, Any]]:
-        at = 0
-        while True:
-            rows = self.collection.get(include=["metadatas"], limit=_PAGE, offset=at)
-            yield rows
-            at += len(rows["ids"])
-            if len(rows["ids"]) < _PAGE:
-                return
 
     def vectors(self, chunks: Sequence[str]) -> dict[str, Floats]:
         made: dict[str, Floats] = {}
-        for start in range(0, len(chunks), _PAGE):
-            rows = self.collection.get(ids=list(chunks[start : start + _PAGE]), include=["embeddings"])
+        for start in range(0, len(chunks), CHROMA_PAGE):
+            rows = self.collection.get(ids=list(chunks[start : start + CHROMA_PAGE]), include=["embeddings"])
             made |= dict(zip(rows["ids"], rows["embeddings"], strict=True))
         return made

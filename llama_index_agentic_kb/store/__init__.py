@@ -5,7 +5,7 @@
 
 `KnowledgeStore` manages the store's directory; `ingest` fills it. The SQLite database is the source of truth; vector
 indexes (HNSW graphs) and lexical indexes are derived from it, and `repair_store` rebuilds them. Importing this package
-loads neither Chroma, torch nor any file reader. ``chroma_search`` searches Chroma collections created elsewhere.
+loads neither Chroma, torch nor any file reader.
 """
 
 from __future__ import annotations

@@ -1,27 +1,44 @@
 """The primary data of a store: sources, documents, chunks, their metadata and vectors in one SQL database.
 
-Each document is stored in one durable transaction. The SQL here is that of SQLite (``store.sqlite``) and PostgreSQL
-(``store.postgres``), with ``?`` for parameters. Chunk ids only increase, so the last id in an index shows which chunks
-it is missing.
+Each document is stored in one durable transaction. The SQL here is that of SQLite and PostgreSQL, with ``?`` for
+parameters; what differs is in ``store.sqlite``, ``store.postgres`` and ``search.dialects``. Chunk ids only increase, so
+the last id in an index shows which chunks it is missing.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from itertools import islice
-from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_index_agentic_kb.errors import ConfigurationError, DeniedError, IngestionError, StoreDamagedError
+from llama_index_agentic_kb.errors import (
+    AgenticKBError,
+    ConfigurationError,
+    DeadlineExceededError,
+    DeniedError,
+    IngestionError,
+    RetrievalError,
+    StoreDamagedError,
+)
 from llama_index_agentic_kb.schema.filters import FilterNode
 from llama_index_agentic_kb.search.dialects import StoreDialect
 
+if TYPE_CHECKING:  # the process that parses files imports this module, and takes as little memory as it can
+    from sqlalchemy import Connection
+
+    from llama_index_agentic_kb.store.sql import SqlDatabase
+
+T = TypeVar("T")
 MetadataValue: TypeAlias = str | int | float | bool
 Floats: TypeAlias = NDArray[np.float32]
 Ids: TypeAlias = NDArray[np.int64]
@@ -29,10 +46,25 @@ Row: TypeAlias = tuple[Any, ...]
 Piece: TypeAlias = "tuple[Chunk, Sequence[float] | Floats]"
 """A chunk and its vector."""
 
-CHUNK: Final = (
-    "SELECT node_id, chunk_index, text, CAST(metadata AS text), embedding_hash, start_char, end_char, id"
-    " FROM chunks JOIN contents USING (id)"
-)
+TABLES: Final = """
+CREATE TABLE state (key text PRIMARY KEY, value text);
+INSERT INTO state VALUES ('changes', '0');
+CREATE TABLE sources (name {name} PRIMARY KEY, description text NOT NULL, version bigint NOT NULL) {by_key};
+CREATE TABLE documents (
+    source {name} NOT NULL REFERENCES sources (name) ON DELETE CASCADE, path {name} NOT NULL,
+    origin text NOT NULL, root text NOT NULL, content_hash text NOT NULL, settings text NOT NULL,
+    PRIMARY KEY (source, path)
+) {by_key};
+CREATE TABLE chunks (
+    id {row}, node_id text NOT NULL UNIQUE,
+    source {name} NOT NULL, path {name} NOT NULL, chunk_index integer NOT NULL,
+    metadata {json} NOT NULL, embedding_hash text NOT NULL, start_char bigint, end_char bigint,
+    FOREIGN KEY (source, path) REFERENCES documents (source, path) ON DELETE CASCADE
+);
+CREATE INDEX chunks_of_document ON chunks (source, path, chunk_index);
+CREATE INDEX chunks_by_embedding ON chunks (source, embedding_hash);
+"""
+"""The tables that are alike in both. Texts and vectors are in another, so that a filter reads a fifth of the pages."""
 _BATCH: Final = 256
 """The number of chunks that are inserted together."""
 ADVICE: Final = "Restore it, or delete the store's directory and make it again with `agentic-kb ingest`."
@@ -115,16 +147,21 @@ class BusyError(IngestionError):
     """Another process or thread has the write lock."""
 
 
-class Statements(Protocol):
-    """A connection inside a transaction."""
+class Statements:
+    """A connection inside a transaction, with ``?`` for parameters."""
 
-    def execute(self, statement: str, parameters: Sequence[Any] = (), /) -> Any:
-        """Run a statement, and return a cursor with its rows."""
-        ...
+    def __init__(self, connection: Connection) -> None:
+        self._run = connection.exec_driver_sql
+        self._mark = "?" if connection.dialect.name == "sqlite" else "%s"
 
-    def executemany(self, statement: str, parameters: Iterable[Sequence[Any]], /) -> Any:
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
+        """Run a statement, and return its rows."""
+        return self._run(statement.replace("?", self._mark), tuple(parameters))
+
+    def executemany(self, statement: str, parameters: Iterable[Sequence[Any]]) -> None:
         """Run a statement once for each row of parameters."""
-        ...
+        if rows := [tuple(row) for row in parameters]:
+            self._run(statement.replace("?", self._mark), rows)
 
 
 class DocumentDatabase(ABC):
@@ -132,28 +169,87 @@ class DocumentDatabase(ABC):
 
     Failed reads raise ``RetrievalError``, failed writes ``IngestionError``; both raise ``StoreDamagedError`` if the
     data are damaged.
+
+    ``location`` is the database's path or URL, without secrets; ``timeout`` the time limit of a transaction in seconds,
+    including the wait for a lock, or for a server that restarts.
     """
 
     dialect: ClassVar[type[StoreDialect]]
-    location: str
-    """The database's path or URL, without secrets."""
 
-    @abstractmethod
+    def __init__(self, database: SqlDatabase, location: str, timeout: float) -> None:
+        self.location = location
+        self.timeout = timeout
+        self._database = database
+        weakref.finalize(self, database.close)  # a knowledge base never closes its store
+
+    def close(self) -> None:
+        """Close all connections; the next call opens new ones."""
+        self._database.close()
+
+    def check_process(self) -> None:  # noqa: B027 (most can)
+        """Raise ``ConfigurationError`` if the database can't be used in this process."""
+
+    def read(self, work: Callable[[Statements], T], deadline: float | None = None) -> T:
+        """Run a function in a transaction that sees one snapshot and writes nothing.
+
+        Raises:
+            DeadlineExceededError: The deadline passed, which is at most ``timeout`` seconds from now.
+            RetrievalError: The database reported an error.
+        """
+        return self._transact(work, RetrievalError, "read", deadline, write=False)
+
+    def write(self, work: Callable[[Statements], T]) -> T:
+        """Run a function in a durable transaction; it may run again if the connection breaks."""
+        return self._transact(work, IngestionError, "written")
+
+    def _transact(
+        self,
+        work: Callable[[Statements], T],
+        error_class: type[AgenticKBError],
+        done: str,
+        deadline: float | None = None,
+        *,
+        write: bool = True,
+    ) -> T:
+        until = min(deadline or math.inf, time.monotonic() + self.timeout)
+
+        def run() -> T:
+            with self._database.transaction(write=write, seconds=until - time.monotonic()) as connection:
+                return work(Statements(connection))
+
+        with self._errors(error_class, done):
+            return self._database.retry(run, until)
+
     def rows(self, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
         """Return the rows of a query."""
+        return self.read(lambda connection: [tuple(row) for row in connection.execute(statement, parameters)])
 
-    @abstractmethod
     def stream(self, statement: str, parameters: Sequence[object] = ()) -> Iterator[Row]:
-        """Yield the rows of a long query as one snapshot, over a separate connection that blocks no other query."""
+        """Yield the rows of a long query as one snapshot, which blocks no other query."""
+        transaction = self._database.transaction(write=False, seconds=self.timeout)
+        with self._errors(RetrievalError, "read"), transaction as connection:
+            streamed = connection.execution_options(stream_results=True, max_row_buffer=1_000)
+            for rows in Statements(streamed).execute(statement, parameters).partitions(1_000):
+                yield from map(tuple, rows)
 
-    @abstractmethod
-    def transaction(self) -> AbstractContextManager[Statements]:
+    @contextmanager
+    def transaction(self) -> Iterator[Statements]:
         """Run the ``with`` block as one durable transaction; an exception rolls it back."""
+        transaction = self._database.transaction(write=True, seconds=self.timeout)
+        with self._errors(IngestionError, "written"), transaction as connection:
+            yield Statements(connection)
 
-    def write(self, work: Callable[[Statements], None]) -> None:
-        """Run a function in a durable transaction; it may run again if the connection breaks."""
-        with self.transaction() as connection:
-            work(connection)
+    @contextmanager
+    def _errors(self, error_class: type[AgenticKBError], done: str) -> Iterator[None]:
+        """Convert the database's errors, and check that this process may use it."""
+        self.check_process()
+        try:
+            with self._database.translated(f"{self.location!r} can't be {done}", error_class):
+                yield
+        except DeadlineExceededError as error:
+            if error_class is RetrievalError:
+                raise
+            raise error_class(f"{error}. What was stored before stays: run this again.") from error
 
     @abstractmethod
     def put_contents(self, connection: Statements, source: str, pieces: Sequence[Piece]) -> None:
@@ -166,13 +262,6 @@ class DocumentDatabase(ABC):
     @abstractmethod
     def check(self) -> None:
         """Check the integrity of all data; raise ``StoreDamagedError`` if they are damaged."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close all connections; a second call does nothing."""
-
-    def check_process(self) -> None:  # noqa: B027 (most can)
-        """Raise ``ConfigurationError`` if the database can't be used in this process."""
 
     @contextmanager
     def _intact(self) -> Iterator[None]:
@@ -201,6 +290,13 @@ class DocumentDatabase(ABC):
             " FROM sources ORDER BY name"
         )
         return [SourceInfo(*row) for row in rows]
+
+    def existing_state(self, source: str) -> SourceState:
+        """Return the state of a source; raise ``ConfigurationError`` if the source no longer exists."""
+        state = self.source_state(source)
+        if state is None:
+            raise ConfigurationError(f"The store {self.location!r} has no source {source!r} any more.")
+        return state
 
     def source_state(self, source: str) -> SourceState | None:
         """Return the version of a source and the record of its HNSW graph; None if the source does not exist."""
@@ -255,14 +351,21 @@ class DocumentDatabase(ABC):
         """Return the chunks of a source, in reading order."""
         return self._chunks("source = ? ORDER BY path, chunk_index", [source])
 
-    def chunks_of(self, column: Literal["id", "node_id"], keys: Iterable[object]) -> list[Chunk]:
+    def chunks_of(
+        self, column: Literal["id", "node_id"], keys: Iterable[object], connection: Statements | None = None
+    ) -> list[Chunk]:
         """Return chunks by ``id`` or ``node_id``, in no particular order; deleted chunks are omitted."""
-        return self._chunks(*self.dialect.any_value(column, list(keys)))
+        return self._chunks(*self.dialect.any_value(column, list(keys)), connection)
 
-    def _chunks(self, where: str, parameters: Sequence[object]) -> list[Chunk]:
-        rows = self.rows(f"{CHUNK} WHERE {where}", parameters)
+    def _chunks(self, where: str, parameters: Sequence[object], connection: Statements | None = None) -> list[Chunk]:
+        columns = "node_id, chunk_index, text, CAST(metadata AS text), embedding_hash, start_char, end_char, id"
+        statement = f"SELECT {columns} FROM chunks JOIN contents USING (id) WHERE {where}"  # noqa: S608 (made here)
+        rows = connection.execute(statement, parameters) if connection else self.rows(statement, parameters)
         with self._intact():
-            return [chunk_of(*row) for row in rows]
+            return [
+                Chunk(node_id, index, text, dict(json.loads(metadata)), *rest)
+                for node_id, index, text, metadata, *rest in rows
+            ]
 
     def node_ids(self, source: str) -> Iterator[tuple[int, str]]:
         """Yield the row id and node id of each chunk of a source, in the order in which they were stored."""
@@ -290,7 +393,11 @@ class DocumentDatabase(ABC):
 
         Chunks with unchanged node ids, and their vectors, are left in place; so storing a document twice changes
         nothing. ``pieces`` are all chunks; they may be a generator, whose exception rolls the transaction back.
+        With a list, a lost connection is tried again.
         """
+        if isinstance(pieces, Sequence):
+            self.write(lambda connection: self._put_document(connection, document, pieces))
+            return
         with self.transaction() as connection:
             self._put_document(connection, document, pieces)
 
@@ -389,10 +496,3 @@ def _written(document: StoredDocument, chunk: Chunk) -> Row:
     metadata = json.dumps(dict(chunk.metadata))
     place = (document.source, document.path, chunk.index)
     return chunk.node_id, *place, metadata, chunk.embedding_hash, chunk.start_char, chunk.end_char
-
-
-def chunk_of(
-    node_id: str, index: int, text: str, metadata: str, digest: str, start: int | None, end: int | None, row: int
-) -> Chunk:
-    """Return a chunk from a row of `CHUNK`."""
-    return Chunk(node_id, index, text, dict(json.loads(metadata)), digest, start, end, row)

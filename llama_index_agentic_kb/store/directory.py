@@ -359,10 +359,7 @@ class StoredLexicalSearch:
                 yield LexicalDocument(chunk.node_id, f"{chunk.metadata['title']}\n{chunk.text}", chunk.metadata)
 
     def _version(self) -> str:
-        state = self._store.documents.source_state(self._source)
-        if state is None:
-            raise ConfigurationError(f"The store {self._store.location!r} has no source {self._source!r} any more.")
-        return str(state.version)
+        return str(self._store.documents.existing_state(self._source).version)
 
 
 def _file_name(source: str) -> str:

@@ -122,9 +122,6 @@ class Selection:
         follow_symlinks: Whether to also follow symlinks that leave the ingested folder.
         sources_at: A function that returns the names of sources with documents from a path that was deleted.
         suffixes: Supported suffixes besides ``SUFFIXES``.
-
-    Raises:
-        ConfigurationError: A folder has no name to use as its source's name.
     """
 
     def __init__(

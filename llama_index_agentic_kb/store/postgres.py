@@ -10,44 +10,29 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from sqlalchemy import Connection
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.exc import ArgumentError
 
 from llama_index_agentic_kb._text import know_secrets, redacted
 from llama_index_agentic_kb.errors import (
-    AgenticKBError,
     ConfigurationError,
     DeadlineExceededError,
     IngestionError,
-    RetrievalError,
     SessionStoreError,
     StoreDamagedError,
 )
 from llama_index_agentic_kb.search.dialects import PostgresStoreSql
 from llama_index_agentic_kb.search.prototypes import ScopeIndex
 from llama_index_agentic_kb.search.tokenizing import Analyzer
-from llama_index_agentic_kb.store.database import (
-    CHUNK,
-    Chunk,
-    DocumentDatabase,
-    Floats,
-    Piece,
-    Row,
-    Statements,
-    StoredDocument,
-    chunk_of,
-)
-from llama_index_agentic_kb.store.sql import Revisions, SqlDatabase, reason
+from llama_index_agentic_kb.store.database import DocumentDatabase, Floats, Piece, Statements
+from llama_index_agentic_kb.store.sql import Revisions, SqlDatabase
 from llama_index_agentic_kb.store.store import KnowledgeStore, RepairProgress
 
 if TYPE_CHECKING:
@@ -55,11 +40,7 @@ if TYPE_CHECKING:
 
     from llama_index_agentic_kb.store.postgres_search import PostgresVectors, PostgresWords
 
-T = TypeVar("T")
-
-DOCUMENTS: Final = Revisions(
-    "documents", "document_migrations", "0001", "agentic_kb_documents_version", schema="agentic_kb"
-)
+DOCUMENTS: Final = Revisions("documents", "0001", "agentic_kb_documents_version", schema="agentic_kb")
 INDEXED_ROWS = 20_000
 """The number of chunks from which a source gets an HNSW index. An exact search of 50,000 took 127 ms on busy cores."""
 MAX_INDEXED_DIMENSIONS: Final = 2_000
@@ -76,19 +57,13 @@ _REMEDIES: Final = {
 class PostgresDatabase(DocumentDatabase):
     """Documents, chunks and vectors in PostgreSQL.
 
-    Args:
-        url: The database's URL; libpq's environment variables and password file hold where it says nothing.
-        timeout: The time limit of a transaction in seconds, including the wait for a server that restarts.
-        connections: The maximum number of concurrent connections.
-        create: Whether to create a store if there is none.
-
-    Raises:
-        ConfigurationError: The database can't be reached or used; the message names the remedy.
+    Where the URL says nothing, libpq's environment variables and password file hold. If the database can't be reached
+    or used, or has no store and none is to be created, ``ConfigurationError`` names the remedy.
     """
 
     dialect = PostgresStoreSql
 
-    def __init__(self, url: str, *, timeout: float = 30.0, connections: int = 8, create: bool = True) -> None:
+    def __init__(self, url: str, *, timeout: float = 30.0, create: bool = True) -> None:
         try:
             parsed = make_url(url)
         except (ArgumentError, ValueError):
@@ -96,90 +71,15 @@ class PostgresDatabase(DocumentDatabase):
         if parsed is None or parsed.get_backend_name() != "postgresql":
             raise ConfigurationError("The store's address is not a directory, nor postgresql://user@host/database.")
         know_secrets(filter(None, [parsed.password and str(parsed.password)]))
-        self.location = redacted(parsed.set(query={}).render_as_string(hide_password=True))
-        self.timeout = timeout
-        self._analyzer = Analyzer()
+        location = redacted(parsed.set(query={}).render_as_string(hide_password=True))
         try:
-            self._database = SqlDatabase(url, DOCUMENTS, connections=connections, timeout=timeout, create=create)
+            database = SqlDatabase(url, DOCUMENTS, timeout=timeout, create=create)
         except (SessionStoreError, DeadlineExceededError) as error:
             code = str(getattr(getattr(error.__cause__, "orig", None), "sqlstate", None) or "")
             remedy = _REMEDIES.get(code, "Check the address, the database's name, the user and its password.")
-            raise ConfigurationError(f"The store {self.location!r} can't be opened: {error}. {remedy}") from error
-        weakref.finalize(self, self._database.close)  # a knowledge base never closes its store
-
-    def close(self) -> None:
-        """Close all connections; the next call opens new ones."""
-        self._database.close()
-
-    def read(self, work: Callable[[Statements], T], deadline: float | None = None) -> T:
-        """Run a function in a transaction that sees one snapshot and writes nothing.
-
-        Raises:
-            DeadlineExceededError: The deadline passed; None is ``timeout`` seconds from now.
-            RetrievalError: The database reported an error.
-        """
-        until = time.monotonic() + self.timeout
-        return self._database.transact(
-            lambda connection: work(_Statements(connection)),
-            write=False,
-            deadline=until if deadline is None else min(deadline, until),
-            what=f"reading {self.location!r}",
-            error_class=RetrievalError,
-        )
-
-    def rows(self, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
-        """Return the rows of a query."""
-        return self.read(lambda connection: [tuple(row) for row in connection.execute(statement, parameters)])
-
-    def chunks_in(self, connection: Statements, rows: Sequence[int]) -> list[Chunk]:
-        """Return chunks by their row ids, in no particular order; deleted chunks are omitted."""
-        return [chunk_of(*row) for row in connection.execute(f"{CHUNK} WHERE id = ANY(?)", (list(rows),))]
-
-    def stream(self, statement: str, parameters: Sequence[object] = ()) -> Iterator[Row]:
-        """Yield the rows of a long query as one snapshot."""
-        transaction = self._database.transaction(write=False, seconds=self.timeout)
-        with self._errors(RetrievalError, "read"), transaction as connection:
-            streamed = connection.execution_options(stream_results=True, max_row_buffer=1_000)
-            yield from map(tuple, _Statements(streamed).execute(statement, parameters))
-
-    @contextmanager
-    def transaction(self) -> Iterator[Statements]:
-        """Run the ``with`` block as one durable transaction; an exception rolls it back."""
-        transaction = self._database.transaction(write=True, seconds=self.timeout)
-        with self._errors(IngestionError, "written"), transaction as connection:
-            yield _Statements(connection)
-
-    @contextmanager
-    def _errors(self, error_class: type[AgenticKBError], done: str) -> Iterator[None]:
-        try:
-            yield
-        except DBAPIError as error:
-            raise error_class(f"{self.location!r} can't be {done}: {reason(error)}") from error
-        except PoolTimeoutError as error:
-            raise error_class(f"{self.location!r} can't be {done}: all connections are in use") from error
-
-    def write(self, work: Callable[[Statements], None]) -> None:
-        """Run a function in a durable transaction; it runs again if the connection breaks."""
-
-        def run() -> None:
-            with self._database.transaction(write=True, seconds=self.timeout) as connection:
-                work(_Statements(connection))
-
-        self._retried(run)
-
-    def _retried(self, run: Callable[[], None]) -> None:
-        deadline = time.monotonic() + self.timeout
-        try:
-            self._database.retry(run, deadline, what=f"writing into {self.location!r}", error_class=IngestionError)
-        except DeadlineExceededError as error:
-            raise IngestionError(f"{error}. Documents stored before this stay: run the ingestion again.") from error
-
-    def put_document(self, document: StoredDocument, pieces: Iterable[Piece]) -> None:
-        """Store a document; see `DocumentDatabase.put_document`. With a list, a lost connection is tried again."""
-        if isinstance(pieces, Sequence):
-            self.write(lambda connection: self._put_document(connection, document, pieces))
-        else:
-            super().put_document(document, pieces)
+            raise ConfigurationError(f"The store {location!r} can't be opened: {error}. {remedy}") from error
+        super().__init__(database, location, timeout)
+        self._analyzer = Analyzer()
 
     def put_contents(self, connection: Statements, source: str, pieces: Sequence[Piece]) -> None:
         """Store the texts, words and vectors of chunks that are stored already."""
@@ -207,7 +107,9 @@ class PostgresDatabase(DocumentDatabase):
 
     def index_rows(self, source: str, dimension: int, *, anew: bool) -> None:
         """Build a source's HNSW index if it has none, or anew, while others read and write."""
-        self._retried(lambda: self._build_index(source, dimension, anew=anew))
+        with self._errors(IngestionError, "written"):
+            build = partial(self._build_index, source, dimension, anew=anew)
+            self._database.retry(build, time.monotonic() + self.timeout)
 
     def _build_index(self, source: str, dimension: int, *, anew: bool) -> None:
         name, quoted = index_name(source), source.replace("'", "''").replace("%", "%%")
@@ -229,8 +131,9 @@ class PostgresDatabase(DocumentDatabase):
                         f" ((CAST(vector AS vector({dimension}))) vector_cosine_ops) WHERE of_source = '{quoted}'"
                     )
             finally:
-                run("RESET ALL")
-                run("SELECT pg_advisory_unlock_all()")
+                if not connection.invalidated:  # the server has ended
+                    run("RESET ALL")
+                    run("SELECT pg_advisory_unlock_all()")
 
     def analyze(self) -> None:
         """Update the statistics of words and metadata, by which searches weigh words and choose indexes."""
@@ -241,20 +144,6 @@ class PostgresDatabase(DocumentDatabase):
             connection.execute("ANALYZE chunks, contents")
 
         self.write(work)
-
-
-class _Statements:
-    """Statements with ``?`` for parameters, on a connection of SQLAlchemy."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._run = connection.exec_driver_sql
-
-    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
-        return self._run(statement.replace("?", "%s"), tuple(parameters))
-
-    def executemany(self, statement: str, parameters: Iterable[Sequence[Any]]) -> Any:
-        rows = [tuple(row) for row in parameters]
-        return self._run(statement.replace("?", "%s"), rows) if rows else None
 
 
 class PostgresStore(KnowledgeStore):

@@ -230,7 +230,7 @@ class PostgresWords:
 
 
 def _nodes(documents: PostgresDatabase, connection: Statements, rows: Sequence[int]) -> dict[int, BaseNode]:
-    return {chunk.id: chunk_to_node(chunk) for chunk in documents.chunks_in(connection, rows)}
+    return {chunk.id: chunk_to_node(chunk) for chunk in documents.chunks_of("id", rows, connection)}
 
 
 def _ranked(row: Row) -> Ranked:

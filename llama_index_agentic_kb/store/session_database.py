@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from llama_index_agentic_kb.store.sql import Revisions
 
-SESSIONS: Final = Revisions("sessions", "session_migrations", "0003", "agentic_kb_sessions_version")
+SESSIONS: Final = Revisions("sessions", "0003", "agentic_kb_sessions_version")
 MAX_NAME: Final = 512
 """The maximum length of an owner's key, in characters."""
 MAX_ID: Final = 128

@@ -19,17 +19,17 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Row, Table, delete, insert, select
 from sqlalchemy import update as sql_update
 
 from llama_index_agentic_kb import _text
-from llama_index_agentic_kb._aio import Call, WorkerPool, arun, run
+from llama_index_agentic_kb._aio import Call, WorkerPool, arun, bridged
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from llama_index_agentic_kb.schema.answer import (
     Answer,
@@ -58,7 +58,6 @@ from llama_index_agentic_kb.store.sql import SqlDatabase
 __all__ = ["SessionStore"]
 
 T = TypeVar("T")
-P = ParamSpec("P")
 
 _TITLE_CHARACTERS: Final = 200  # of the first question, used as a display name
 MAX_OWNER: Final = 100_000
@@ -69,19 +68,6 @@ _UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 """Characters that no text column can store: NUL (PostgreSQL) and lone surrogates (UTF-8)."""
 _WITHOUT_ANSWER: Final = [column for column in turns.c if column.name != "answer"]
 """All columns of a turn except its answer."""
-
-
-def _door(
-    method: Callable[Concatenate[SessionStore, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[SessionStore, P], T]:
-    """Return the sync form of an async method."""
-
-    @wraps(method)
-    def door(self: SessionStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return run(method(self, *args, **kwargs))
-
-    door.__name__ = method.__name__.removeprefix("a")
-    return door
 
 
 class _Key(NamedTuple):
@@ -378,16 +364,16 @@ class SessionStore:
 
         await self._do("storing a conversation's state", work, deadline, write=True)
 
-    create = _door(acreate)
-    get = _door(aget)
-    list_sessions = _door(alist_sessions)
-    update = _door(aupdate)
-    delete = _door(adelete)
-    add_turn = _door(aadd_turn)
-    get_answer = _door(aget_answer)
-    session_messages = _door(asession_messages)
-    get_states = _door(aget_states)
-    set_states = _door(aset_states)
+    create = bridged(acreate)
+    get = bridged(aget)
+    list_sessions = bridged(alist_sessions)
+    update = bridged(aupdate)
+    delete = bridged(adelete)
+    add_turn = bridged(aadd_turn)
+    get_answer = bridged(aget_answer)
+    session_messages = bridged(asession_messages)
+    get_states = bridged(aget_states)
+    set_states = bridged(aset_states)
 
     async def _do(self, what: str, work: Callable[[Connection], T], deadline: float | None, *, write: bool) -> T:
         """Run a function in a transaction, on a thread of the store's pool, and return its result."""

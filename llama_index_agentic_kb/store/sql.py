@@ -24,7 +24,6 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from llama_index_agentic_kb import _text
 from llama_index_agentic_kb._aio.threads import reset_after_fork
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, DeadlineExceededError, SessionStoreError
-from llama_index_agentic_kb.store.sqlite import remedy
 
 T = TypeVar("T")
 
@@ -42,32 +41,60 @@ _inherited: Final[list[Engine]] = []
 
 @dataclass(frozen=True)
 class Revisions:
-    """The versions of a set of tables, which Alembic migrates.
-
-    Args:
-        what: The name of the tables' content in error messages.
-        folder: The folder of Alembic's scripts, beside this file.
-        latest: The latest revision, of the tables and of the JSON in them; a change to either needs a new revision.
-        table: The name of the table that holds the revision of a database.
-        schema: The PostgreSQL schema of the tables. Defaults to the first one of the connection's search path.
-    """
+    """The versions of a set of tables, which Alembic migrates."""
 
     what: str
-    folder: str
+    """The tables' content, in error messages and as the folder of Alembic's scripts."""
     latest: str
+    """The latest revision, of the tables and of the JSON in them; a change to either needs a new one."""
     table: str
+    """The table that holds the revision of a database."""
     schema: str = ""
+    """The PostgreSQL schema of the tables. Defaults to the first one of the connection's search path."""
+
+    def found(self, connection: Connection) -> str | None:
+        """Return the revision of a database; None if it has no such tables."""
+        if not inspect(connection).has_table(self.table):
+            return None
+        found: str | None = connection.exec_driver_sql(f"SELECT version_num FROM {self.table}").scalar()  # noqa: S608 (a constant)
+        return found
+
+    def upgrade(self, connection: Connection) -> None:
+        """Migrate the tables to the latest revision; wait if another process is already migrating them."""
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
+        found = self.found(connection)
+        if found == self.latest:
+            return
+        if found is not None and found > self.latest:
+            raise ConfigurationError(
+                f"{self.what}: the database has revision {found}; this release knows {self.latest}. "
+                "Upgrade llama-index-agentic-kb."
+            )
+        from alembic import command  # noqa: PLC0415 (only for databases that are new or old)
+        from alembic.config import Config  # noqa: PLC0415 (same)
+
+        if self.schema:
+            connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {self.schema}")
+        config, scripts = Config(), Path(__file__).with_name("migrations")
+        config.set_main_option("path_separator", "newline")  # a path may have any other character
+        for option, folder in (("script_location", scripts), ("version_locations", scripts / self.what)):
+            config.set_main_option(option, str(folder).replace("%", "%%"))
+        config.attributes |= {"connection": connection, "version_table": self.table}
+        with _ALEMBIC:
+            command.upgrade(config, self.latest)
 
 
 class SqlDatabase:
     """A database engine whose connections are configured for durable transactions.
 
-    SQLite: write-ahead log, ``synchronous=FULL``, one connection per transaction (a forked child inherits no open
-    connection). PostgreSQL: ``synchronous_commit=on``, a pool of connections that are checked before use.
+    SQLite: write-ahead log, ``synchronous=FULL``, a file that only its owner can read. PostgreSQL:
+    ``synchronous_commit=on``, a pool of connections that are checked before use.
 
     Args:
         url: A path (SQLite), or a URL: ``sqlite:///...``, ``postgresql://...`` (psycopg 3).
-        revisions: The tables, which are created or migrated.
+        revisions: The tables, which are created or migrated. Without them, the caller makes the tables, and connections
+            to SQLite are kept open, which a forked child must not use; else each transaction has one of its own.
         connections: The maximum number of concurrent PostgreSQL connections.
         timeout: The time limit for opening the database, in seconds.
         create: Whether to create missing tables. Defaults to True.
@@ -78,32 +105,43 @@ class SqlDatabase:
     """
 
     def __init__(
-        self, url: str | Path, revisions: Revisions, *, connections: int, timeout: float, create: bool = True
+        self,
+        url: str | Path,
+        revisions: Revisions | None = None,
+        *,
+        connections: int = 8,
+        timeout: float = 30.0,
+        create: bool = True,
     ) -> None:
-        self._revisions = revisions
-        self._url = _database_url(url, revisions.what)
+        self._schema = revisions.schema if revisions else ""
+        self._url = _database_url(url, revisions.what if revisions else "documents")
         self._is_sqlite = self._url.get_backend_name() == "sqlite"
         self._connections = connections
+        self._pool: dict[str, Any] = {"poolclass": NullPool} if revisions else {"max_overflow": -1}
+        if self._is_sqlite:
+            file = Path(str(self._url.database)).absolute()
+            with suppress(OSError):
+                os.close(os.open(file, os.O_CREAT, 0o600))
+            # "rw": a file that somebody deletes is not made again.
+            self._url = URL.create("sqlite", database=file.as_uri(), query={"uri": "true", "mode": "rw"})
         self._engine = self._make_engine()
         reset_after_fork(self)
-        if self._is_sqlite:
-            with suppress(OSError):  # readable only by the file's owner
-                os.close(os.open(str(self._url.database), os.O_CREAT, 0o600))
         try:
-            self._open(time.monotonic() + timeout, create=create)
+            if revisions is not None:
+                self._open(revisions, time.monotonic() + timeout, create=create)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, deadline: float, *, create: bool) -> None:
-        revisions, what = self._revisions, self._revisions.what
-        found = self.transact(self._revision, write=False, deadline=deadline, what=f"opening the {what}")
+    def _open(self, revisions: Revisions, deadline: float, *, create: bool) -> None:
+        what = revisions.what
+        found = self.transact(revisions.found, write=False, deadline=deadline, what=f"opening the {what}")
         if found is None and not create:
             raise ConfigurationError(
                 f"there are no {what} in this database; make them with `agentic-kb ingest FOLDER --store URL`"
             )
         if found != revisions.latest:
-            self.transact(self._upgrade, write=True, deadline=deadline, what=f"upgrading the {what}")
+            self.transact(revisions.upgrade, write=True, deadline=deadline, what=f"upgrading the {what}")
 
     def close(self) -> None:
         """Close idle connections."""
@@ -114,60 +152,66 @@ class SqlDatabase:
         _inherited.append(self._engine)
         self._engine = self._make_engine()
 
-    def transact(
-        self,
-        work: Callable[[Connection], T],
-        *,
-        write: bool,
-        deadline: float,
-        what: str,
-        error_class: type[AgenticKBError] = SessionStoreError,
-    ) -> T:
+    def transact(self, work: Callable[[Connection], T], *, write: bool, deadline: float, what: str) -> T:
         """Run a function in one transaction and commit it; an exception rolls it back.
 
         ``work`` may run again after a connection error, even if it was committed. A read-only transaction sees one
         snapshot. At the deadline (of ``time.monotonic()``) it is aborted with ``DeadlineExceededError``; other errors
-        of the database become ``error_class``. ``what`` names the operation in error messages.
+        of the database become ``SessionStoreError``. ``what`` names the operation in error messages.
         """
 
         def run() -> T:
-            with self.transaction(write=write, seconds=max(deadline - time.monotonic(), 0.001)) as connection:
+            with self.transaction(write=write, seconds=deadline - time.monotonic()) as connection:
                 return work(connection)
 
-        return self.retry(run, deadline, what=what, error_class=error_class)
+        with self.translated(what, SessionStoreError):
+            return self.retry(run, deadline)
 
-    def retry(self, run: Callable[[], T], deadline: float, *, what: str, error_class: type[AgenticKBError]) -> T:
+    def retry(self, run: Callable[[], T], deadline: float) -> T:
         """Run a function, again and again while the connection breaks, until a deadline; see `transact`."""
         pause = 0.02
         while True:
             try:
                 return run()
-            except DBAPIError as error:
+            except (DBAPIError, PoolTimeoutError) as error:
                 left = deadline - time.monotonic()
-                if left <= 0 or _code(error) in _TOO_SLOW or not _is_passing(error):
-                    raise _translated(error, what, error_class) from error
-            except PoolTimeoutError as error:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise DeadlineExceededError(f"{what}: all connections are in use") from error
-            time.sleep(min(pause, max(left, 0.0)))
+                if left <= 0 or (isinstance(error, DBAPIError) and not _is_passing(error)):
+                    raise
+            time.sleep(min(pause, left))
             pause = min(pause * 2, 1.0)
+
+    @staticmethod
+    @contextmanager
+    def translated(what: str, error_class: type[AgenticKBError]) -> Iterator[None]:
+        """Convert the database's errors: what it did not do in time is ``DeadlineExceededError``."""
+        try:
+            yield
+        except PoolTimeoutError as error:
+            raise DeadlineExceededError(f"{what}: all connections are in use") from error
+        except DBAPIError as error:
+            late = _code(error) in _TOO_SLOW or _is_passing(error)
+            message = f"{what}: {_reason(error)}{' (not done by its deadline)' if late else ''}. {_remedy(error.orig)}"
+            raise (DeadlineExceededError if late else error_class)(message.rstrip(" .")) from error
 
     @contextmanager
     def transaction(self, *, write: bool, seconds: float) -> Iterator[Connection]:
         """Run the ``with`` block as one transaction, without retries; statements are aborted after so many seconds."""
-        milliseconds = int(seconds * 1000) + 1
+        milliseconds = int(max(seconds, 0.0) * 1000) + 1
         options: dict[str, Any] = {"write": write, "busy": milliseconds}
         if not self._is_sqlite:
             options = {} if write else {"isolation_level": "REPEATABLE READ"}
         with self._engine.connect().execution_options(**options) as connection, connection.begin():
             if not self._is_sqlite:  # the server aborts at the caller's deadline
                 first = f"SET LOCAL statement_timeout = {milliseconds}; SET LOCAL synchronous_commit = on"
-                if self._revisions.schema:
-                    path = f"'{self._revisions.schema}, ' || current_setting('search_path')"
+                if self._schema:
+                    path = f"'{self._schema}, ' || current_setting('search_path')"
                     first += f"; SELECT set_config('search_path', {path}, true)"
                 connection.exec_driver_sql(first)
             yield connection
+
+    def driver(self) -> Any:
+        """Return a pooled connection, whose methods are the driver's; its errors are not converted."""
+        return self._engine.raw_connection()
 
     @contextmanager
     def autocommit(self) -> Iterator[Connection]:
@@ -177,7 +221,7 @@ class SqlDatabase:
 
     def _make_engine(self) -> Engine:
         if self._is_sqlite:
-            engine = create_engine(self._url, poolclass=NullPool)
+            engine = create_engine(self._url, **self._pool)
             event.listen(engine, "connect", _set_up_sqlite)
             event.listen(engine, "begin", _begin_sqlite)
             return engine
@@ -192,38 +236,8 @@ class SqlDatabase:
             )
         except ModuleNotFoundError as error:
             raise ConfigurationError(
-                f"{self._revisions.what}: {error.name} is needed for PostgreSQL: "
-                "pip install 'llama-index-agentic-kb[postgres]'"
+                f"{error.name} is needed for PostgreSQL: pip install 'llama-index-agentic-kb[postgres]'"
             ) from error
-
-    def _revision(self, connection: Connection) -> str | None:
-        if not inspect(connection).has_table(self._revisions.table):
-            return None
-        found: str | None = connection.exec_driver_sql(f"SELECT version_num FROM {self._revisions.table}").scalar()  # noqa: S608 (a constant)
-        return found
-
-    def _upgrade(self, connection: Connection) -> None:
-        """Migrate the tables to the latest revision; wait if another process is already migrating them."""
-        if not self._is_sqlite:
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
-        revisions, found = self._revisions, self._revision(connection)
-        if found == revisions.latest:
-            return
-        if found is not None and found > revisions.latest:
-            raise ConfigurationError(
-                f"{revisions.what}: the database has revision {found}; this release knows {revisions.latest}. "
-                "Upgrade llama-index-agentic-kb."
-            )
-        from alembic import command  # noqa: PLC0415 (only for databases that are new or old)
-        from alembic.config import Config  # noqa: PLC0415 (same)
-
-        if revisions.schema:
-            connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {revisions.schema}")
-        config = Config()
-        config.set_main_option("script_location", str(Path(__file__).with_name(revisions.folder)).replace("%", "%%"))
-        config.attributes |= {"connection": connection, "version_table": revisions.table}
-        with _ALEMBIC:
-            command.upgrade(config, revisions.latest)
 
 
 def _database_url(given: str | Path, what: str) -> URL:
@@ -256,16 +270,21 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if options["write"] else "BEGIN")
 
 
-def reason(error: DBAPIError) -> str:
+def _reason(error: DBAPIError) -> str:
     """Return the message of a database's error, without the statement and its parameters."""
     return _text.one_line(_text.redacted(str(error.orig)))
 
 
-def _translated(error: DBAPIError, what: str, error_class: type[AgenticKBError]) -> AgenticKBError:
-    message = f"{what}: {reason(error)}"
-    if _code(error) in _TOO_SLOW or _is_passing(error):
-        return DeadlineExceededError(f"{message} (not done by its deadline)")
-    return error_class(f"{message}. {remedy(error.orig)}".rstrip(" ."))
+def _remedy(error: object) -> str:
+    """Return what to do about an error of SQLite; empty if unknown."""
+    if not isinstance(error, sqlite3.OperationalError):
+        return ""
+    text = str(error)
+    if "locked" in text or "busy" in text:
+        return "Another program holds it locked: wait for that to end, or end it, then run this again."
+    if "full" in text or "disk I/O" in text:
+        return "Make room on the disk, then run this again: what was stored before stays."
+    return "Grant this user the right to write into its directory, or copy it to where it may be written."
 
 
 def _code(error: DBAPIError) -> str:
@@ -280,4 +299,4 @@ def _is_passing(error: DBAPIError) -> bool:
         return False
     of_sqlite = type(error.orig).__module__.startswith("sqlite3")
     lost = error.connection_invalidated or (type(error.orig).__name__ == "OperationalError" and not of_sqlite)
-    return lost or _code(error) in _PASSING
+    return _code(error) not in _TOO_SLOW and (lost or _code(error) in _PASSING)

@@ -183,11 +183,7 @@ class KnowledgeStore(ABC):
         return self.documents.sources()
 
     def index(self, source: str) -> VectorStoreIndex:
-        """Return the vector index of a source with the store's embedding model; each call returns the same object.
-
-        Raises:
-            ConfigurationError: The source does not exist.
-        """
+        """Return the vector index of a source; raise ``ConfigurationError`` if the source does not exist."""
         from llama_index.core import VectorStoreIndex  # noqa: PLC0415 (takes seconds)
 
         from llama_index_agentic_kb.store.vectors import StoreVectorStore  # noqa: PLC0415 (loads LlamaIndex)
@@ -226,11 +222,7 @@ class KnowledgeStore(ABC):
         return made
 
     def nodes(self, source: str) -> list[TextNode]:
-        """Return all nodes of a source in order of document and position, without embeddings.
-
-        Raises:
-            ConfigurationError: The source does not exist.
-        """
+        """Return all nodes of a source in order of document and position; see `index` for the errors."""
         from llama_index_agentic_kb.store.chunking import chunk_to_node  # noqa: PLC0415 (loads LlamaIndex)
 
         self._check_source(source)
@@ -242,19 +234,12 @@ class KnowledgeStore(ABC):
         """Yield the document id and metadata of each chunk of a source, grouped by document.
 
         Filters that have no form in SQL are not applied; see ``sources.metadata``, which checks each chunk.
-
-        Raises:
-            ConfigurationError: The source does not exist.
         """
         self._check_source(source)
         return ((f"{source}/{path}", metadata) for path, metadata in self.documents.metadata(source, filters))
 
     def check_permissions(self, source: str, permissions: Permissions) -> None:
-        """Check that the permission fields of a source's documents can't have been set by their files.
-
-        Raises:
-            ConfigurationError: Files of the source may have set one of the fields; the message names the remedy.
-        """
+        """Raise ``ConfigurationError`` if the permission fields of a source's documents may come from their files."""
         if names := unprotected(permissions, self.documents.settings(source)):
             raise ConfigurationError(
                 f"permissions: files of the source {source!r} may have set {', '.join(names)} themselves. Ingest them "
@@ -262,12 +247,7 @@ class KnowledgeStore(ABC):
             )
 
     def remove_source(self, source: str) -> None:
-        """Delete a source with its documents, vectors and indexes.
-
-        Raises:
-            ConfigurationError: The source does not exist.
-            IngestionError: Another process is writing to the store.
-        """
+        """Delete a source; raise ``ConfigurationError`` if there is none, ``IngestionError`` while others write."""
         with self.writing(), self._lock:
             self._check_source(source)
             self._remove(source)
@@ -291,11 +271,7 @@ class KnowledgeStore(ABC):
 
     @abstractmethod
     def lexical(self, source: str) -> StoredLexicalSearch | PostgresWords:
-        """Return the lexical search of a source; each call returns the same object.
-
-        Raises:
-            ConfigurationError: The source does not exist.
-        """
+        """Return the lexical search of a source; each call returns the same object."""
 
     @abstractmethod
     def _remove(self, source: str) -> None:
@@ -305,8 +281,7 @@ class KnowledgeStore(ABC):
     def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:
         """Return a ``with`` block for writing: of one process at a time in a directory, of many in PostgreSQL.
 
-        Raises:
-            IngestionError: Another process was writing for ``wait`` seconds; the message contains its process id.
+        If another process was writing for ``wait`` seconds, ``IngestionError`` contains its process id.
         """
 
     @abstractmethod

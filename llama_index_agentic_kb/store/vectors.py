@@ -119,15 +119,10 @@ class SourceVectors:
     def search(
         self, query: VectorStoreQuery, passes: Passes | None = None, *, deadline: float | None = None
     ) -> tuple[VectorStoreQueryResult, str]:
-        """Find the nearest chunks.
+        """Find the nearest chunks, with the similarities exp(-cosine distance), and a note on how they were found.
 
-        Args:
-            query: The query with its vector, filters, document ids and node ids; without a vector, chunks are listed.
-            passes: A function that rejects nodes, which are replaced by the next ones. Defaults to None (no check).
-            deadline: The ``time.monotonic()`` value after which no further step is started; None for no limit.
-
-        Returns:
-            The nodes, best first, with the similarities exp(-cosine distance); and a note on the search method used.
+        Without a vector, chunks are listed. Nodes that ``passes`` rejects are replaced by the next ones. No step is
+        started after the deadline, a ``time.monotonic()`` value.
 
         Raises:
             DeniedError: The filter is empty or not supported by the store.
@@ -140,7 +135,7 @@ class SourceVectors:
         condition = where(query, self.dialect)
         taken = partial(take, fetch=self._nodes, top_k=query.similarity_top_k, passes=passes, deadline=deadline)
         if vector is None:
-            self._state()  # raises an error if the source is gone
+            self._store.documents.existing_state(self._source)
             ids = self._store.documents.ids(self._source, *(condition or ()))
             return taken((row, 0.0) for row in ids.tolist()), "listed"
         for _ in range(_ATTEMPTS):
@@ -195,17 +190,11 @@ class SourceVectors:
         finally:
             self._lock.release()
 
-    def _state(self) -> SourceState:
-        state = self._store.documents.source_state(self._source)
-        if state is None:
-            raise ConfigurationError(f"The store {self._store.location!r} has no source {self._source!r} any more.")
-        return state
-
     def _current(self) -> _Loaded:
         """Return the cached data, reloaded if the source has changed in the database."""
-        old, state = self._loaded, self._state()
+        old, state = self._loaded, self._store.documents.existing_state(self._source)
         if state.directory and self._graphs.count(state) is None:
-            state = self._state()  # the graph may have been replaced and deleted
+            state = self._store.documents.existing_state(self._source)  # the graph may have been replaced and deleted
         last_id = 0 if self._graphs.count(state) is None else state.last_id
         if old is not None and (old.state, old.last_id) == (state, last_id):
             return old

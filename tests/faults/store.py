@@ -159,7 +159,7 @@ def documents_overwritten() -> None:
     with kept() as path:
         (path / "documents.db").write_bytes(b"no database" * 500)
         for work in (lambda: asked(path), lambda: repair_store(path)):
-            refused(StoreDamagedError, "can't be read as a document database.*Restore it", work)
+            refused(StoreDamagedError, "is damaged: file is not a database.*Restore it", work)
         assert (path / "lexical").is_dir()
 
 

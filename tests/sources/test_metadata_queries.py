@@ -205,10 +205,7 @@ def test_a_store_answers_from_its_record(tmp_path: Path) -> None:
 class Counting(StoreKind):
     """A kind of store that counts, and keeps a node's whole content under a reserved key."""
 
-    def count(self, store: Any, tree: Any, *, documents: bool) -> int:
-        return 99
-
-    def count_values(self, store: Any, tree: Any, field: str, *, documents: bool) -> list[tuple[Any, int]]:
+    def counts(self, store: Any, tree: Any, field: str | None, *, documents: bool) -> list[tuple[Any, int]]:
         return [(f"secret {field}", 99)]
 
 

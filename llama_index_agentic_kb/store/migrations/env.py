@@ -1,6 +1,6 @@
 """Alembic environment: runs all migrations in the transaction that ``store.sql`` has begun.
 
-Add a new revision to ``versions/`` under the next number, and set it in the ``Revisions`` of the tables.
+Add a new revision to ``sessions/`` or ``documents/`` under the next number, and set it in their ``Revisions``.
 """
 
 from __future__ import annotations

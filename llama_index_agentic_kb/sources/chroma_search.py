@@ -14,10 +14,11 @@ thousand conditions ("Expression tree is too large"), and some 5 ms for each con
 from __future__ import annotations
 
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from llama_index.core.schema import BaseNode, TextNode
+from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores.types import (
     BasePydanticVectorStore,
     VectorStoreQuery,
@@ -25,8 +26,10 @@ from llama_index.core.vector_stores.types import (
 )
 
 from llama_index_agentic_kb.errors import RetrievalError
+from llama_index_agentic_kb.schema import FilterNode, matcher
 from llama_index_agentic_kb.search.dialects import Chroma, Where
 from llama_index_agentic_kb.search.filters import to_tree
+from llama_index_agentic_kb.sources.stores import chroma_rows
 from llama_index_agentic_kb.store.database import Floats
 from llama_index_agentic_kb.store.vectors import Passes, check_deadline, growing, take, unit
 
@@ -59,13 +62,7 @@ class ChromaFilteredSearch:
     def __call__(
         self, query: VectorStoreQuery, passes: Passes, *, deadline: float | None = None
     ) -> tuple[VectorStoreQueryResult, str]:
-        """Find the nearest rows that match a filter.
-
-        Raises:
-            DeniedError: Chroma has no form for a part of the filter.
-            DeadlineExceededError: The deadline passed between two requests.
-            RetrievalError: The query's vector and the collection's vectors differ in dimension.
-        """
+        """Find the nearest rows that match a filter; raise ``DeniedError`` if Chroma has no form for a part of it."""
         tree, top_k = to_tree(query.filters), query.similarity_top_k
         assert tree is not None
         vector, where = np.asarray(query.query_embedding, dtype=np.float32), Chroma().write(tree)
@@ -74,7 +71,7 @@ class ChromaFilteredSearch:
         if fitting:
             ids = list(self._collection.get(where=where, limit=EXACT_ROWS + 1, include=[])["ids"])
         else:
-            ids = self._all_ids(passes, deadline)
+            ids = self._all_ids(tree, deadline)
         taken = partial(take, fetch=self._rows, top_k=top_k, passes=passes, deadline=deadline)
         note = f"filter matches {len(ids):,}: "
         if not ids:
@@ -91,14 +88,12 @@ class ChromaFilteredSearch:
             return found, note + "taken from the nearest of all"
         return taken(self._exact(ids, vector, deadline)), note + "searched exactly"
 
-    def _all_ids(self, passes: Passes, deadline: float | None) -> list[str]:
+    def _all_ids(self, tree: FilterNode, deadline: float | None) -> list[str]:
         """Return the ids of all rows whose metadata match the filter."""
-        ids: list[str] = []
-        for offset in range(0, self._collection.count(), MAX_VALUES):
+        matches, rows, ids = matcher(tree), chroma_rows(self._collection), list[str]()
+        while page := list(islice(rows, MAX_VALUES)):
             check_deadline(deadline)
-            found = self._collection.get(limit=MAX_VALUES, offset=offset, include=["metadatas"])
-            rows = zip(found["ids"], found["metadatas"] or [], strict=True)
-            ids += [node_id for node_id, metadata in rows if passes(TextNode(metadata=dict(metadata or {})))]
+            ids += [row for row, metadata in page if matches(metadata)]
         return list(dict.fromkeys(ids))  # rows may be added or deleted between two requests
 
     def _exact(self, ids: list[str], vector: Floats, deadline: float | None) -> list[tuple[str, float]]:

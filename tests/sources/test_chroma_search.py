@@ -24,8 +24,8 @@ from llama_index_agentic_kb.schema import (
 )
 from llama_index_agentic_kb.search.dialects import Chroma
 from llama_index_agentic_kb.search.filters import lower, to_tree
-from llama_index_agentic_kb.store import chroma_search
-from llama_index_agentic_kb.store.chroma_search import ChromaFilteredSearch
+from llama_index_agentic_kb.sources import chroma_search
+from llama_index_agentic_kb.sources.chroma_search import ChromaFilteredSearch
 
 ROWS = 3_000
 DIMENSION = 64
