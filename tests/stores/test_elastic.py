@@ -113,7 +113,7 @@ def test_what_the_store_converts_is_not_what_was_asked_for(server: ElasticServer
     source = KnowledgeSource("rows", index=index, permissions=Permissions(tenant="tenant"), hybrid=False)
     who = Principal(tenant="12")
     tree = source.permitted(who)
-    assert kind_of(index.vector_store).count(index.vector_store, tree, documents=False) == 3
+    assert kind_of(index.vector_store).counts(index.vector_store, tree, None, documents=False) == [(None, 3)]
     assert [node.metadata["size"] for node in search(source, "row", tree, top_k=3).nodes] == [1]
     kb = KnowledgeBase([source])
     assert (kb.count("rows", principal=who, per="chunk"), len(kb.documents("rows", principal=who))) == (1, 1)
