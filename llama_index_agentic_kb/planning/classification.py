@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,7 +19,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index_agentic_kb._text import normalize, one_line
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.guard.text import quoted
-from llama_index_agentic_kb.llm import repair_json, strip_code_fence
+from llama_index_agentic_kb.llm import read_json
 from llama_index_agentic_kb.prompts import CLASSES, CLASSIFICATION, LABEL, as_data, with_rules
 from llama_index_agentic_kb.schema import QueryPlan
 from llama_index_agentic_kb.schema.activity import QueryClass, QueryClassification
@@ -117,12 +116,9 @@ def read_verdicts(reply: str, spec: ClassificationSpec, *, whole: bool = True) -
     text = reply[: MAX_REPLY if whole else MAX_READ]
     parts = _parts(text) if whole or _STARTS.match(text) else []
     if whole and not parts:
-        body = strip_code_fence(text)
-        start = body.find("{")
-        with suppress(ValueError, RecursionError):
-            value = repair_json(body[start : start + MAX_READ]) if start >= 0 else None
-            values = value if isinstance(value, list) else [value]
-            parts = [item[PART] for item in values if isinstance(item, dict) and isinstance(item.get(PART), dict)]
+        value = read_json(text)
+        values = value if isinstance(value, list) else [value]
+        parts = [item[PART] for item in values if isinstance(item, dict) and isinstance(item.get(PART), dict)]
     known = {_form(name): key for key, name in spec.keys.items()} | {_form(key): key for key in spec.keys}
     said: list[dict[str, bool]] = []
     for part in parts:

@@ -21,7 +21,7 @@ from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.errors import PlanningError
 from llama_index_agentic_kb.guard.spotlighting import Spotlight, draw
 from llama_index_agentic_kb.guard.text import plain_value, strip_invisible
-from llama_index_agentic_kb.llm import read_json, repair_json, strip_code_fence
+from llama_index_agentic_kb.llm import read_json
 from llama_index_agentic_kb.planning.passages import CUT, MAX_PASSAGES, PassageSet, ShownPassage
 from llama_index_agentic_kb.planning.plan_graph import PlannerSource, Proposal, refers
 from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel, describe_sources, read_proposals
@@ -199,13 +199,9 @@ def _finding(step: str, answer: object, passages: Mapping[int, ShownPassage], sp
     if not normalize(text) or text.casefold() in _NOTHING or refers(written) or refers(text):
         return None
     passage = passages.get(_number(fields.get("ref", fields.get("ref_id"))))
-    says = passage is not None and passage.says(text)
-    confidence = Confidence.STATED if says and sure == "stated" else Confidence.IMPLIED
-    if sure == "partial":
-        confidence = Confidence.PARTIAL
-    if passage is None:
-        return Finding(sub_query_id=step, value=text, confidence=confidence)
-    node_id, title = passage.node.node_id, passage.title
+    is_stated = sure == "stated" and passage is not None and passage.says(text)
+    confidence = Confidence.STATED if is_stated else Confidence.PARTIAL if sure == "partial" else Confidence.IMPLIED
+    node_id, title = (None, None) if passage is None else (passage.node.node_id, passage.title)
     return Finding(sub_query_id=step, value=text, confidence=confidence, node_id=node_id, title=title)
 
 
@@ -221,10 +217,7 @@ def _number(value: object) -> int:
 
 def lines_in(text: str) -> list[dict[str, object]]:
     """Return the lines of a reply in any form: a list, an object keyed by step, or broken JSON."""
-    try:
-        value = repair_json(strip_code_fence(text))
-    except (ValueError, RecursionError):
-        return []
+    value = read_json(text, "{[")
     if isinstance(value, dict):
         listed = [item for item in value.values() if isinstance(item, list) and any(map(_is_line, item))]
         by_step = [{"step": name, "answers": item} for name, item in value.items()]

@@ -29,8 +29,8 @@ from llama_index_agentic_kb.llm import (
     LanguageModel,
     Reply,
     Usage,
+    read_json,
     refuses_form,
-    repair_json,
     strip_code_fence,
     structured_output,
 )
@@ -84,10 +84,8 @@ _SOURCES: Final = ("sources", "source", "tool_name", "tools", "tool", "source_na
 _FINDS: Final = ("finds", "answer_is", "looks_for")
 _FILTERS: Final = ("filter", "filters")
 _DEPENDS: Final = ("depends_on", "dependson", "dependencies", "parents")
-_BRACKET: Final = re.compile(r"[{\[]")
 # In these, no two repetitions can match the same text: a hostile reply takes linear time.
 _NUMBERED: Final = re.compile(r"^[ \t]*(?:\(?(\d{1,4})[.):]|[-*•])[ \t]+(\S.*)$", re.MULTILINE)
-_FOLLOWING: Final = re.compile(r"[\s,]*[{\[]")
 _FIRST_ITEM: Final = re.compile(r"\[\s{0,100}(?=\{)")
 _NEXT_ITEM: Final = re.compile(r"\s{0,100},\s{0,100}(?=\{)")
 _LAST_KEY: Final = re.compile(r'"finds"\s{0,3}:\s{0,3}"')
@@ -396,29 +394,10 @@ def read_partial_plan(text: str) -> list[Proposal]:
 def _items_of_text(text: str) -> list[object] | None:
     """Return the list of sub-queries in a text: JSON, repairable JSON or a numbered list; None if there is no list."""
     body = strip_code_fence(text)
-    start = _BRACKET.search(body)
-    for read in (_whole_values, repair_json) if start is not None else ():
-        try:
-            items = _items(read(body[start.start() if start else 0 :]))
-        except (ValueError, RecursionError):
-            continue
-        if items is not None:
-            return items
-    return [query for _, query in _NUMBERED.findall(text)] or None
-
-
-def _whole_values(text: str) -> object:
-    """Return the JSON value at the start of a text, or a list if several values follow one another (JSON lines)."""
-    values, end = list[object](), 0
-    while (start := _FOLLOWING.match(text, end)) is not None:
-        try:
-            value, end = _DECODER.raw_decode(text, start.end() - 1)
-        except ValueError:
-            if values:
-                break
-            raise
-        values.append(value)
-    return values[0] if len(values) == 1 else values
+    if "}\n{" in body:  # one object a line
+        body = "[" + body.replace("}\n{", "},\n{") + "]"
+    items = _items(read_json(body, "{["))
+    return items if items is not None else [query for _, query in _NUMBERED.findall(text)] or None
 
 
 def _items(value: object) -> list[object] | None:
