@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import yaml
-from sqlalchemy import ColumnElement, Connection, Row, delete, insert, select, update
+from sqlalchemy import Connection, Row, delete, insert, select, update
 
 from llama_index_agentic_kb._aio import Call, WorkerPool
 from llama_index_agentic_kb.errors import ConfigurationError, NotFoundError
@@ -157,7 +157,7 @@ class Catalog:
             ConflictError: ``create`` is set, and there is a definition of this name.
             PreconditionError: The stored definition does not meet the conditions.
         """
-        text = _dumped(definition)
+        text = json.dumps(definition.to_dict(), separators=(",", ":"))
         etag = f'"{uuid.uuid4().hex}"'
         now = microseconds(datetime.now(UTC))
         here = (definitions.c.kind == kind, definitions.c.name == definition.name)
@@ -222,7 +222,9 @@ class Catalog:
         """Revoke an API key, which is refused after at most ``MAX_AGE`` seconds."""
         if all(key.id != key_id for key in (await self.snapshot(since=time.monotonic())).keys.values()):
             raise NotFoundError(f"API key: there is none of the id {key_id[:64]!r}")
-        await self._change("revoking an API key", lambda connection: _remove(connection, api_keys.c.id == key_id))
+        await self._change(
+            "revoking an API key", lambda one: one.execute(delete(api_keys).where(api_keys.c.id == key_id))
+        )
 
     def _read(self, connection: Connection) -> Snapshot:
         read_at = time.monotonic()
@@ -273,14 +275,6 @@ def _users(connection: Connection, source: str) -> list[str]:
         for row in rows
         if source in [used["name"] for used in json.loads(row.definition).get("knowledgeSources", [])]
     )
-
-
-def _remove(connection: Connection, condition: ColumnElement[bool]) -> None:
-    connection.execute(delete(api_keys).where(condition))
-
-
-def _dumped(definition: Definition) -> str:
-    return json.dumps(definition.to_dict(), separators=(",", ":"))
 
 
 # -- the database that a configuration file names, and its keys: whoever manages them need not load all of the server --

@@ -276,13 +276,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
             "request_id": request_id.get() or None,
-            **(_fields(record)),
+            **(found if isinstance(found := getattr(record, "fields", None), Mapping) else {}),
         }
         if record.exc_info or record.exc_text:
             fields["error"] = record.exc_text or self.formatException(record.exc_info)  # type: ignore[arg-type]
         return json.dumps({name: value for name, value in fields.items() if value is not None})
-
-
-def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
-    found = getattr(record, "fields", None)
-    return found if isinstance(found, Mapping) else {}

@@ -192,12 +192,13 @@ FUNCTIONS = ("compile", "search", "match", "fullmatch", "split", "findall", "fin
 
 OURS = {
     ("answering/engine.py", "re.compile"): "a quote of a model's, escaped",
+    ("planning/plan_graph.py", "re.sub"): "a finding of 200 characters, escaped",
     ("planning/passages.py", "re.compile"): "an answer of 200 characters, its parts escaped",
     ("grounding/scorers/judge.py", "re.search"): "a claim's words, escaped",
     ("guard/text.py", "re.compile"): "our own tables of look-alikes",
     ("evaluation/dataset.py", "re.compile"): "a value of the data set, escaped",
     ("evaluation/dataset.py", "re.fullmatch"): "a plan of the data set, escaped",
-    ("schema/filter_text.py", "re.match"): "the tables of hints",
+    ("schema/odata.py", "re.match"): "the tables of hints",
     ("_text.py", "re.sub"): "a known secret, escaped",
     ("_text.py", "re.compile"): "our own patterns of secrets, compiled at first use",
     ("schema/odata.py", "re.split"): "a class of escaped characters",
