@@ -276,11 +276,11 @@ class MultiHopSearch:
         steps = self._steps
         served = [step for step in steps.planned if name in steps.searches_of([step])]
         for step in served:
-            steps.next.pop(step, None)
+            steps.next.discard(step)
             if read.search and not steps.answers_of(step) and number < self._last_round:
                 started = steps.searches_for(steps.planned[step], number, (), read.search)
                 if started:
-                    steps.next[step] = read.search
+                    steps.next.add(step)
                 await self._search(started)
 
     async def _search_ready(self, number: int, read: Collection[str] = ()) -> None:
@@ -316,7 +316,7 @@ class MultiHopSearch:
         verdict = await self._judge()
         self._count(verdict)
         if verdict.error is not None or verdict.sufficient:
-            outcome.sufficient = bool(verdict.sufficient and verdict.refs)
+            outcome.sufficient = bool(verdict.sufficient and (verdict.refs or steps.are_answered))
             self._decide("the evidence is sufficient" if verdict.sufficient else "no verdict on the evidence")
             return False
         for warning in verdict.warnings:

@@ -125,8 +125,8 @@ class Steps:
         """Findings by the id of their search, or by the id of a step that needed no search."""
         self.finds: dict[str, str] = {}
         """See ``PlanGraph.finds``."""
-        self.next: dict[str, str] = {}
-        """The follow-up query of each step whose findings are partial, by id."""
+        self.next: set[str] = set()
+        """Ids of steps whose findings are partial, and whose follow-up query was searched."""
         self.read: set[str] = set()
         """Names of the sources whose passages a model call was shown."""
         self.withheld: dict[str, dict[str, None]] = {}
@@ -161,7 +161,7 @@ class Steps:
     def to_read(self, *, every: bool = False) -> list[str]:
         """Return unanswered steps that others wait for, or with a follow-up query; ``every`` adds searched parents."""
         parents = {parent for child in self.waiting.values() for parent in child.depends_on} - self.waiting.keys()
-        parents |= self.next.keys()
+        parents |= self.next
         if every:
             parents |= {name for one in self.planned.values() for name in one.depends_on if self.searches_of([name])}
         return [step for step in self.planned if step in parents and not self.answers_of(step)]
@@ -272,9 +272,9 @@ class Steps:
 
     @property
     def are_answered(self) -> bool:
-        """Whether each step, and each of its searches, has answers, all with a passage; an implied one is enough."""
-        made = [name for step in self.chain() for name in self.searches_of([step.id]) or [step.id]]
-        return bool(made) and all(map(self.is_answered, made))
+        """Whether each step has an answer with its passage, at least implied, and each of its searches has findings."""
+        made = [self.searches_of([step.id]) or [step.id] for step in self.chain()]
+        return bool(made) and all(any(map(self.is_answered, one)) and all(map(self.found.get, one)) for one in made)
 
     @property
     def open(self) -> list[str]:

@@ -220,6 +220,20 @@ def test_a_nearer_fact_is_searched_on(inside: bool) -> None:
     assert queries_of(hopeless)["q3"] == "Which river crosses Cochrane?"
 
 
+def test_a_nearer_fact_that_was_searched_on_needs_no_verdict() -> None:
+    """A step is answered where one of its searches is, and the others found something nearer."""
+    near = {"step": "q1", "answers": [{"value": "a Canadian", "ref": 0, "confidence": "partial"}], "next": "Cameron"}
+
+    def read(prompt: str) -> str:
+        found = refs(prompt)
+        known = line("q1.1", ("James Cameron", found["Titanic"])), line("q2", ("Kapuskasing", found["James Cameron"]))
+        return "\n".join(known)
+
+    searched = world(plan=steps(*json.loads(PLAN)["sub_queries"][:2]), findings=[json.dumps(near), read])
+    assert "sufficient without a verdict" in (reasoning_of(searched.search(QUESTION)).decision or "")
+    assert searched.calls("revision") == 0
+
+
 def test_what_a_round_reads_does_not_depend_on_which_search_came_first() -> None:
     """A search that no step needs is waited for; without it the account says what was not read."""
     prompts = []
