@@ -24,7 +24,7 @@ from sklearn.model_selection import GroupKFold
 
 from llama_index_agentic_kb.grounding.features import FEATURES, Corpus, Passage, Reading
 from llama_index_agentic_kb.grounding.scorers.lexical import (
-    denial,
+    denials,
     long_document,
     margin,
     read_windows,
@@ -101,7 +101,7 @@ def read(cases: Sequence[Case], model: SmallModel | None) -> None:
         case.reading = corpus.read(case.claim)
         case.long = long_document(case.reading)
         if model is not None:
-            [case.logits] = read_windows(model, {case.claim: case.reading}, corpus)
+            [case.logits] = read_windows(model, {case.claim: case.reading})
 
 
 def matrix(cases: Sequence[Case], *, small: bool) -> np.ndarray:
@@ -261,7 +261,8 @@ def against(cases: Sequence[Case], scores: np.ndarray, cut: float) -> tuple[floa
     rows = []
     for case, score in zip(cases, scores, strict=True):
         if score < cut and case.logits and case.long < 0.5:
-            share = denial(case.reading, case.logits)
+            against = denials(case.reading, case.logits)
+            share = min(against[0], against[case.logits.index(max(case.logits, key=margin))])
             false = case.label == "contradicted" or (case.set == "written" and case.label != "supported")
             rows.append((share, false, case))
     told, best = [], 1.01

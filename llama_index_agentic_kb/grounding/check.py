@@ -39,8 +39,7 @@ class CheckedClaim(Model):
     claim_text: str
     span: Span
     grounding_check_required: bool
-    citation_indices: list[int] = Field(default_factory=list)
-    """Indices of the ``cited_chunks`` that support the claim."""
+    citation_indices: list[int] = Field(default_factory=list)  # indices of the ``cited_chunks`` that support the claim
     score: float | None = Field(default=None, ge=0, le=1)
     verdict: Verdict = Verdict.NOT_CHECKABLE
     lacking: Span | None = None

@@ -21,12 +21,9 @@ from llama_index_agentic_kb.schema.grounding import GroundingLedger, Span
 class Markers(StrEnum):
     """How an answer's reference markers are processed."""
 
-    KEEP = "keep"
-    """Keep the markers: the N of ``[ref_id:N]`` is the index of a passage in the evidence."""
-    RENUMBER = "renumber"
-    """Number the markers in order of appearance, and sort the evidence in the same order."""
-    STRIP = "strip"
-    """Remove the markers; the grounding ledger lists the citations."""
+    KEEP = "keep"  # keep the markers: the N of ``[ref_id:N]`` is the index of a passage in the evidence
+    RENUMBER = "renumber"  # number the markers in order of appearance, and sort the evidence in the same order
+    STRIP = "strip"  # remove the markers; the grounding ledger lists the citations
 
 
 # Every repetition is bounded, which limits the buffered text and the search time.
@@ -42,8 +39,7 @@ _OPEN: Final = re.compile(
 _BEGUN: Final = re.compile(r"\s*\[\s*ref_id", re.IGNORECASE)
 _IDS: Final = re.compile(r"\s*\d{1,9}(?:\s*[,;]\s*(?:ref_id\s*:\s*)?\d{1,9})*\s*", re.IGNORECASE)
 _ID: Final = re.compile(r"\d{1,9}")
-_LONGEST: Final = 160
-"""Characters examined before a marker; at least the longest match of ``_OPEN``."""
+_LONGEST: Final = 160  # characters examined before a marker; at least the longest match of ``_OPEN``
 
 
 class MarkerFilter:
@@ -61,15 +57,12 @@ class MarkerFilter:
     """
 
     def __init__(self, valid: Collection[int], style: Markers = Markers.KEEP) -> None:
-        self.removed = 0
-        """Number of ids removed so far; a marker without ids counts as one."""
-        self.cited: list[int] = []
-        """The valid ids found so far, each once, in order of appearance."""
+        self.removed = 0  # number of ids removed so far; a marker without ids counts as one
+        self.cited: list[int] = []  # the valid ids found so far, each once, in order of appearance
         self._style = style
         self._valid = frozenset(valid)
         self._held = ""
-        self._given = ""
-        """The end of the emitted text."""
+        self._given = ""  # the end of the emitted text
 
     def feed(self, delta: str) -> str:
         """Process a piece and return the text that can be emitted now."""
@@ -213,8 +206,7 @@ class OwnCitations:
     """
 
     def __init__(self, valid: Collection[int]) -> None:
-        self.removed = 0
-        """Number of citation numbers removed so far."""
+        self.removed = 0  # number of citation numbers removed so far
         self._valid = frozenset(valid)
         self._base: int | None = None
         self._held = ""
@@ -325,12 +317,9 @@ class CheckedText:
     """A filtered text with the numbers of what was removed."""
 
     text: str
-    markers: int = 0
-    """Reference ids that name no passage."""
-    links: int = 0
-    """Links that lead to no reference."""
-    hidden: int = 0
-    """Hidden characters."""
+    markers: int = 0  # reference ids that name no passage
+    links: int = 0  # links that lead to no reference
+    hidden: int = 0  # hidden characters
 
 
 class AnswerFilter:

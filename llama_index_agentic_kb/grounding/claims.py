@@ -33,14 +33,10 @@ class Claim:
 
     text: str
     span: Span
-    plain: str
-    """The text without list marker, reference markers, emoji and emphasis."""
-    cited: tuple[int, ...] = ()
-    """The ids that its reference markers name, in order."""
-    check_required: bool = True
-    """Whether evidence could support it; False for a question."""
-    context: str = ""
-    """The lead-in or heading above a list item, or the table header of a row."""
+    plain: str  # the text without list marker, reference markers, emoji and emphasis
+    cited: tuple[int, ...] = ()  # the ids that its reference markers name, in order
+    check_required: bool = True  # whether evidence could support it; False for a question
+    context: str = ""  # the lead-in or heading above a list item, or the table header of a row
 
     @property
     def said(self) -> str:
@@ -51,8 +47,7 @@ class Claim:
         return f"{self.context} {self.plain}" if is_fragment or is_negated(self.context) else self.plain
 
 
-_FRAGMENT: Final = 5
-"""Minimum number of words of a list item that counts as a full sentence."""
+_FRAGMENT: Final = 5  # minimum number of words of a list item that counts as a full sentence
 _MARKER: Final = r"\[\s{0,3}ref_id\s{0,3}:[^\[\]\n]{0,120}\]"
 _ITEM: Final = re.compile(
     r"(?P<indent>[ \t]*)(?P<marker>[-*+•‣◦▪–・●]|\(?\d{1,3}[.)、]|\(?[a-z][)]|[①-⑳])"
@@ -75,8 +70,7 @@ _MARKER_RUN: Final = re.compile(rf"{_MARKER}(?:\s{{0,8}}{_MARKER})*", re.IGNOREC
 _JOINT: Final = re.compile(r"(?:[,;]? (?:and|but|while|whereas|und|aber|et|mais|y|pero|e|ma)|[,;]) ")
 """A conjunction or comma after which a sentence may state another fact."""
 _ATTRIBUTION: Final = re.compile(r"(?:and )?(?:according to|as \w+ (?:in|by)|based on|per|in|from|see)", re.IGNORECASE)
-_LEAST_BEGINNING: Final = 4
-"""Minimum number of words of a beginning that is checked separately."""
+_LEAST_BEGINNING: Final = 4  # minimum number of words of a beginning that is checked separately
 _SAMPLE: Final = 4_000
 _SAYS: Final = re.compile(r"\w")
 
@@ -156,8 +150,7 @@ class _Blocks:
         self._found: list[_Block] = []
         self._open: _Block | None = None
         self._heading = self._lead_in = ""
-        self._head: str | None = None
-        """The header of the current table."""
+        self._head: str | None = None  # the header of the current table
 
     def read(self, answer: str) -> list[_Block]:
         position, fence = 0, ""
@@ -232,8 +225,7 @@ _WIDE_CHAR: Final = re.compile("[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]")
 _OPENING: Final = {"“": "”", "„": "“", "「": "」", "『": "』", "（": "）", "(": ")", "»": "«", "«": "»", "【": "】"}
 _BRACKET: Final = re.compile('[“”„«»「」『』（）()【】"]')
 _DEEPEST: Final = 8
-_LONGEST_QUOTE: Final = 400
-"""Maximum characters of a quotation or bracket that keeps its sentences together."""
+_LONGEST_QUOTE: Final = 400  # maximum characters of a quotation or bracket that keeps its sentences together
 _WORD_BEFORE: Final = re.compile(r"[\w.’'-]{1,24}\Z")
 _ORDINAL_DIGITS: Final = 2
 _NUMBERED: Final = words(

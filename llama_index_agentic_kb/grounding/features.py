@@ -28,23 +28,17 @@ FEATURES: Final = ("coverage", "numbers", "names", "negation_differs")
 """Names of the features, in the order of ``Reading.features``: the shares of a claim's terms in the best three
 sentences of all passages, of its numbers anywhere, of its names in the best window; whether negation differs there."""
 
-MAX_CHARACTERS: Final = 50_000
-"""Maximum number of characters read of a passage."""
-MAX_CLAIM: Final = 1_000
-"""Maximum number of characters read of a claim."""
-WINDOW_WORDS: Final = 64
-"""Maximum number of words of evidence in a window, without its title."""
+MAX_CHARACTERS: Final = 50_000  # maximum number of characters read of a passage
+MAX_CLAIM: Final = 1_000  # maximum number of characters read of a claim
+WINDOW_WORDS: Final = 64  # maximum number of words of evidence in a window, without its title
 _MOST_SENTENCES: Final = 4
-_LONGEST_SENTENCE: Final = 600
-"""Maximum characters of a sentence; longer text is split."""
-_IN_ONE: Final = 0.95
-"""Minimum share of a claim's terms in a sentence that is also read alone."""
+_LONGEST_SENTENCE: Final = 600  # maximum characters of a sentence; longer text is split
+_IN_ONE: Final = 0.95  # minimum share of a claim's terms in a sentence that is also read alone
 _SMOOTHING: Final = 4.0
 _MOST_WINDOWS: Final = 8
-_COVERING: Final = 3
-"""Number of sentences of which the coverage is a feature."""
-_LEAST_GAIN: Final = 0.04
-"""Minimum share of a claim that a further sentence must add."""
+_MOST_FILLED: Final = 16  # number of a passage's first sentences that may fill a window
+_COVERING: Final = 3  # number of sentences of which the coverage is a feature
+_LEAST_GAIN: Final = 0.04  # minimum share of a claim that a further sentence must add
 
 # A mark, closing quotes or brackets, space, and no small letter; not after an initial or a short title (Dr., St.).
 _END: Final = re.compile(
@@ -114,16 +108,12 @@ class Window:
     """Sentences of the passage with index ``passage`` that could support a claim."""
 
     passage: int
-    places: tuple[int, ...]
-    """Indices in ``Corpus.sentences`` of the sentences that cover most of the claim, best first."""
-    spans: tuple[Span, ...]
-    """Positions of these sentences in the passage's text."""
-    text: str
-    """The passage's head, these sentences and their neighbours, as input for a cross-encoder."""
-    coverage: float
-    """Weighted share of the claim's terms in the window."""
-    in_one: bool
-    """Whether its best sentence has nearly all of them."""
+    places: tuple[int, ...]  # indices in ``Corpus.sentences`` of the sentences that cover most of the claim, best first
+    spans: tuple[Span, ...]  # positions of these sentences in the passage's text
+    text: str  # the passage's head, these sentences and their neighbours, as input for a cross-encoder
+    coverage: float  # weighted share of the claim's terms in the window
+    alone: str
+    """The head and the best sentence, if this has nearly all of the claim's terms and is not the whole window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +121,10 @@ class Reading:
     """The features of a claim, in the order of ``FEATURES``, and its windows in the evidence."""
 
     features: tuple[float, ...]
-    windows: tuple[Window, ...]
-    """The best window of each relevant passage, best first."""
-    telling: int = 1
-    """Number of the claim's terms that are not function words."""
-    named: bool = True
-    """Whether the claim has a name or a number."""
-    sentences: int = 0
-    """Number of sentences in the passage of the best window."""
+    windows: tuple[Window, ...]  # the best window of each relevant passage, best first
+    telling: int = 1  # number of the claim's terms that are not function words
+    named: bool = True  # whether the claim has a name or a number
+    sentences: int = 0  # number of sentences in the passage of the best window
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +139,8 @@ class _Sentence:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    terms: dict[str, float]
-    """The claim's terms with their weights."""
-    total: float
-    held: dict[int, float]
-    """Weight of the claim's terms in each sentence, by the sentence's index."""
+    terms: dict[str, float]  # the claim's terms with their shares of its weight
+    held: dict[int, float]  # weight of the claim's terms in each sentence, by the sentence's index
     numbers: frozenset[str]
     names: frozenset[str]
     negated: bool
@@ -198,8 +181,7 @@ class Corpus:
         self.sentences: list[_Sentence] = []
         self.heads = [frozenset(_terms(passage.head, self.language)) for passage in passages]
         self.numbers = frozenset[str]().union(*(numbers_of(f"{one.head}\n{one.text}") for one in passages))
-        self._firsts: list[int] = []
-        """Index of the first sentence of each passage."""
+        self._firsts: list[int] = []  # index of the first sentence of each passage
         self._holders: dict[str, list[int]] = {}
         for number, passage in enumerate(passages):
             self._firsts.append(len(self.sentences))
@@ -229,14 +211,15 @@ class Corpus:
         content = [term for term in terms if term not in ignored]
         kept = content or terms
         # Spärck Jones's inverse document frequency over the sentences.
-        weights = {term: math.log(1 + self._total / (len(self._holders.get(term, ())) + 1)) for term in kept}
+        rarity = {term: math.log(1 + self._total / (len(self._holders.get(term, ())) + 1)) for term in kept}
+        total = sum(rarity.values())
+        weights = {term: weight / total for term, weight in rarity.items()}
         held: dict[int, float] = {}
         for term, weight in weights.items():
             for place in self._holders.get(term, ()):
                 held[place] = held.get(place, 0.0) + weight
         names = frozenset(term for name in _NAME.findall(text) for term in _terms(name, self.language)) - ignored
-        total = sum(weights.values()) or 1.0
-        return _Claim(weights, total, held, numbers_of(text), names, is_negated(text)), len(set(content))
+        return _Claim(weights, held, numbers_of(text), names, is_negated(text)), len(set(content))
 
     def _windows(self, claim: _Claim) -> list[Window]:
         """Return one window for each of the passages that cover most of the claim."""
@@ -249,72 +232,65 @@ class Corpus:
                     places.setdefault(number, [self._firsts[number]])
 
         def promise(number: int) -> float:
-            best = sum(claim.held.get(place, 0.0) / rank for rank, place in enumerate(places[number][:3], 1))
-            return best + 0.5 * claim.within(self.heads[number])
+            return claim.held.get(places[number][0], 0.0) + 0.5 * claim.within(self.heads[number])
 
         ranked = sorted(places, key=promise, reverse=True)[:_MOST_WINDOWS]
         windows = [self._window(number, places[number], claim) for number in ranked]
         return sorted(windows, key=lambda one: -one.coverage)
 
     def _window(self, number: int, places: Sequence[int], claim: _Claim) -> Window:
-        """Return a window of a passage: sentences chosen greedily by the coverage they add."""
-        covered, chosen, words = set(self.heads[number]), list[int](), 0
-        for _ in range(_MOST_SENTENCES):
-            left = [place for place in places[:24] if place not in chosen]
-            gain, place = self._best(claim, left, covered)
-            place = place if gain else places[0]
-            if chosen and (gain < _LEAST_GAIN * claim.total or words + self.sentences[place].words > WINDOW_WORDS):
-                break
-            chosen.append(place)
-            words += self.sentences[place].words
-            covered |= self.sentences[place].terms
-        picked = list(chosen)
-        # Neighbours resolve pronouns; in a short passage, a paraphrase may be in any sentence.
+        """Return a window of a passage: the sentences that cover most of the claim, and others beside them."""
+        chosen = self._covering(claim, places[:24], self.heads[number], _MOST_SENTENCES) or [places[0]]
         first, last = self._firsts[number], self._firsts[number + 1]
-        beside = (chosen[0] - 1, chosen[0] + 1)
-        for near in (*beside, *range(first, last)):
-            if not first <= near < last or near in picked:
-                continue
-            if words + self.sentences[near].words <= WINDOW_WORDS:
-                picked.append(near)
-                words += self.sentences[near].words
-            elif near not in beside:
-                break
+        picked, words = list[int](), 0
+        # Neighbours resolve pronouns; in a short passage, a paraphrase may be in any sentence.
+        for place in (*chosen, chosen[0] - 1, chosen[0] + 1, *range(first, min(last, first + _MOST_FILLED))):
+            if first <= place < last and place not in picked:
+                count = self.sentences[place].words
+                if not picked or words + count <= WINDOW_WORDS:
+                    picked.append(place)
+                    words += count
+        chosen = [place for place in chosen if place in picked]
         passage = self.passages[number]
-        shown = (passage.text[self.sentences[place].start : self.sentences[place].end] for place in sorted(picked))
-        text = " ".join(part for part in (passage.head, *shown) if part)
-        spans = tuple(Span(start=self.sentences[place].start, end=self.sentences[place].end) for place in chosen)
-        best = self.heads[number] | self.sentences[chosen[0]].terms
-        in_one = claim.within(best) >= _IN_ONE * claim.total
-        return Window(number, tuple(chosen), spans, text, claim.within(covered) / claim.total, in_one)
+        spans = {place: Span(start=self.sentences[place].start, end=self.sentences[place].end) for place in picked}
+        text, alone = (
+            " ".join(part for part in (passage.head, *(spans[place].of(passage.text) for place in places)) if part)
+            for places in (sorted(picked), chosen[:1])
+        )
+        if text == alone or claim.within(self._known(number, chosen[:1])) < _IN_ONE:
+            alone = ""
+        coverage = claim.within(self._known(number, chosen))
+        return Window(number, tuple(chosen), tuple(spans[place] for place in chosen), text, coverage, alone)
+
+    def _known(self, passage: int, places: Sequence[int]) -> frozenset[str]:
+        """Return the terms of a passage's head and of some sentences."""
+        return self.heads[passage].union(*(self.sentences[place].terms for place in places))
 
     def _features(self, claim: _Claim, windows: Sequence[Window]) -> tuple[float, ...]:
-        places = windows[0].places if windows else ()
-        head = self.heads[windows[0].passage] if windows else frozenset[str]()
-        near = head.union(*(self.sentences[place].terms for place in places))
-        denied = any(self.sentences[place].negated for place in places[:2])
+        if not windows:
+            return (0.0, _share(claim.numbers, self.numbers), _share(claim.names, ()), 0.0)
+        best = windows[0]
+        most = sorted(claim.held, key=lambda one: -claim.held[one])[:40]
+        covering = self._covering(claim, most, self.heads[best.passage], _COVERING)
+        denied = any(self.sentences[place].negated for place in best.places[:2])
         return (
-            self._coverage(claim, head),
+            claim.within(self._known(best.passage, covering)),
             _share(claim.numbers, self.numbers),
-            _share(claim.names, near),
-            float(bool(places) and claim.negated != denied),
+            _share(claim.names, self._known(best.passage, best.places)),
+            float(claim.negated != denied),
         )
 
-    def _best(self, claim: _Claim, places: Sequence[int], covered: Container[str]) -> tuple[float, int]:
-        """Return the most coverage that a sentence adds, and its index; the lowest index on a tie."""
-        gain, place = max(
-            ((claim.within(self.sentences[one].terms, covered), -one) for one in places), default=(0.0, 0)
-        )
-        return gain, -place
-
-    def _coverage(self, claim: _Claim, head: frozenset[str]) -> float:
-        """Return the share of the claim's terms in the best three sentences of all passages."""
-        covered = set(head)
-        places = sorted(claim.held, key=lambda one: -claim.held[one])[:40]
-        for _ in range(_COVERING):
-            gain, place = self._best(claim, places, covered)
-            covered |= self.sentences[place].terms if gain else frozenset()
-        return claim.within(covered) / claim.total
+    def _covering(self, claim: _Claim, places: Sequence[int], head: frozenset[str], most: int) -> list[int]:
+        """Return sentences chosen greedily by the share of the claim that they add to a head; the first on a tie."""
+        chosen, covered = list[int](), head
+        for _ in range(most):
+            gains = ((claim.within(self.sentences[one].terms, covered), -one) for one in places)
+            gain, place = max(gains, default=(0.0, 0))
+            if gain < _LEAST_GAIN:
+                break
+            chosen.append(-place)
+            covered |= self.sentences[-place].terms
+        return chosen
 
 
 def _share(wanted: frozenset[object], there: Collection[object]) -> float:

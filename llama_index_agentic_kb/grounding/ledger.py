@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,31 +35,22 @@ from llama_index_agentic_kb.schema.grounding import (
     Verdict,
 )
 
-_WORD: Final = re.compile(r"\d+(?:[.,]\d+)*|\w+")
-_LONG: Final = 20_000
-"""Maximum characters of an answer that is split into claims on the event loop (about 20 ms)."""
-_SURE_RIVAL: Final = 0.5
-"""Minimum strength at which a differing statement of another source is a conflict."""
-_WHOLE: Final = 0.3
-"""Weight of the whole of a claim with several markers, beside its weakest part (docs/proof.md)."""
-_SHORT_PARTS: Final = 0.1
-"""Added to these, because the model's scores of short statements are lower."""
-_MOST_BY_PARTS: Final = 0.95
-"""Maximum of the sum: the score of a statement that stands in a passage to the letter."""
+_LONG: Final = 20_000  # maximum characters of an answer that is split into claims on the event loop (about 20 ms)
+_SURE_RIVAL: Final = 0.5  # minimum strength at which a differing statement of another source is a conflict
+_WHOLE: Final = 0.3  # weight of the whole of a claim with several markers, beside its weakest part (docs/proof.md)
+_SHORT_PARTS: Final = 0.1  # added to these, because the model's scores of short statements are lower
+_MOST_BY_PARTS: Final = 0.95  # maximum of the sum: the score of a statement that stands in a passage to the letter
 _BORNE: Final = (Verdict.SUPPORTED, Verdict.PARTIALLY_SUPPORTED)
-_MOST_BEGINNINGS: Final = 48
-"""Maximum number of beginnings of claims scored in one check."""
+_MOST_BEGINNINGS: Final = 48  # maximum number of beginnings of claims scored in one check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroundingSource(Premise):
     """A reference that claims are checked against: a passage with its place."""
 
-    reference_id: str
-    """The N of ``[ref_id:N]``, as in ``Reference.id``."""
+    reference_id: str  # the N of ``[ref_id:N]``, as in ``Reference.id``
     node_id: str
-    date: str | None = None
-    """The document's date, shown with conflicts."""
+    date: str | None = None  # the document's date, shown with conflicts
 
 
 async def ground(
@@ -227,16 +216,14 @@ def _entry(
             flags.append(ClaimFlag.NOT_SCORED)
         score = ClaimScore(None, Verdict.NOT_CHECKABLE)
     else:
-        bearing, borne, shown = set[str](), set[str](), set[int]()
-        for one in _shown(score, threshold):
-            supports += _supports(claim, one, sources[one.premise])
-            shown.add(one.premise)
-            if one.score >= threshold and score.verdict is not Verdict.CONTRADICTED:
-                bearing.add(sources[one.premise].reference_id)
-        for one in score.parts:
-            supports += _supports(claim, one, sources[one.premise]) if one.premise not in shown else []
-            borne.add(sources[one.premise].reference_id)
-        if score.verdict is Verdict.SUPPORTED and score.score >= threshold:
+        shown = _shown(score, threshold)
+        further = [one for one in score.parts if one.premise not in {known.premise for known in shown}]
+        supports = [_support(span, sources[one.premise], one.score) for one in (*shown, *further) for span in one.spans]
+        borne = {sources[one.premise].reference_id for one in score.parts}
+        bearing = {sources[one.premise].reference_id for one in shown if one.score >= threshold}
+        if score.verdict is Verdict.CONTRADICTED:
+            bearing = set()
+        elif score.verdict is Verdict.SUPPORTED and score.score >= threshold:
             bearing |= borne
         wrong = [reference for reference in cited if reference not in bearing | borne] if bearing else []
         flags += [ClaimFlag.MISATTRIBUTED] if wrong else []
@@ -267,19 +254,6 @@ def _shown(score: ClaimScore, threshold: float) -> list[Evidence]:
     return [one for one in score.evidence if one.premise in rivals or not rivals]
 
 
-def _supports(claim: Claim, evidence: Evidence, source: GroundingSource) -> list[Support]:
-    """Return the parts of a source that support a claim, those with most of the claim's words first."""
-    said = set(_WORD.findall(claim.plain.casefold()))
-    merged: list[Span] = []
-    for span in sorted(evidence.spans, key=operator.attrgetter("start")):
-        if merged and not source.text[merged[-1].end : span.start].strip():  # nothing but space between them
-            merged[-1] = Span(start=merged[-1].start, end=max(merged[-1].end, span.end))
-        else:
-            merged.append(span)
-    found = [_support(span, source, evidence.score) for span in merged]
-    return sorted(found, key=lambda one: -len(said.intersection(_WORD.findall(one.quote.casefold()))))
-
-
 def _support(span: Span, source: GroundingSource, score: float) -> Support:
     return Support(
         reference_id=source.reference_id,
@@ -299,9 +273,7 @@ def _conflicts(number: int, score: ClaimScore, support: Support, sources: Sequen
         key = source.reference_id, rival.kind
         if source.reference_id == support.reference_id or rival.strength < _SURE_RIVAL or key in found:
             continue
-        spans = [span for one in score.evidence if one.premise == rival.premise for span in one.spans]
-        around = (span for span in spans if span.start <= rival.span.start and rival.span.end <= span.end)
-        place = _support(next(around, rival.span), source, rival.strength)  # the sentence that contains it
+        place = _support(rival.span, source, rival.strength)
         own = ConflictingValue(value=one_line(rival.claimed), support=support, date=dates[support.reference_id])
         other = ConflictingValue(value=one_line(rival.quote), support=place, date=source.date)
         found[key] = Conflict(claim=number, kind=rival.kind, values=[own, other])

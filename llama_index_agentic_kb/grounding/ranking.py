@@ -20,8 +20,7 @@ from llama_index_agentic_kb.search.rerank import MAX_SCORE, Reranked, Reranker, 
 from llama_index_agentic_kb.search.tokenizing import Analyzer
 
 _K1: Final = 1.2
-_B: Final = 0.75
-"""BM25's usual parameters (Robertson and Zaragoza 2009)."""
+_B: Final = 0.75  # BM25's usual parameters (Robertson and Zaragoza 2009)
 
 
 RecordLike = str | RankRecord | Mapping[str, object]

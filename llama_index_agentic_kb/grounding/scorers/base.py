@@ -9,8 +9,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 from llama_index_agentic_kb.grounding.claims import Claim
 from llama_index_agentic_kb.schema.grounding import CITATION_THRESHOLD, ConflictKind, Span, Verdict
 
-PARTIAL_THRESHOLD: Final = 0.35
-"""Minimum score of a partially supported claim."""
+PARTIAL_THRESHOLD: Final = 0.35  # minimum score of a partially supported claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +25,8 @@ class Premise:
 class Evidence:
     """The evidence of one passage for a claim."""
 
-    premise: int
-    """Index of the passage."""
-    score: float
-    """How far the passage alone supports the claim, 0 to 1."""
+    premise: int  # index of the passage
+    score: float  # how far the passage alone supports the claim, 0 to 1
     spans: tuple[Span, ...] = ()
     """Positions of the supporting sentences in the passage's text, best first; empty if unknown."""
 
@@ -43,8 +40,7 @@ class Rival:
     quote: str
     premise: int
     span: Span
-    strength: float = 1.0
-    """Confidence that the passage contradicts the claim, 0 to 1."""
+    strength: float = 1.0  # confidence that the passage contradicts the claim, 0 to 1
 
 
 @dataclass(slots=True)

@@ -24,23 +24,16 @@ from llama_index_agentic_kb.grounding.scorers.base import ClaimScore, Evidence, 
 from llama_index_agentic_kb.grounding.scorers.lexical import bearing_spans, nearest_premises, softmax
 from llama_index_agentic_kb.schema.grounding import ConflictKind
 
-_PASSAGES: Final = 8
-"""Maximum number of passages that a claim is checked against: those with most of its words."""
-_BATCH: Final = 16
-"""Number of pairs in one batch."""
-_MAX_TOKENS: Final = 512
-"""Maximum tokens of a pair if the model does not specify it; most models accept 512."""
-_NO_LIMIT: Final = 100_000
-"""Maximum plausible limit: tokenizers report 1e30 if they have no limit."""
-_CHARACTERS: Final = 3
-"""Minimum characters of a token, for models without a tokenizer."""
-_SPARE: Final = 8
-"""Tokens reserved for the special tokens of a pair."""
+_PASSAGES: Final = 8  # maximum number of passages that a claim is checked against: those with most of its words
+_BATCH: Final = 16  # number of pairs in one batch
+_MAX_TOKENS: Final = 512  # maximum tokens of a pair if the model does not specify it; most models accept 512
+_NO_LIMIT: Final = 100_000  # maximum plausible limit: tokenizers report 1e30 if they have no limit
+_CHARACTERS: Final = 3  # minimum characters of a token, for models without a tokenizer
+_SPARE: Final = 8  # tokens reserved for the special tokens of a pair
 _TWO: Final = 2
 _SUPPORTS: Final = re.compile(r"^(?:entail\w*|support\w*|consistent|factual\w*|faithful|grounded|true)$")
 _DENIES: Final = re.compile(r"^contradict|^refut")
-_SURELY: Final = 0.9
-"""Minimum probability at which a passage contradicts a claim."""
+_SURELY: Final = 0.9  # minimum probability at which a passage contradicts a claim
 
 
 class PairModel(Protocol):
@@ -57,21 +50,14 @@ class CrossEncoderScorer:
         CrossEncoderScorer("cross-encoder/nli-deberta-v3-base")
 
     Args:
-        model: A loaded model, or the name or folder of one. Nothing is downloaded; pickles and code are refused.
-        entailment: Index of the label whose probability is the score. Defaults to the one of ``config.id2label``.
-        contradiction: Index of the label for contradiction. Defaults to the one of ``config.id2label``.
+        model: A loaded model, or the name or folder of one. Nothing is downloaded; pickles and code are refused. Its
+            ``config.id2label`` says which label's probability is the score, and which one contradicts.
 
     Raises:
         ConfigurationError: The meaning of the model's labels is unknown, or the model cannot be loaded.
     """
 
-    def __init__(
-        self,
-        model: PairModel | str,
-        *,
-        entailment: int | None = None,
-        contradiction: int | None = None,
-    ) -> None:
+    def __init__(self, model: PairModel | str) -> None:
         loaded: Any = _load(model) if isinstance(model, str) else model
         if not callable(getattr(loaded, "predict", None)):
             raise ConfigurationError(f"model: expected a CrossEncoder, got {type(loaded).__name__}")
@@ -80,7 +66,7 @@ class CrossEncoderScorer:
         self.model = loaded
         self.name = f"cross-encoder {str(name).rsplit('/', 1)[-1]}"
         labels: Mapping[Any, Any] = getattr(config, "id2label", None) or {}
-        self.entailment, self.contradiction = _labels(labels, self.name, entailment, contradiction)
+        self.entailment, self.contradiction = _labels(labels, self.name)
         # A tokenizer fails when two threads use it, and the model takes all cores anyway.
         self._pool = WorkerPool("claim-scorer", max_workers=1)
         self._options = _options(loaded.predict)
@@ -144,7 +130,7 @@ class CrossEncoderScorer:
                 raise RetrievalError(f"{self.name}: expected a probability, got {row[0]}")
             return (softmax([0.0, row[0]])[1] if logits else row[0]), 0.0
         if self.entailment is None or max(self.entailment, self.contradiction or 0) >= len(row):
-            raise ConfigurationError(f"entailment: {self.name} has {len(row)} labels, say which one entails")
+            raise ConfigurationError(f"{self.name} has {len(row)} labels; its config.id2label must name them")
         shares = softmax(row) if logits or not math.isclose(sum(row), 1.0, abs_tol=1e-3) else row
         return shares[self.entailment], 0.0 if self.contradiction is None else shares[self.contradiction]
 
@@ -205,24 +191,17 @@ def _options(predict: Callable[..., object]) -> dict[str, Any]:
     return options
 
 
-def _labels(
-    names: Mapping[Any, Any], model: str, entailment: int | None, contradiction: int | None
-) -> tuple[int | None, int | None]:
+def _labels(names: Mapping[Any, Any], model: str) -> tuple[int | None, int | None]:
     """Return the indices of the labels for entailment and for contradiction. None if a label is unknown."""
-    if contradiction is not None and entailment is None:
-        raise ConfigurationError("contradiction: give entailment as well")
     labels = {int(number): re.sub(r"[\s-]+", "_", str(label)).casefold() for number, label in names.items()}
     if len(labels) < _TWO:  # one number for each pair, or no label names
-        return entailment, contradiction
+        return None, None
     said = next((number for number, label in labels.items() if _SUPPORTS.match(label)), None)
-    if entailment is not None:
-        if said is not None and said != entailment:
-            raise ConfigurationError(f"entailment: {model} calls label {entailment} {labels.get(entailment)!r}")
-        return entailment, contradiction
     if said is None and len(labels) == _TWO and "minicheck" in model.casefold():  # no, yes
         return 1, None
     if said is None:
-        raise ConfigurationError(f"{model}: its labels {sorted(labels.values())} do not say which one entails; say it")
+        named = ", ".join(sorted(labels.values()))
+        raise ConfigurationError(f"{model}: its labels ({named}) do not say which one entails; name them in id2label")
     return said, next((number for number, label in labels.items() if _DENIES.match(label)), None)
 
 
@@ -230,16 +209,10 @@ def _claim_score(claim: str, found: dict[int, tuple[float, float]], premises: Se
     ranked = sorted(found, key=lambda number: (-found[number][0], number))
     evidence = [Evidence(number, found[number][0], bearing_spans(claim, premises[number])) for number in ranked]
     score = evidence[0].score if evidence else 0.0
-    rivals = [
-        Rival(
-            ConflictKind.OTHER,
-            claim,
-            one.spans[0].of(premises[one.premise].text),
-            one.premise,
-            one.spans[0],
-            found[one.premise][1],
-        )
-        for one in evidence
-        if one.spans and found[one.premise][1] >= _SURELY
-    ]
+    rivals = []
+    for one in evidence:
+        strength = found[one.premise][1]
+        if one.spans and strength >= _SURELY:
+            quote = one.spans[0].of(premises[one.premise].text)
+            rivals.append(Rival(ConflictKind.OTHER, claim, quote, one.premise, one.spans[0], strength))
     return ClaimScore(score, verdict_of(score, contradicted=bool(rivals)), evidence, rivals)

@@ -69,32 +69,23 @@ _VERDICTS: Final = (
     (re.compile(r"not.?checkable"), Verdict.NOT_CHECKABLE),
 )
 """Patterns for the beginning of a model's verdict."""
-_SURE: Final = 0.9
-"""Confidence of a verdict if the model reports none."""
-_UNQUOTED: Final = 0.5
-"""Factor for the score of a supported claim for which the model names no existing passage."""
+_SURE: Final = 0.9  # confidence of a verdict if the model reports none
+_UNQUOTED: Final = 0.5  # factor for the score of a supported claim for which the model names no existing passage
 _LEAST_QUOTE: Final = 8
 _MOST_QUOTE: Final = 2_000
-MOST_CLAIMS: Final = 24
-"""Maximum number of claims in one call: with more, models skip some."""
-_NEAREST: Final = 6
-"""Maximum number of passages for each claim if not all passages fit."""
-_RULES: Final = 600
-"""Estimated tokens of the rules in the prompt."""
-_PER_CLAIM: Final = 150
-"""Estimated tokens of a claim and its verdict."""
-_CHARACTERS: Final = 3
-"""Minimum characters of a token."""
+MOST_CLAIMS: Final = 24  # maximum number of claims in one call: with more, models skip some
+_NEAREST: Final = 6  # maximum number of passages for each claim if not all passages fit
+_RULES: Final = 600  # estimated tokens of the rules in the prompt
+_PER_CLAIM: Final = 150  # estimated tokens of a claim and its verdict
+_CHARACTERS: Final = 3  # minimum characters of a token
 _LEAST_ROOM: Final = 2_000
-MAX_REPLY: Final = 40_000
-"""Maximum number of characters read of a reply."""
+MAX_REPLY: Final = 40_000  # maximum number of characters read of a reply
 _WORD: Final = re.compile(r"\w+")
 _NUMBER: Final = re.compile(r"\d{1,6}")
 _CLAIMS_TAG: Final = re.compile(r"</?\s*claims\b", re.IGNORECASE)
 _OBJECT: Final = re.compile(r'\{\s*"claim"')
 
-Quotes = list[tuple[int, str]]
-"""Pairs of a passage's number and the words that a model quotes from it."""
+Quotes = list[tuple[int, str]]  # pairs of a passage's number and the words that a model quotes from it
 
 
 class LLMJudge:

@@ -12,7 +12,7 @@ import time
 import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Final, Literal, Protocol
 
 from llama_index_agentic_kb._aio import Call
@@ -36,15 +36,11 @@ from llama_index_agentic_kb.grounding.scorers.small import Row, calibration, sma
 from llama_index_agentic_kb.schema.grounding import CITATION_THRESHOLD, ConflictKind, Span, Verdict
 from llama_index_agentic_kb.search.tokenizing import DEFAULT_LANGUAGE, detect_language, split_words
 
-_PAIRS: Final = 96
-"""Maximum number of pairs that the cross-encoder reads in one check, but at least one for each claim."""
-_MOST_WINDOWS: Final = 4
-"""Maximum number of windows read for a claim if the best one is neutral."""
+_PAIRS: Final = 96  # maximum number of pairs that the cross-encoder reads in one check, but at least one for each claim
+_MOST_WINDOWS: Final = 4  # maximum number of windows read for a claim if the best one is neutral
 _NEAR: Final = 2
-_WORTHWHILE: Final = 0.75
-"""Minimum share of the best window's coverage at which another window is always read."""
-_WHOLE: Final = 0.999
-"""Minimum coverage of a window that has all of a claim's terms."""
+_WORTHWHILE: Final = 0.75  # minimum share of the best window's coverage at which another window is always read
+_WHOLE: Final = 0.999  # minimum coverage of a window that has all of a claim's terms
 _READ: Final = words("english german french spanish italian dutch portuguese danish norwegian swedish finnish russian")
 """Languages whose words, endings and negation the features support."""
 _UNREAD: Final = re.compile(  # scripts without spaces, or with endings and negation that the features do not support
@@ -54,14 +50,13 @@ _SHORT: Final = 12
 _LONG: Final = 60
 """Maximum sentences of a short passage (``_SHORT``), and minimum sentences of a long document (``_LONG``)."""
 _MOSTLY: Final = 0.5
-_SAME: Final = 0.5
-"""Minimum coverage at which a window has the same subject as the claim."""
+_SAME: Final = 0.5  # minimum coverage at which a window has the same subject as the claim
 _LIKELY: Final = 0.5
+_LEAST_SHARE: Final = 1e-6
 _MISSING_NUMBER: Final = 0.1
 """Score of a claim in an unsupported language with a number that is missing from the evidence."""
 _VERBATIM: Final = 0.95
-_TELLING: Final = 2
-"""Minimum number of terms of a sentence that makes a statement, unlike "Yes."."""
+_TELLING: Final = 2  # minimum number of terms of a sentence that makes a statement, unlike "Yes."
 _LEAST_VERBATIM: Final = 12
 _YEAR: Final = re.compile(r"(?:1[0-9]|20)\d\d")
 _IDENTIFIER: Final = re.compile(r"\S*[\d_/.]\S*")
@@ -156,7 +151,7 @@ class SmallScorer(LexicalScorer):
 
     def _scored(self, asked: Mapping[str, Reading], corpus: Corpus, deadline: float | None) -> Mapping[str, ClaimScore]:
         english = {claim: reading for claim, reading in asked.items() if not _is_foreign(claim, reading)}
-        read = read_windows(self.model or small_model(), english, corpus, deadline) if english else []
+        read = read_windows(self.model or small_model(), english, deadline) if english else []
         scores = {
             claim: _by_model(claim, reading, rows, corpus)
             for (claim, reading), rows in zip(english.items(), read, strict=True)
@@ -164,9 +159,7 @@ class SmallScorer(LexicalScorer):
         return {**super()._scored({one: asked[one] for one in asked if one not in english}, corpus, deadline), **scores}
 
 
-def read_windows(
-    model: PairReader, asked: Mapping[str, Reading], corpus: Corpus, deadline: float | None = None
-) -> list[list[Row]]:
+def read_windows(model: PairReader, asked: Mapping[str, Reading], deadline: float | None = None) -> list[list[Row]]:
     """Return a model's logits for each claim's windows, best first; the best is also read as a single sentence."""
     room = max(1, _PAIRS // max(1, len(asked)))
 
@@ -177,7 +170,7 @@ def read_windows(
 
     windows = [[window.text for window in reading.windows[: min(room, _MOST_WINDOWS)]] for reading in asked.values()]
     counts = [_near_windows(reading) for reading in asked.values()]
-    alone = [_best_sentence(reading, corpus) for reading in asked.values()]
+    alone = [[one.alone for one in reading.windows[:1] if one.alone and room > 1] for reading in asked.values()]
     found = read([[*texts[:count], *one] for texts, count, one in zip(windows, counts, alone, strict=True)])
     for rows, one in zip(found, alone, strict=True):
         if one:  # the sentence may be clearer than with its neighbours
@@ -288,16 +281,6 @@ def _near_windows(reading: Reading) -> int:
     return 1 + sum(window.coverage >= least for window in reading.windows[1:_NEAR])
 
 
-def _best_sentence(reading: Reading, corpus: Corpus) -> list[str]:
-    """Return the best sentence of the best window, with title and attributes, if it has all terms of the claim."""
-    if not reading.windows or not reading.windows[0].in_one:
-        return []
-    window = reading.windows[0]
-    passage = corpus.passages[window.passage]
-    text = f"{passage.head} {window.spans[0].of(passage.text)}".strip()
-    return [text] if text != window.text else []
-
-
 def margin(row: Row) -> float:
     """Return the margin of "supported" over "contradicted" in a model's logits; it chooses among windows."""
     return row[2] - row[0]
@@ -308,41 +291,31 @@ def _by_model(claim: str, reading: Reading, rows: Sequence[Row], corpus: Corpus)
     if not rows:
         return ClaimScore(0.0, verdict_of(0.0))
     best = rows.index(max(rows, key=margin))
-    scores = [blended(reading, row) for row in rows]
-    score = scores[best]
-    least = calibration()["contradicted"]
-    is_denied = score < CITATION_THRESHOLD and denial(reading, rows) >= least
-    is_long = long_document(reading) >= _MOSTLY
-    against = [number for number, row in enumerate(rows) if softmax(row)[0] >= least and not is_long]
-    asked = numbers_of(claim)
-    rivals = []
-    for number, (window, row) in enumerate(zip(reading.windows, rows, strict=False)):
-        strength = softmax(row)[0]
+    scores, against = [blended(reading, row) for row in rows], denials(reading, rows)
+    score, least, asked = scores[best], calibration()["contradicted"], numbers_of(claim)
+    shown, rivals = [], []
+    for window, strength in zip(reading.windows, against, strict=False):
+        if strength >= least:
+            shown.append(Evidence(window.passage, strength, window.spans))
         # The same subject without the claim's number is a conflict, not a contradiction.
-        differs = window.coverage >= _SAME and strength >= _LIKELY and bool(asked - numbers_of(window.text))
-        if number in against or differs:
-            rivals.append(_rival(claim, window, corpus, strength))
-    if is_denied:
-        windows = [(reading.windows[number], softmax(rows[number])[0]) for number in against]
-        shown = [Evidence(window.passage, strength, window.spans) for window, strength in windows]
+        elif window.coverage < _SAME or strength < _LIKELY or not asked - numbers_of(window.text):
+            continue
+        rivals.append(_rival(claim, window, corpus, strength))
+    # The window with most of the claim's words must contradict it as well: another may speak of something else.
+    if score < CITATION_THRESHOLD and min(against[0], against[best]) >= least:
         return ClaimScore(score, Verdict.CONTRADICTED, shown, rivals)
-    return ClaimScore(score, verdict_of(score), _evidence(reading, score, scores, best), rivals)
+    return ClaimScore(score, verdict_of(score), _evidence(reading, score, scores), rivals)
 
 
-def denial(reading: Reading, rows: Sequence[Row]) -> float:
-    """Return the probability that passages contradict a claim; 0 if the window is a small part of its passage.
-
-    The window with most of the claim's words must contradict it as well: another may speak of something else.
-    """
-    if long_document(reading) >= _MOSTLY:
-        return 0.0
-    return min(softmax(row)[0] for row in (rows[0], max(rows, key=margin)))
+def denials(reading: Reading, rows: Sequence[Row]) -> list[float]:
+    """Return the probability that each window contradicts a claim; 0 if windows are a small part of their passage."""
+    return [softmax(row)[0] if long_document(reading) < _MOSTLY else 0.0 for row in rows]
 
 
 def support(row: Row) -> float:
     """Return the log odds of "supported" for a row of logits."""
-    highest = max(row[:2])
-    return row[2] - highest - math.log(math.exp(row[0] - highest) + math.exp(row[1] - highest))
+    share = min(max(softmax(row)[2], _LEAST_SHARE), 1 - _LEAST_SHARE)
+    return math.log(share / (1 - share))
 
 
 def blended(reading: Reading, row: Row) -> float:
@@ -361,17 +334,12 @@ def long_document(reading: Reading) -> float:
     return min(1.0, max(0.0, math.log(max(1, reading.sentences) / _SHORT) / math.log(_LONG / _SHORT)))
 
 
-def _evidence(reading: Reading, score: float, scores: Sequence[float] = (), best: int = 0) -> list[Evidence]:
+def _evidence(reading: Reading, score: float, scores: Sequence[float] = ()) -> list[Evidence]:
     """Return the evidence of all passages, best first; coverage determines scores that the model did not compute."""
     found = []
-    for number, window in enumerate(reading.windows):
-        if number == best:
-            own = score
-        elif number < len(scores):
-            own = min(score, scores[number])
-        else:
-            own = score * min(1.0, window.coverage / (reading.windows[best].coverage or 1.0)) ** 2
-        found.append(Evidence(window.passage, own, window.spans))
+    for window, own in zip_longest(reading.windows, scores):
+        share = min(1.0, window.coverage / (reading.windows[0].coverage or 1.0))
+        found.append(Evidence(window.passage, score * share**2 if own is None else min(score, own), window.spans))
     return sorted(found, key=lambda one: -one.score)
 
 

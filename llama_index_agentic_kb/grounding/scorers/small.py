@@ -21,17 +21,14 @@ from llama_index_agentic_kb._text import without_surrogates
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
 
 WEIGHTS: Final = Path(__file__).parent.parent / "weights"
-MAX_TOKENS: Final = 128
-"""Maximum tokens of a pair, as in training."""
-BATCH: Final = 256
-"""Maximum tokens of a batch, to limit memory; the deadline is checked between batches."""
+MAX_TOKENS: Final = 128  # maximum tokens of a pair, as in training
+BATCH: Final = 256  # maximum tokens of a batch, to limit memory; the deadline is checked between batches
 _INPUTS: Final = ("input_ids", "attention_mask")
 _RAREST: Final = 29_000
 """The first of the 1,000 rarest pieces; they stand for unknown characters, so that these differ from each other."""
 _LOCK: Final = threading.Lock()
 
-Row = tuple[float, float, float]
-"""The logits of "contradicted", "neutral" and "supported"."""
+Row = tuple[float, float, float]  # the logits of "contradicted", "neutral" and "supported"
 
 
 class Logistic(TypedDict):
@@ -47,8 +44,7 @@ class Calibration(TypedDict):
     lexical: Logistic
     small: Logistic
     long: Logistic
-    contradicted: float
-    """Minimum probability at which a claim is contradicted."""
+    contradicted: float  # minimum probability at which a claim is contradicted
     digests: dict[str, str]
 
 
