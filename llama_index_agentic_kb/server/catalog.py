@@ -114,7 +114,7 @@ class Catalog:
     """Reads and changes the catalog in the database of the sessions: a path (SQLite) or a URL; see ``SessionStore``."""
 
     def __init__(self, url: str | Path) -> None:
-        self._database = SqlDatabase(url, SESSIONS, connections=4, timeout=_SECONDS)
+        self._database = SqlDatabase(url, SESSIONS, timeout=_SECONDS)
         self._pool = WorkerPool("catalog", 4)
         self._snapshot: Snapshot | None = None
         self._reading = asyncio.Lock()

@@ -72,37 +72,30 @@ class Facet:
 
     Args:
         field: The metadata key.
-        limit: The maximum number of values, most frequent first. Defaults to the call's limit. Ignored for ranges.
         ranges: Ascending boundaries, all numbers or all text (ISO dates): ``[10, 20]`` counts below 10, from 10 to
             below 20, and from 20.
 
     Raises:
-        InvalidRequestError: ``limit`` or ``ranges`` is invalid.
+        InvalidRequestError: ``ranges`` is invalid.
     """
 
     field: str
-    limit: int | None = None
     ranges: Sequence[float | str] | None = None
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        problem = None
-        if self.limit is not None and self.limit < 1:
-            problem = f"limit must be above 0, got {self.limit}"
-        elif self.ranges is not None and not _ascending(self.ranges):
-            problem = f"ranges must be ascending boundaries, all numbers or all text, got {list(self.ranges)!r}"
-        if problem:
-            raise InvalidRequestError(f"facet {self.field!r}: {problem}")
-
-
-def _is_number(value: Any) -> bool:
-    return _is_value(value) and not isinstance(value, (bool, str))
+        if self.ranges is not None and not _ascending(self.ranges):
+            raise InvalidRequestError(
+                f"facet {self.field!r}: ranges must be ascending boundaries, all numbers or all text, got "
+                f"{list(self.ranges)!r}"
+            )
 
 
 def _ascending(boundaries: Sequence[Any]) -> bool:
     if isinstance(boundaries, str) or not boundaries:
         return False
-    alike = all(isinstance(one, str) for one in boundaries) or all(map(_is_number, boundaries))
+    plain = [one for one in boundaries if _is_value(one) and not isinstance(one, bool)]
+    alike = len(plain) == len(boundaries) and len({isinstance(one, str) for one in plain}) == 1
     return alike and all(one < other for one, other in pairwise(boundaries))
 
 
@@ -141,7 +134,7 @@ def _place(facet: Facet, value: Scalar) -> Any:
 def _buckets(facet: Facet, counts: Counter[Any], limit: int) -> list[FacetBucket]:
     """Return a facet's buckets in order."""
     if facet.ranges is None:
-        return _most_frequent(counts, facet.limit or limit)
+        return _most_frequent(counts, limit)
     edges = enumerate(pairwise([None, *facet.ranges, None]))
     return [FacetBucket(counts[number], start=start, end=end) for number, (start, end) in edges]
 

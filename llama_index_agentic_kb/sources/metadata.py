@@ -121,7 +121,7 @@ def _own_facets(
             counted = counts(facet.field, documents=per == "document")
         if counted is None:
             return None
-        found[facet.field] = value_buckets(counted, facet.limit or limit)
+        found[facet.field] = value_buckets(counted, limit)
     return found
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -74,10 +74,13 @@ class PostgresVectors:
                 raise _missing(self._documents, self._source)
             if vector is None:
                 return taken((row, 0.0) for row in self._matching(connection, condition)), "listed"
+            top_k = query.similarity_top_k
+            nearest, note = self._by_index(connection, vector, condition, top_k) if found[0][0] else ((), "")
+            result = taken(nearest)
+            if nearest and len(result.ids or []) == top_k:
+                return result, f"{note}taken from the nearest of all" if note else "searched"
             exact = partial(self._exact, connection, vector, condition)
-            if found[0][0]:
-                return self._with_index(connection, vector, condition, taken, query.similarity_top_k)
-            return taken(growing(exact, query.similarity_top_k, sys.maxsize)), "searched exactly"
+            return taken(growing(exact, top_k, sys.maxsize)), f"{note}searched exactly"
 
         return self._documents.read(work, deadline)
 
@@ -85,31 +88,20 @@ class PostgresVectors:
         """Return the reader of the source's vectors, from which its scope index is made."""
         return SourceReader(self._documents, self._source, self._dimension)
 
-    def _with_index(
-        self,
-        connection: Statements,
-        vector: Floats,
-        condition: SqlCondition | None,
-        taken: Callable[[Iterable[Ranked]], VectorStoreQueryResult],
-        top_k: int,
-    ) -> tuple[VectorStoreQueryResult, str]:
-        exact = growing(partial(self._exact, connection, vector, condition), top_k, sys.maxsize)
-        if condition is None and top_k <= MAX_CANDIDATES:
-            found = taken(growing(partial(self._nearest, connection, vector), top_k, MAX_CANDIDATES))
-            return (found, "searched") if len(found.ids or []) == top_k else (taken(exact), "searched exactly")
+    def _by_index(
+        self, connection: Statements, vector: Floats, condition: SqlCondition | None, top_k: int
+    ) -> tuple[Iterable[Ranked], str]:
+        """Return the nearest rows by the HNSW index, none where an exact search is better, and a note on the filter."""
         if condition is None:
-            return taken(exact), "searched exactly"
+            nearest = partial(self._nearest, connection, vector)
+            return growing(nearest, top_k, MAX_CANDIDATES) if top_k <= MAX_CANDIDATES else (), ""
         count = len(self._matching(connection, condition, EXACT_ROWS + 1))
         if count <= EXACT_ROWS:
-            return taken(exact), f"filter matches {count:,}: searched exactly"
-        note = f"filter matches more than {EXACT_ROWS:,}: "
-        nearest = dict(self._nearest(connection, vector, MAX_CANDIDATES))
-        listed = self._documents.dialect.any_value("id", list(nearest))
+            return (), f"filter matches {count:,}: "
+        candidates = self._nearest(connection, vector, MAX_CANDIDATES)
+        listed = self._documents.dialect.any_value("id", [row for row, _ in candidates])
         matching = set(self._matching(connection, all_hold(condition, listed)))
-        found = taken(item for item in nearest.items() if item[0] in matching)
-        if len(found.ids or []) == top_k:
-            return found, note + "taken from the nearest of all"
-        return taken(exact), note + f"too few among the {MAX_CANDIDATES:,} nearest of all: searched exactly"
+        return [item for item in candidates if item[0] in matching], f"filter matches more than {EXACT_ROWS:,}: "
 
     def _matching(self, connection: Statements, condition: SqlCondition | None, limit: int | None = None) -> list[int]:
         """Return the ids of the chunks that match a filter, in ascending order if there is no limit."""

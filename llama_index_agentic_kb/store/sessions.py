@@ -53,7 +53,7 @@ from llama_index_agentic_kb.store.session_database import (
     turns,
 )
 from llama_index_agentic_kb.store.session_listing import next_token, page
-from llama_index_agentic_kb.store.sql import SqlDatabase
+from llama_index_agentic_kb.store.sql import CONNECTIONS, SqlDatabase
 
 __all__ = ["SessionStore"]
 
@@ -90,19 +90,18 @@ class SessionStore:
             creates or migrates the tables.
         timeout: The time limit of a call in seconds, unless its deadline is earlier. Includes waiting for other writers
             and for a server restart.
-        connections: The maximum number of concurrent connections and threads. Defaults to 8.
 
     Raises:
         ConfigurationError: An argument is invalid, or a newer release created the database.
         SessionStoreError: The database can't be opened.
     """
 
-    def __init__(self, url: str | Path, *, timeout: float = 30.0, connections: int = 8) -> None:
-        if timeout <= 0 or connections < 1:
-            raise ConfigurationError("SessionStore: timeout must be positive, and connections at least 1")
+    def __init__(self, url: str | Path, *, timeout: float = 30.0) -> None:
+        if timeout <= 0:
+            raise ConfigurationError("SessionStore: timeout must be positive")
         self._timeout = timeout
-        self._database = SqlDatabase(url, SESSIONS, connections=connections, timeout=timeout)
-        self._pool = WorkerPool("sessions", connections)
+        self._database = SqlDatabase(url, SESSIONS, timeout=timeout)
+        self._pool = WorkerPool("sessions", CONNECTIONS)
 
     def __enter__(self) -> Self:
         """Return the store, which is closed at the end of the block."""

@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 _UPGRADE_LOCK: Final = 7_391_204_118
 """The key of the PostgreSQL advisory lock that allows one process at a time to upgrade the database."""
+CONNECTIONS: Final = 8
+"""The maximum number of concurrent connections to PostgreSQL."""
 _TOO_SLOW: Final = frozenset({"57014", "55P03"})
 """PostgreSQL's error codes for statement timeouts and lock timeouts."""
 _PASSING: Final = frozenset({"40001", "40P01", "23505", "57P01", "57P02", "57P03", "53300"})
@@ -95,7 +97,6 @@ class SqlDatabase:
         url: A path (SQLite), or a URL: ``sqlite:///...``, ``postgresql://...`` (psycopg 3).
         revisions: The tables, which are created or migrated. Without them, the caller makes the tables, and connections
             to SQLite are kept open, which a forked child must not use; else each transaction has one of its own.
-        connections: The maximum number of concurrent PostgreSQL connections.
         timeout: The time limit for opening the database, in seconds.
         create: Whether to create missing tables. Defaults to True.
 
@@ -105,18 +106,11 @@ class SqlDatabase:
     """
 
     def __init__(
-        self,
-        url: str | Path,
-        revisions: Revisions | None = None,
-        *,
-        connections: int = 8,
-        timeout: float = 30.0,
-        create: bool = True,
+        self, url: str | Path, revisions: Revisions | None = None, *, timeout: float = 30.0, create: bool = True
     ) -> None:
         self._schema = revisions.schema if revisions else ""
         self._url = _database_url(url, revisions.what if revisions else "documents")
         self._is_sqlite = self._url.get_backend_name() == "sqlite"
-        self._connections = connections
         self._pool: dict[str, Any] = {"poolclass": NullPool} if revisions else {"max_overflow": -1}
         if self._is_sqlite:
             file = Path(str(self._url.database)).absolute()
@@ -228,7 +222,7 @@ class SqlDatabase:
         try:
             return create_engine(
                 self._url,
-                pool_size=self._connections,
+                pool_size=CONNECTIONS,
                 max_overflow=0,
                 pool_timeout=0.5,  # `retry` asks again until its deadline
                 pool_pre_ping=True,
