@@ -35,13 +35,8 @@ _RESERVED_KEYS: Final = frozenset(
 class Chunker:
     """A splitter of files at sentence ends, into chunks that don't exceed the embedding model's input window.
 
-    Args:
-        embed_model: The embedding model. Tokens are counted by its tokenizer if it is local, else by LlamaIndex's.
-        chunk_size: The maximum number of tokens in the title line and chunk text together; at least 80.
-        chunk_overlap: The number of tokens that neighbouring chunks share.
-
-    Raises:
-        ConfigurationError: The chunk size is below 80 or too large for the model, or the overlap is out of range.
+    Tokens of the title line and the chunk together are counted by the model's tokenizer if it is local, else by
+    LlamaIndex's. Sizes that don't fit the model are a ``ConfigurationError``.
     """
 
     def __init__(self, embed_model: BaseEmbedding, chunk_size: int, chunk_overlap: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError
@@ -96,7 +96,7 @@ def default_embed_model() -> HuggingFaceEmbedding:
         model.model_name = DEFAULT_EMBED_MODEL
         return model
     try:
-        return _load(DEFAULT_EMBED_MODEL, cache_folder=None)
+        return _load(DEFAULT_EMBED_MODEL)
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigurationError(
             f"The default embedding model {DEFAULT_EMBED_MODEL} can't be loaded: its weights are neither installed "
@@ -113,7 +113,7 @@ def named_embed_model(name: str) -> BaseEmbedding:
     location = canonical if name == "multilingual" else name
     instructions = {"query_instruction": "query: ", "text_instruction": "passage: "} if "e5-" in canonical else {}
     try:
-        return _load(location, cache_folder=None, **instructions)
+        return _load(location, **instructions)
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigurationError(
             f"The embedding model {location!r} can't be loaded: {one_line(error_message(error))} It has to be a local "
@@ -205,23 +205,11 @@ def _packaged_weights() -> Path | None:
     return Path(get_model_path())
 
 
-def _load(
-    name_or_path: str,
-    *,
-    cache_folder: str | None,
-    query_instruction: str | None = None,
-    text_instruction: str | None = None,
-) -> HuggingFaceEmbedding:
+def _load(name_or_path: str, **settings: Any) -> HuggingFaceEmbedding:
     from llama_index.embeddings.huggingface import HuggingFaceEmbedding  # noqa: PLC0415 (loads torch)
 
     with _quiet_loading():
-        return HuggingFaceEmbedding(
-            model_name=name_or_path,
-            cache_folder=cache_folder,
-            embed_batch_size=_EMBED_BATCH_SIZE,
-            query_instruction=query_instruction,
-            text_instruction=text_instruction,
-        )
+        return HuggingFaceEmbedding(model_name=name_or_path, embed_batch_size=_EMBED_BATCH_SIZE, **settings)
 
 
 @contextmanager

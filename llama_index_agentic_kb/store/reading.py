@@ -88,16 +88,9 @@ class ParsedFile:
 
 
 class FileReader:
-    """A parser of files, one at a time; close it, or use it as a context manager.
+    """A parser of files, one at a time; close it, or use it as a context manager. ``ingest`` has the arguments.
 
-    Args:
-        max_bytes: The maximum size of a file, and of an archive's unpacked content, in bytes.
-        seconds: The time limit for parsing a file, including the start of the parser process.
-        extractors: LlamaIndex readers for files of certain suffixes; they run in this process, without a time limit.
-        ocr: Whether to recognize text in images and on scanned pages; such a file has ten times the seconds.
-
-    Raises:
-        ConfigurationError: The extra for ``ocr`` is not installed.
+    The time limit includes the start of the parser process. ``extractors`` run in this process, without a limit.
     """
 
     def __init__(
