@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from llama_index_agentic_kb._aio import Call
-from llama_index_agentic_kb._text import normalize, one_line
+from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.errors import PlanningError
 from llama_index_agentic_kb.guard.spotlighting import Spotlight, draw
@@ -196,7 +196,7 @@ def _finding(step: str, answer: object, passages: Mapping[int, ShownPassage], sp
         return None
     written = spotlight.unmarked(str(value)[:MAX_READ])
     text = one_line(plain_value(written), MAX_VALUE)
-    if not normalize(text) or text.casefold() in _NOTHING or refers(written) or refers(text):
+    if re.search(r"\w", text) is None or text.casefold() in _NOTHING or refers(written) or refers(text):
         return None
     passage = passages.get(_number(fields.get("ref", fields.get("ref_id"))))
     is_stated = sure == "stated" and passage is not None and passage.says(text)

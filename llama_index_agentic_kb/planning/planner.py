@@ -434,7 +434,7 @@ def _proposals(items: Sequence[object], prefix: str = "q") -> list[Proposal]:
         if numbered and numbered.group(1) in (None, str(position)):  # other numbers belong to the text ("7. Symphonie")
             query = numbered.group(2)
         query = query.strip("\"'` ")
-        if normalize(query):
+        if re.search(r"\w", query):
             name = _text(fields, ("id",)) or f"{prefix}{position}"
             finds = one_line(_text(fields, _FINDS), MAX_QUERY)
             sources, parents = _names(fields, _SOURCES), _names(fields, _DEPENDS)

@@ -132,23 +132,18 @@ class Steps:
         self.withheld: dict[str, dict[str, None]] = {}
         """Ids of steps, or of revisions, by the name of a source that did not get their queries."""
         self._learns = learns  # by source, the names of the sources whose passages its queries may be made of
-        self._serves: dict[str, list[str]] = {}  # ids of steps by the id of the search that provides their results
+        self._serves: dict[str, set[str]] = {}  # ids of steps by the id of the search that provides their results
 
     def note(self, sub_query: SubQuery, names: Sequence[str]) -> None:
         """Record that a search was started; ``names`` are the names of all sources, in order."""
-        self._share(sub_query.id, sub_query.part_of or sub_query.id)
+        self._serves.setdefault(sub_query.id, set()).add(sub_query.part_of or sub_query.id)
         known = self.searched.setdefault(sub_query.id, sub_query)
         chosen = {*known.sources, *sub_query.sources}
         known.sources = [name for name in names if name in chosen]
 
-    def _share(self, search: str, step: str) -> None:
-        steps = self._serves.setdefault(search, [])
-        if step not in steps:
-            steps.append(step)
-
     def searches_of(self, steps: Collection[str]) -> list[str]:
         """Return the ids of the searches that provide results for any of these steps."""
-        return [search for search, served in self._serves.items() if any(step in served for step in steps)]
+        return [search for search, served in self._serves.items() if not served.isdisjoint(steps)]
 
     def plan(self, sub_queries: Sequence[SubQuery], finds: Mapping[str, str]) -> None:
         """Add the steps of a plan or of a revision."""
@@ -168,7 +163,7 @@ class Steps:
 
     def started_children_of(self, search: str) -> list[SubQuery]:
         """Return the already searched steps that depend on a search's findings."""
-        served = {*self._serves.get(search, [search])}
+        served = self._serves.get(search, {search})
         children = [step for step in self.planned.values() if not served.isdisjoint(step.depends_on)]
         return [step for step in children if self.searches_of([step.id])]
 
@@ -230,7 +225,7 @@ class Steps:
         for form, (text, sources) in queries.items():
             if form in known:
                 same = known[form]
-                self._share(same.id, step.id)
+                self._serves.setdefault(same.id, set()).add(step.id)
                 if new := [name for name in sources if name not in same.sources]:
                     filters = {name: step.filters[name] for name in new if name in step.filters}
                     made.append(same.model_copy(update={"sources": new, "filters": filters, "wave": number}))
@@ -285,9 +280,8 @@ class Steps:
 
     def chain(self) -> list[FoundStep]:
         """Return the steps with their findings; each step comes after those that it depends on."""
-        steps = sorted(self.planned.values(), key=lambda step: step.wave)
         made = []
-        for step in steps:
+        for step in sorted(self.planned.values(), key=lambda step: step.wave):
             if step.origin is not SubQueryOrigin.QUESTION:
                 words = {parent: self.words_for(parent) for parent in step.depends_on}
                 query = fill(step.template, words) if step.template else step.query

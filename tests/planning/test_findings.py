@@ -157,8 +157,8 @@ def test_an_answer_is_stated_where_its_passage_says_it(
 @pytest.mark.parametrize(
     "answer",
     [
-        None, "", " ", "unknown", "N/A", True, [], {}, {"value": None}, {"value": "x", "confidence": "None"}, "#q1",
-        "see {q2}",
+        None, "", " ", "...", "unknown", "N/A", True, [], {}, {"value": None}, {"value": "x", "confidence": "None"},
+        "#q1", "see {q2}",
     ],
 )  # fmt: skip
 def test_what_is_no_answer_is_left_out(answer: Any) -> None:

@@ -186,7 +186,7 @@ def test_plans_are_read_in_whatever_dress_they_come(reply: str | dict[str, Any])
         ('{"sub_queries": []}', []),
         (TEXT[:110], ["Who built it?"]),
         ('{"query": "Rain"}\n{"query": "Snow"}', ["Rain", "Snow"]),
-        ('[{"question": "\\"Rain?\\""}, 7, null, {"note": "x"}]', ["Rain?"]),
+        ('[{"question": "\\"Rain?\\""}, 7, null, {"note": "x"}, {"query": "..."}]', ["Rain?"]),
         ('{"sub_queries": [{"query": "line one\\n  line two"}]}', ["line one line two"]),
     ],
 )
