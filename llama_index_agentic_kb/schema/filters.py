@@ -157,11 +157,14 @@ FilterGroup.model_rebuild()
 
 
 def all_of(*filters: FilterNode | None) -> FilterNode | None:
-    """Combine filters with AND, ignoring None; return None if no filter remains."""
-    trees: list[FilterNode] = [tree for tree in filters if tree is not None]
+    """Combine filters with AND, in one group, ignoring None; return None if no filter remains."""
+    trees = [tree for tree in filters if tree is not None]
     if len(trees) <= 1:
         return trees[0] if trees else None
-    return FilterGroup(logic=FilterLogic.AND, filters=trees)
+    parts: list[FilterNode] = []
+    for tree in trees:
+        parts += tree.filters if isinstance(tree, FilterGroup) and tree.logic is FilterLogic.AND else [tree]
+    return FilterGroup(logic=FilterLogic.AND, filters=parts)
 
 
 def any_of(*filters: FilterNode) -> FilterNode:
