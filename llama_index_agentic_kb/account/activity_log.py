@@ -68,6 +68,17 @@ class ActivityEndEvent(BaseEvent):
         return "AgenticKBActivityEndEvent"
 
 
+def is_heard() -> bool:
+    """Return whether an event handler is registered for the dispatcher's events."""
+    listening: Any = dispatcher
+    while listening is not None:
+        for handler in listening.event_handlers:
+            if not isinstance(handler, NullEventHandler):
+                return True
+        listening = listening.parent if listening.propagate else None
+    return False
+
+
 @dataclass(slots=True, eq=False)
 class ActivityLog:
     """The activity records of one request, in the order in which their stages began.
@@ -83,6 +94,7 @@ class ActivityLog:
     observer: Callable[[ActivityRecord], None] | None = None
     records: list[ActivityRecord] = field(default_factory=list)
     _open: dict[int, tuple[float, CBEventType, str]] = field(default_factory=dict)
+    _is_heard: bool = field(default_factory=is_heard)
 
     @contextmanager
     def record(
@@ -119,9 +131,9 @@ class ActivityLog:
         **fields: Any,
     ) -> R:
         """Open a record for a stage that begins, or that began at ``time.monotonic()`` ``since``; see ``record``."""
-        now = time.monotonic()
-        began = now if since is None else since
-        started_at = datetime.now(UTC) - timedelta(seconds=now - began)
+        began, started_at = time.monotonic(), datetime.now(UTC)
+        if since is not None:
+            began, started_at = since, started_at - timedelta(seconds=began - since)
         record = kind(id=len(self.records), started_at=started_at, **fields)
         self.records.append(record)
         event_id = str(uuid.uuid4()) if self.manager.handlers else ""
@@ -166,7 +178,7 @@ class ActivityLog:
 
     def _report(self, record: ActivityRecord, event: type[ActivityStartEvent | ActivityEndEvent] | None = None) -> None:
         """Send an event, whose JSON form is built only if a handler is registered, and call the observer."""
-        if event is not None and is_heard():
+        if event is not None and self._is_heard:
             dispatcher.event(event(activity=record.to_dict()))
         if self.observer is None:
             return
@@ -182,17 +194,6 @@ def _set(record: ActivityRecord, fields: dict[str, Any]) -> None:
     assert fields.keys() <= type(record).model_fields.keys()
     vars(record).update(fields)
     record.model_fields_set.update(fields)
-
-
-def is_heard() -> bool:
-    """Return whether an event handler is registered for the dispatcher's events."""
-    listening: Any = dispatcher
-    while listening is not None:
-        for handler in listening.event_handlers:
-            if not isinstance(handler, NullEventHandler):
-                return True
-        listening = listening.parent if listening.propagate else None
-    return False
 
 
 def describe_error(error: BaseException, target: str | None = None, stage: str | None = None) -> ActivityError:

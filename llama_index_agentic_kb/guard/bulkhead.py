@@ -127,7 +127,8 @@ class Bulkhead:
         try:
             return await Call(call.sync, call.native, deadline, self._pool, call.what, permit).perform()
         finally:
-            self.leave(permit)
+            if permit.ended is None:
+                self.leave(permit)
 
     async def open(
         self,

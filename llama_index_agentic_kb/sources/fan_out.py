@@ -429,7 +429,7 @@ class FanOut:
             if isinstance(prepared, Exception):
                 raise prepared
             bundle = partial(self._bundle_for, search, prepared)
-            if search.follow_up is not None and search.brought is None:
+            if search.follow_up is not None and search.follow_up.expanded and search.brought is None:
                 search.words = await self._settled_words(search.follow_up, prepared)
             lists = await search_source(prepared, search.words, bundle, limit=limit, progress=progress)
             distinct_nodes(lists)  # calls methods of user-defined nodes

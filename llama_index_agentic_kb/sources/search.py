@@ -205,13 +205,18 @@ async def _checked(
     kind: str, found: object, source: PreparedSource, query: QueryBundle, limit: int, started: float
 ) -> NodeList:
     """Return the ranked list of the found nodes that are valid and pass the filter."""
-    cleaned = await _off_loop(source, found, partial(clean_nodes, found, source.name))
+    if isinstance(found, CleanNodes):
+        cleaned = found
+    else:
+        cleaned = await _off_loop(source, found, partial(clean_nodes, found, source.name))
     every: list[NodeWithScore] = cleaned
     if getattr(source.retriever, _OURS, False) and any(isinstance(node.node, IndexNode) for node in cleaned):
         followed = await _Follower(source, query).resolve(cleaned, source.retriever.object_map, depth=0)
         distinct = list({node.node.node_id: node for node in reversed(followed)}.values())[::-1]
         every = await _off_loop(source, followed, partial(clean_nodes, distinct, source.name))
-    kept = await _off_loop(source, every, partial(_passing, every, source))
+    kept = every
+    if source.filters is not None or source.traits.documents is not None:
+        kept = await _off_loop(source, every, partial(_passing, every, source))
     elapsed = round(1000 * (time.monotonic() - started))
     scale = None if kind == "lexical" else source.traits.scale
     if source.is_private:  # only passing nodes are counted; notes are omitted, since they may reveal hidden counts
