@@ -6,14 +6,13 @@ import asyncio
 import json
 import re
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
 
 from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.answering.sessions import parsed_states, session_owner, states_of
@@ -34,11 +33,10 @@ from llama_index_agentic_kb.server.errors import ForbiddenError, NotAcceptableEr
 from llama_index_agentic_kb.server.http import (
     GONE,
     ServerContext,
-    disconnected,
-    error_response,
     logger,
     read_body,
     request_id,
+    streamed,
     unless_gone,
 )
 from llama_index_agentic_kb.server.page import link_passages
@@ -57,8 +55,6 @@ _COUNTERS: Final = (
     "aliasesCount documentCount indexesCount indexersCount dataSourcesCount storageSize synonymMaps skillsetCount "
     "vectorIndexSize knowledgeBasesCount knowledgeSourcesCount"
 ).split()
-
-Event = tuple[str, str]  # the name and the JSON of a server-sent event
 
 
 def api_version(request: Request) -> str:
@@ -113,19 +109,34 @@ class Retrieval:
         self.context.count(response)
         link_passages(response, self.address, self.served.base.name)
 
-    async def events(self, queue: asyncio.Queue[Event | None]) -> None:
-        """Put the events of the stream into a queue. An error of the engine is raised."""
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        """Yield the events of the stream, and a comment where none came for ``HEARTBEAT_SECONDS``.
+
+        An error before the first of them is raised: it is an ordinary response. A later one is an event.
+        """
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        work = asyncio.create_task(self._answer(queue))
+        work.add_done_callback(lambda _: queue.put_nowait(None))
+        is_begun = False
+        try:
+            while (chunk := await _next(queue)) is not None:
+                is_begun = True
+                yield chunk
+            if (error := work.exception()) is not None:
+                if not is_begun:
+                    raise error
+                if status_of(error) == 500:  # noqa: PLR2004 (the status of errors that nobody foresaw)
+                    logger.error("a stream failed", exc_info=error)
+                yield _event("error", json.dumps(error_body(error, request_id.get())))
+        finally:
+            work.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await work
+
+    async def _answer(self, queue: asyncio.Queue[bytes | None]) -> None:
+        """Put the events of the answer into a queue; the first says what was asked."""
         base, started, completed = self.served.base, set[int](), set[int]()
         mode = self.request.output_mode or base.output_mode
-
-        def observe(record: ActivityRecord) -> None:
-            if record.id not in started:
-                started.add(record.id)
-                queue.put_nowait(("activity.started", record.to_json()))
-            if record.completed_at is not None and record.id not in completed:  # later changes are in the response
-                completed.add(record.id)
-                queue.put_nowait(("activity.completed", record.to_json()))
-
         effort = self.request.retrieval_reasoning_effort or base.retriever.effort
         begun = {
             "requestId": request_id.get(),
@@ -133,91 +144,43 @@ class Retrieval:
             "outputMode": mode.value,
             "reasoningEffort": {"kind": effort.value},
         }
-        queue.put_nowait(("retrieval.started", json.dumps(begun)))
+
+        def put(name: str, data: str) -> None:
+            if begun:  # not before the first step: without any, an error is an ordinary response
+                queue.put_nowait(_event("retrieval.started", json.dumps(begun)))
+                begun.clear()
+            queue.put_nowait(_event(name, data))
+
+        def observe(record: ActivityRecord) -> None:
+            if record.id not in started:
+                put("activity.started", record.to_json())
+                started.add(record.id)
+            if record.completed_at is not None and record.id not in completed:  # later changes are in the response
+                completed.add(record.id)
+                put("activity.completed", record.to_json())
+
         async with self.context.queue.place(self.tenant):
             async for item in base.astream_retrieve(self.request, on_activity=observe):
-                if isinstance(item, RetrievalResponse):
-                    await self._made(item)
-                    self._finish(item, queue, answers=mode is OutputMode.ANSWER_SYNTHESIS)
-                else:
-                    queue.put_nowait(("answer.delta", json.dumps({"messageIndex": 0, "delta": item})))
-
-    def _finish(self, response: RetrievalResponse, queue: asyncio.Queue[Event | None], *, answers: bool) -> None:
-        shown = response.to_dict()
-        if answers and response.response:
-            answer = {"messageIndex": 0, "message": shown["response"][0]}
-            queue.put_nowait(("answer.completed", json.dumps(answer)))
-        queue.put_nowait(("references.completed", json.dumps(shown.get("references", []))))
-        whole = {"statusCode": response.status_code, "response": shown}
-        queue.put_nowait(("response.completed", json.dumps(whole)))
+                if not isinstance(item, RetrievalResponse):
+                    put("answer.delta", json.dumps({"messageIndex": 0, "delta": item}))
+                    continue
+                await self._made(item)
+                shown = item.to_dict()
+                if mode is OutputMode.ANSWER_SYNTHESIS and item.response:
+                    put("answer.completed", json.dumps({"messageIndex": 0, "message": shown["response"][0]}))
+                put("references.completed", json.dumps(shown.get("references", [])))
+                put("response.completed", json.dumps({"statusCode": item.status_code, "response": shown}))
 
 
-class EventStream(Response):
-    """Streams the events of a retrieval, with a comment every ``HEARTBEAT_SECONDS``; a disconnect cancels it.
-
-    An early error, before the first activity and heartbeat, is an ordinary response, as no header has been sent.
-    """
-
-    def __init__(self, retrieval: Retrieval) -> None:
-        super().__init__(headers=retrieval.headers, media_type=f"{_EVENTS}; charset=utf-8")
-        del self.headers["content-length"]
-        self._retrieval = retrieval
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream."""
-        queue: asyncio.Queue[Event | None] = asyncio.Queue()
-        work = asyncio.create_task(self._retrieval.events(queue))
-        work.add_done_callback(lambda _: queue.put_nowait(None))
-        gone = asyncio.create_task(disconnected(receive))
-        gone.add_done_callback(lambda _: work.cancel())
-        try:
-            ready = [await queue.get()]
-            if None not in ready:
-                with suppress(TimeoutError):  # while it waits for its place
-                    ready.append(await asyncio.wait_for(queue.get(), HEARTBEAT_SECONDS))  # an activity, or the end
-            if None in ready and (error := _error_of(work)) is not None:
-                await error_response(error)(scope, receive, send)
-                return
-            if work.cancelled():
-                return
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for chunk in self._chunks(ready, queue, work):
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        finally:
-            gone.cancel()
-            work.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await work
-
-    async def _chunks(
-        self, ready: list[Event | None], queue: asyncio.Queue[Event | None], work: asyncio.Task[None]
-    ) -> AsyncIterator[bytes]:
-        for event in ready:
-            if event is not None:
-                yield _encoded(event)
-        while None not in ready:
-            try:
-                event = await asyncio.wait_for(queue.get(), HEARTBEAT_SECONDS)
-            except TimeoutError:
-                yield b": heartbeat\n\n"
-                continue
-            if event is None:
-                break
-            yield _encoded(event)
-        if (error := _error_of(work)) is not None:
-            if status_of(error) == 500:  # noqa: PLR2004 (the status of errors that nobody foresaw)
-                logger.error("a stream failed", exc_info=error)
-            yield _encoded(("error", json.dumps(error_body(error, request_id.get()))))
+async def _next(queue: asyncio.Queue[bytes | None]) -> bytes | None:
+    try:
+        return await asyncio.wait_for(queue.get(), HEARTBEAT_SECONDS)
+    except TimeoutError:
+        return b": heartbeat\n\n"
 
 
-def _encoded(event: Event) -> bytes:
-    name, data = event
+def _event(name: str, data: str) -> bytes:
     return f"event: {name}\ndata: {data}\n\n".encode()
-
-
-def _error_of(work: asyncio.Task[None]) -> BaseException | None:
-    return work.exception() if work.done() and not work.cancelled() else None
 
 
 def retrieval_routes(context: ServerContext) -> APIRouter:
@@ -240,7 +203,7 @@ def retrieval_routes(context: ServerContext) -> APIRouter:
             asked = await state.added_to(asked)
         retrieval = Retrieval(served, served.request(asked), context, str(request.base_url), tenant, state)
         if streams:
-            return EventStream(retrieval)
+            return await streamed(request, retrieval.chunks(), f"{_EVENTS}; charset=utf-8", retrieval.headers)
         return await unless_gone(request.receive, retrieval.respond(version)) or GONE
 
     return router

@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
 
 from llama_index_agentic_kb._aio import arun, deadline_after
 from llama_index_agentic_kb.answering.sessions import session_owner
@@ -21,9 +19,9 @@ from llama_index_agentic_kb.grounding.check import grounding_ledger
 from llama_index_agentic_kb.grounding.ranking import arank
 from llama_index_agentic_kb.knowledge_base import KnowledgeBase
 from llama_index_agentic_kb.schema import Principal
-from llama_index_agentic_kb.schema.answer_query import AnswerPiece, AnswerQuery
+from llama_index_agentic_kb.schema.answer_query import AnswerQuery
 from llama_index_agentic_kb.server.errors import RequestError
-from llama_index_agentic_kb.server.http import GONE, ServerContext, logger, read_body, unless_gone
+from llama_index_agentic_kb.server.http import GONE, ServerContext, logger, read_body, streamed, unless_gone
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.wire.google_answer import (
     AnswerStream,
@@ -68,17 +66,9 @@ class _Call:
     context: ServerContext
     principal: Principal | None  # on whose behalf it runs
     tenant: str  # whose share it uses
+    owner: str  # whose the sessions are
+    sessions: SessionStore
     as_int: bool  # whether the client wants enums as numbers
-
-    @property
-    def owner(self) -> str:
-        """The owner of the caller's sessions."""
-        return session_owner(self.principal)
-
-    @property
-    def sessions(self) -> SessionStore:
-        """The store of the sessions."""
-        return self.context.service.sessions
 
     async def body(self) -> bytes:
         """Return the body."""
@@ -119,7 +109,8 @@ def google_routes(context: ServerContext) -> APIRouter:
         principal, tenant = await context.access.asker(request)
         alt = request.query_params.get("$alt", "") + request.query_params.get("alt", "")
         resource, _, verb = name.partition(":")
-        call = _Call(request, resource, context, principal, tenant, "enum-encoding=int" in alt)
+        owned = session_owner(principal), context.service.sessions
+        call = _Call(request, resource, context, principal, tenant, *owned, "enum-encoding=int" in alt)
         parts = resource.split("/")
         kind = next((one for one in _KINDS if one in parts[-2:]), "")
         listed = kind == "sessions" and parts[-1] == "sessions"
@@ -161,55 +152,21 @@ async def _answer(call: _Call) -> Response:
 
 async def _stream_answer(call: _Call) -> Response:
     base, query = await _query(call)
-    pieces = _pieces(call, base, query)
-
-    async def begun() -> AnswerPiece:
-        return await anext(pieces)
-
-    first = await unless_gone(call.request.receive, begun())  # an error so far is an ordinary error response
-    if first is None:
-        return GONE
-    stream = AnswerStream(parent=parse_serving_config(call.name), enum_as_int=call.as_int)
-    return _Array(_encoded(stream, first, pieces))
+    return await streamed(call.request, _pieces(call, base, query), _STREAM_TYPE)
 
 
-async def _pieces(call: _Call, base: KnowledgeBase, query: AnswerQuery) -> AsyncGenerator[AnswerPiece]:
-    async with call.context.queue.place(call.tenant):
-        async for piece in base.astream_answer(query):
-            yield piece
-
-
-class _Array(Response):
-    """Streams an array; a disconnect cancels what makes its items."""
-
-    def __init__(self, chunks: AsyncGenerator[bytes]) -> None:
-        super().__init__(media_type=_STREAM_TYPE)
-        del self.headers["content-length"]
-        self._chunks = chunks
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream."""
-        del scope
-        await unless_gone(receive, self._send(send))
-
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async with aclosing(self._chunks) as chunks:
-            async for chunk in chunks:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _encoded(
-    stream: AnswerStream, first: AnswerPiece, rest: AsyncGenerator[AnswerPiece]
-) -> AsyncGenerator[bytes]:
+async def _pieces(call: _Call, base: KnowledgeBase, query: AnswerQuery) -> AsyncGenerator[bytes]:
+    """Yield the encoded pieces of an answer; Google's client takes no error inside of an array."""
+    stream, is_begun = AnswerStream(parent=parse_serving_config(call.name), enum_as_int=call.as_int), False
     try:
-        async with aclosing(rest):
-            yield stream.piece(first)
-            async for piece in rest:
+        async with call.context.queue.place(call.tenant):
+            async for piece in base.astream_answer(query):
                 if data := stream.piece(piece):
+                    is_begun = True
                     yield data
-    except Exception as error:  # noqa: BLE001 (Google's client takes no error inside of an array)
+    except Exception as error:
+        if not is_begun:
+            raise
         if not isinstance(error, AgenticKBError):
             logger.error("a stream failed", exc_info=error)
         yield stream.fail()

@@ -8,8 +8,8 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Collection, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
+from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -263,6 +263,40 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | Non
     finally:
         gone.cancel()
         task.cancel()
+
+
+class _Stream(Response):
+    """Sends chunks as they are made; a disconnect cancels what makes them."""
+
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes], media_type: str, headers: Mapping[str, str]) -> None:
+        super().__init__(headers=headers, media_type=media_type)
+        del self.headers["content-length"]
+        self._first, self._rest = first, rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the chunks."""
+        del scope
+        await unless_gone(receive, self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        async with aclosing(self._rest) as rest:
+            async for chunk in rest:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def streamed(
+    request: Request, chunks: AsyncGenerator[bytes], media_type: str, headers: Mapping[str, str] = {}
+) -> Response:
+    """Return a response of chunks, each sent when it is made; raise an error that comes before the first of them."""
+
+    async def begun() -> bytes:
+        return await anext(chunks)
+
+    first = await unless_gone(request.receive, begun())
+    return GONE if first is None else _Stream(first, chunks, media_type, headers)
 
 
 class JsonFormatter(logging.Formatter):
