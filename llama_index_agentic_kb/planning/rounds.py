@@ -52,7 +52,6 @@ from llama_index_agentic_kb.schema import (
     SubQueryOrigin,
 )
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
-from llama_index_agentic_kb.sources.search import NodeKey, node_key
 
 OTHERS_SECONDS: Final = 1.0
 """Seconds that the model call of a round waits for searches that none of its steps depends on."""
@@ -62,9 +61,6 @@ QUESTIONS_OWN: Final = 2
 
 WHOLE: Final = 2
 """Passages of each search without a stated answer that a verdict's prompt shows whole: a cut may cost a revision."""
-
-NEWS_DEPTH: Final = 5
-"""Number of top documents of each search that are compared to decide whether a round found new evidence."""
 
 
 async def search_question(task: Task) -> PlanOutcome:
@@ -198,15 +194,14 @@ class MultiHopSearch:
         await self._search_steps(new, number)
         if steps.waiting:
             await self._search_ready(number)
-        last, again = self._last_round, list[str]()  # steps of the last reading that are to be read once more
+        last = self._last_round
         while (steps.waiting or revised) and number < last and self._may_ask():
             to_read, revised = steps.to_read(every=revised), False
             if not (to_read or steps.waiting):
                 break
             number += 1
             await self._wait_for(steps.searches_of(to_read))
-            # the first round is always news, and a round that only reads once more has none
-            if (number > 2 and not again and self._brought_nothing_new(number - 1)) or not self._may_ask():  # noqa: PLR2004
+            if not self._may_ask():
                 break
             asked = set[str]()  # searches of which the model asked for the whole of a passage
             call = await self._read(to_read, number, asked)
@@ -215,8 +210,8 @@ class MultiHopSearch:
                 unread = "what the searches found could not be read"
                 self._warn(f"{unread}; the rest is searched in the question's own words")
                 break
-            again = [step for step in to_read if step in steps.next or not asked.isdisjoint(steps.searches_of([step]))]
-            await self._search_ready(number, read=[step for step in to_read if step not in again])
+            again = {step for step in to_read if step in steps.next or not asked.isdisjoint(steps.searches_of([step]))}
+            await self._search_ready(number, read={*to_read} - again)  # the others are read once more
         else:
             if steps.waiting and number >= last:
                 self._warn(
@@ -309,8 +304,7 @@ class MultiHopSearch:
             self._decide("the evidence is sufficient without a verdict: every step has an answer with its passage")
             return False
         await self._wait_for(steps.searched)
-        last = outcome.rounds
-        if (last > 1 and self._brought_nothing_new(last)) or not self._may_ask():
+        if not self._may_ask():
             return False
         outcome.revisions += 1
         verdict = await self._judge()
@@ -327,7 +321,9 @@ class MultiHopSearch:
         if verdict.proposals:
             held = [one.name for one in self._sources if one.name in self._planned and one not in allowed]
             steps.withhold(f"r{outcome.revisions}", held)
-        graph = PlanGraph(plan, allowed, self._limits, revision=outcome.revisions, steps=known, first_round=last + 1)
+        graph = PlanGraph(
+            plan, allowed, self._limits, revision=outcome.revisions, steps=known, first_round=outcome.rounds + 1
+        )
         graph.add(verdict.proposals)
         graph.finish()
         added = [one for one in graph.plan.sub_queries if one.id not in steps.searched]
@@ -422,18 +418,6 @@ class MultiHopSearch:
         for step in self._steps.chain():
             made += [Proof(one.node_id, step.id, one.value) for one in step.findings if one.node_id is not None]
         return [*made, *(Proof(node_id, "verdict") for node_id in self._rests_on)]
-
-    def _brought_nothing_new(self, number: int) -> bool:
-        """Return whether to stop because a round found no new document; always False except at auto effort."""
-        if self._task.effort is not ReasoningEffort.AUTO:
-            return False
-        before, after = set[NodeKey](), set[NodeKey]()
-        for search in self._done:
-            seen = before if search.sub_query.wave < number else after
-            seen.update(node_key(node.node) for node in search.nodes[:NEWS_DEPTH])
-        if after <= before:
-            self._decide(f"round {number} brought nothing new")
-        return after <= before
 
     @property
     def _last_round(self) -> int:

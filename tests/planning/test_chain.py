@@ -246,8 +246,8 @@ def test_what_a_round_reads_does_not_depend_on_which_search_came_first() -> None
     assert prompts[0].rpartition("[end of data")[0] == prompts[1].rpartition("[end of data")[0]
 
 
-@pytest.mark.parametrize(("effort", "words"), [("medium", 120), ("auto", 120), ("medium", 600)])
-def test_a_passage_is_shown_whole_where_the_model_asks(effort: str, words: int) -> None:
+@pytest.mark.parametrize("words", [120, 600])
+def test_a_passage_is_shown_whole_where_the_model_asks(words: int) -> None:
     """A step whose answer may stand where a passage is cut is read once more, with the whole, before its children."""
     long = "Titanic is a film. " + "It is long. " * words + "By the way, its maker was one Jim."
 
@@ -260,7 +260,7 @@ def test_a_passage_is_shown_whole_where_the_model_asks(effort: str, words: int) 
         return line("q1", ("Jim", refs(prompt)["Titanic"])) if "one Jim" in prompt else ask(prompt)
 
     searched = world(pages={**PAGES, "Titanic": long}, findings=[ask, read, line("q2", "x")])
-    made = searched.search(QUESTION, effort)
+    made = searched.search(QUESTION)
     assert queries_of(made)["q2"] == "Where was Jim born?"
     assert [asked for asked in searched.asked if "born" in asked] == ["Where was Jim born?"]
 

@@ -185,18 +185,6 @@ def test_weak_evidence_is_planned() -> None:
     assert reasoning_of(made).retrieval_reasoning_effort is ReasoningEffort.AUTO
 
 
-def test_auto_stops_when_a_wave_brings_nothing_new() -> None:
-    """A wave that finds what was found before ends the calls; what waits is still searched."""
-    searched = world(pages={"Titanic": "Titanic was directed by James Cameron, born in Ontario."})
-    made = searched.search(QUESTION, "auto")
-    assert searched.calls("findings") == 1
-    assert "round 2 brought nothing new" in decision(made)
-    assert "q3" in queries_of(made)
-    other = world(pages={"Titanic": "Titanic was directed by James Cameron, born in Ontario."})
-    other.search(QUESTION, "medium")
-    assert other.calls("findings") == 2
-
-
 @pytest.mark.parametrize("name", [f.name for f in fields(EffortLimits)])
 def test_a_limit_that_lets_nothing_through_is_refused(name: str) -> None:
     """Zero and less are refused by the field's name; there may be no revision, but not fewer."""
