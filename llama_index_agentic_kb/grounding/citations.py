@@ -27,10 +27,7 @@ class Markers(StrEnum):
 
 
 # Every repetition is bounded, which limits the buffered text and the search time.
-_MARKER: Final = re.compile(
-    r"(?P<space>[ \t]{0,8})\[\s{0,3}ref_id\s{0,3}:(?P<ids>[^\[\]\n]{0,120})\]",
-    re.IGNORECASE,
-)
+_MARKER: Final = re.compile(r"(?P<space>[ \t]{0,8})\[\s{0,3}ref_id\s{0,3}:(?P<ids>[^\[\]\n]{0,120})\]", re.IGNORECASE)
 _OPEN: Final = re.compile(
     r"[ \t]{0,8}(?:\[\s{0,3}(?:r(?:e(?:f(?:_(?:i(?:d(?:\s{0,3}(?::[^\[\]\n]{0,120})?)?)?)?)?)?)?)?)?\Z",
     re.IGNORECASE,
@@ -180,8 +177,7 @@ CITATION: Final = re.compile(
 )
 """A citation with the space before it, after the text that it belongs to."""
 _DIGITS: Final = re.compile(r"\d{1,2}")
-_REST: Final = re.compile(r"(?<=\d)[^\d,;\] ].*")
-"""Further text after the number of a server's own citations: ``【1†source】``."""
+_REST: Final = re.compile(r"(?<=\d)[^\d,;\] ].*")  # text after the number of a server's own citation: ``【1†source】``
 _OWN_OPEN: Final = re.compile(
     r"[ \t]?(?:\[[^\]\n]{0,60}\]?|【[^】\n]{0,60}】?|"
     r"(?:\(\d[\d,; ]{0,40}\)){0,9}\((?:[a-z]{0,10}[ .#:]{0,2})?[\d,; ]{0,40}\)?)?\Z",
@@ -328,21 +324,22 @@ class AnswerFilter:
     def __init__(self, rules: AnswerRules) -> None:
         from llama_index_agentic_kb.guard.links import LinkFilter  # noqa: PLC0415 (its patterns take 7 ms)
 
-        self._hidden = HiddenFilter()
-        self._wrapping = WrappingFilter()
-        self._own = OwnCitations(rules.ref_ids)
-        self._markers = MarkerFilter(rules.ref_ids)
-        self._links = LinkFilter(rules.addresses)
+        self._hidden, self._own = HiddenFilter(), OwnCitations(rules.ref_ids)
+        self._markers, self._links = MarkerFilter(rules.ref_ids), LinkFilter(rules.addresses)
+        self._stages = (self._hidden, WrappingFilter(), self._own, self._markers, self._links)
 
     def feed(self, delta: str) -> str:
         """Process a piece and return the text that can be emitted now."""
-        return self._links.feed(self._markers.feed(self._own.feed(self._wrapping.feed(self._hidden.feed(delta)))))
+        for stage in self._stages:
+            delta = stage.feed(delta)
+        return delta
 
     def close(self) -> str:
         """Return the buffered text at the end of the answer."""
-        rest = self._wrapping.feed(self._hidden.close()) + self._wrapping.close()
-        rest = self._markers.feed(self._own.feed(rest) + self._own.close()) + self._markers.close()
-        return self._links.feed(rest) + self._links.close()
+        rest = ""
+        for stage in self._stages:
+            rest = stage.feed(rest) + stage.close()
+        return rest
 
     def checked(self, text: str) -> CheckedText:
         """Filter a whole answer."""

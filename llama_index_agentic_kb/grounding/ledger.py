@@ -35,7 +35,6 @@ from llama_index_agentic_kb.schema.grounding import (
     Verdict,
 )
 
-_LONG: Final = 20_000  # maximum characters of an answer that is split into claims on the event loop (about 20 ms)
 _SURE_RIVAL: Final = 0.5  # minimum strength at which a differing statement of another source is a conflict
 _WHOLE: Final = 0.3  # weight of the whole of a claim with several markers, beside its weakest part (docs/proof.md)
 _SHORT_PARTS: Final = 0.1  # added to these, because the model's scores of short statements are lower
@@ -67,11 +66,7 @@ async def ground(
     flagged ``notScored``, and a warning. For ``scorer`` see ``as_scorer``.
     """
     try:
-        claims = (
-            split_claims(answer)
-            if len(answer) <= _LONG
-            else await Call(sync=partial(split_claims, answer), deadline=deadline, what="claims")
-        )
+        claims: list[Claim] = await Call(sync=partial(split_claims, answer), deadline=deadline, what="claims")
     except DeadlineExceededError as error:
         return GroundingLedger(warnings=[f"the answer's claims were not checked: {error}"])
     asked = [claim for claim in claims if claim.check_required]
@@ -181,17 +176,15 @@ def _ledger(
     remaining = iter(scores)
     grounded: list[GroundedClaim] = []
     conflicts: list[Conflict] = []
-    left_out = 0
     for number, claim in enumerate(claims):
         score = next(remaining, None) if claim.check_required else None
         entry = _entry(claim, score, sources, threshold)
         grounded.append(entry)
-        if score is not None:
-            left_out += score.left_out
-            if score.rivals and entry.verdict is Verdict.SUPPORTED and entry.supports:
-                found = _conflicts(number, score, entry.supports[0], sources)
-                conflicts += found
-                entry.flags += [ClaimFlag.CONFLICTING_SOURCES] if found else []
+        if score is not None and score.rivals and entry.verdict is Verdict.SUPPORTED and entry.supports:
+            found = _conflicts(number, score, entry.supports[0], sources)
+            conflicts += found
+            entry.flags += [ClaimFlag.CONFLICTING_SOURCES] if found else []
+    left_out = sum(score.left_out for score in scores)
     if left_out:
         warnings = [*warnings, f"{left_out} of {len(scores)} claims were not judged: the scorer left them out"]
     return GroundingLedger(
