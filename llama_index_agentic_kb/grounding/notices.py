@@ -12,12 +12,11 @@ from llama_index_agentic_kb.schema.response import SkippedReason
 from llama_index_agentic_kb.search.tokenizing import DEFAULT_LANGUAGE, detect_language
 
 _NOTHING: Final = {SkippedReason.NO_RELEVANT_CONTENT, SkippedReason.OUT_OF_DOMAIN_QUERY_IGNORED}
-_SCRIPTS: Final = (
-    ("\u3041", "\u30ff", "japanese"),
-    ("\u1100", "\u11ff", "korean"),
-    ("\uac00", "\ud7ff", "korean"),
-    ("\u3400", "\u9fff", "chinese"),
-)
+_SCRIPTS: Final = {
+    "japanese": re.compile("[\u3041-\u30ff]"),
+    "korean": re.compile("[\u1100-\u11ff\uac00-\ud7ff]"),
+    "chinese": re.compile("[\u3400-\u9fff]"),
+}
 
 
 @cache
@@ -39,7 +38,7 @@ def withheld_text(reasons: Collection[SkippedReason], question: str, language: s
         language: The language tag that was asked for, such as "de"; it takes precedence.
     """
     if language is None:
-        script = next((name for low, high, name in _SCRIPTS if any(low <= char <= high for char in question)), None)
+        script = next((name for name, characters in _SCRIPTS.items() if characters.search(question)), None)
         name = script or detect_language(re.findall(r"[^\W\d_]+", question.casefold()))
     else:
         name = language[:2].lower()

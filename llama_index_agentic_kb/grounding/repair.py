@@ -98,7 +98,7 @@ async def repair(
     faulty = [claim for claim in ledger.claims if claim.verdict in _FAULTY]
     if not faulty:
         return answer, ledger
-    rewritten = dict.fromkeys((claim.span.start for claim in faulty), "")
+    rewritten: dict[int, str] = {}
     warnings: list[str] = []
     if model is not None and sources:
         spotlight = draw(spotlighting)
@@ -113,8 +113,8 @@ async def repair(
                 rewritten[claim.span.start] = job.result()
     changes = []
     for claim in faulty:
-        after = rewritten[claim.span.start]
-        kept = bool(after) and after != claim.text
+        after = rewritten.get(claim.span.start, "")
+        kept = after not in ("", claim.text)
         changes.append(
             AnswerChange(
                 kind=ChangeKind.REWRITTEN if kept else ChangeKind.DROPPED,
@@ -178,11 +178,9 @@ def _applied(answer: str, changes: Sequence[AnswerChange]) -> str:
             while end < len(text) and text[end] in " \t":
                 end += 1
             line = text.rfind("\n", 0, change.span.start) + 1
-            if not text[line : change.span.start].strip() and text[end : end + 1] == "\n":  # a line of its own
+            is_last = text[end : end + 1] == "\n" or not text[end:].strip()
+            if is_last and not text[line : change.span.start].strip():  # it had a line of its own
                 text = _without_lead(text[:line], text[end + 1 :])
-                continue
-            if not (text[line : change.span.start].strip() or text[end:].strip()):  # the last line
-                text = _without_lead(text[:line], "")
                 continue
         text = text[: change.span.start] + change.after + text[end:]
     return _BLANK.sub("\n\n", text).strip()

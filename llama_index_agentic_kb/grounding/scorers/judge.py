@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Final, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
@@ -101,12 +102,7 @@ class LLMJudge:
 
     name = "llm"
 
-    def __init__(
-        self,
-        llm: LLM | LanguageModel,
-        *,
-        spotlighting: Spotlighting | None = "delimit",
-    ) -> None:
+    def __init__(self, llm: LLM | LanguageModel, *, spotlighting: Spotlighting | None = "delimit") -> None:
         self.model = llm if isinstance(llm, LanguageModel) else LanguageModel(llm, CallbackManager)
         self.spotlighting = spotlighting
 
@@ -153,12 +149,11 @@ def _fitting(claims: Sequence[str], premises: Sequence[Premise], room: int) -> d
     if sum(len(premise.text) for premise in premises) <= room:
         return {number: premise.text for number, premise in enumerate(premises)}
     wanted: dict[int, str] = {}
-    chosen = nearest_premises(claims, premises, _NEAREST)
-    for rank in range(_NEAREST):
-        for numbers in chosen:
-            if rank < len(numbers) and room > 0 and numbers[rank] not in wanted:
-                wanted[numbers[rank]] = premises[numbers[rank]].text[:room]
-                room -= len(wanted[numbers[rank]])
+    for numbers in zip_longest(*nearest_premises(claims, premises, _NEAREST)):  # the nearest of all claims first
+        for number in numbers:
+            if number is not None and room > 0 and number not in wanted:
+                wanted[number] = premises[number].text[:room]
+                room -= len(wanted[number])
     return dict(sorted(wanted.items()))
 
 

@@ -38,7 +38,6 @@ from llama_index_agentic_kb.search.tokenizing import DEFAULT_LANGUAGE, detect_la
 
 _PAIRS: Final = 96  # maximum number of pairs that the cross-encoder reads in one check, but at least one for each claim
 _MOST_WINDOWS: Final = 4  # maximum number of windows read for a claim if the best one is neutral
-_NEAR: Final = 2
 _WORTHWHILE: Final = 0.75  # minimum share of the best window's coverage at which another window is always read
 _WHOLE: Final = 0.999  # minimum coverage of a window that has all of a claim's terms
 _READ: Final = words("english german french spanish italian dutch portuguese danish norwegian swedish finnish russian")
@@ -278,7 +277,7 @@ def _by_features(claim: str, reading: Reading, corpus: Corpus) -> ClaimScore:
 def _near_windows(reading: Reading) -> int:
     """Return the number of windows always passed to the model: the best one, and the next if of similar coverage."""
     least = reading.windows[0].coverage * _WORTHWHILE if reading.windows else 0.0
-    return 1 + sum(window.coverage >= least for window in reading.windows[1:_NEAR])
+    return 1 + sum(window.coverage >= least for window in reading.windows[1:2])
 
 
 def margin(row: Row) -> float:
