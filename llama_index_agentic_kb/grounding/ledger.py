@@ -34,12 +34,15 @@ from llama_index_agentic_kb.schema.grounding import (
     Support,
     Verdict,
 )
+from llama_index_agentic_kb.search.tokenizing import split_words
 
 _SURE_RIVAL: Final = 0.5  # minimum strength at which a differing statement of another source is a conflict
 _WHOLE: Final = 0.3  # weight of the whole of a claim with several markers, beside its weakest part (docs/proof.md)
 _SHORT_PARTS: Final = 0.1  # added to these, because the model's scores of short statements are lower
 _MOST_BY_PARTS: Final = 0.95  # maximum of the sum: the score of a statement that stands in a passage to the letter
 _BORNE: Final = (Verdict.SUPPORTED, Verdict.PARTIALLY_SUPPORTED)
+_LONGEST_VALUE: Final = 4  # maximum number of words of a bare value
+_UNBOUND: Final = 0.5  # the highest score of a bare value that the sentence after it does not repeat
 _MOST_BEGINNINGS: Final = 48  # maximum number of beginnings of claims scored in one check
 
 
@@ -80,6 +83,7 @@ async def ground(
             name = scorer.name
             scores = await scorer.score(asked, sources, deadline=deadline)
             await _add_parts(asked, scores, sources, scorer, threshold, deadline)
+            _bind_lead(asked, scores)
             if not isinstance(scorer, LLMJudge):  # its calls cost money
                 await _mark_lacking(asked, scores, sources, scorer, deadline)
         except Exception as error:  # noqa: BLE001 (any error of a user's scorer leaves the claims unscored)
@@ -136,6 +140,27 @@ def _weigh(score: ClaimScore, parts: Sequence[ClaimScore], *, by_parts: bool) ->
     if score.verdict in _BORNE:
         shown = [one for part in parts if part.verdict in _BORNE for one in part.evidence]
         score.parts = [one for one in shown if one.score >= PARTIAL_THRESHOLD]
+
+
+def _bind_lead(claims: Sequence[Claim], scores: Sequence[ClaimScore]) -> None:
+    """Score a bare value that begins an answer as the cited sentence after it, which says what the value is of.
+
+    "Graz. He was born in Graz [ref_id:1].": "Graz" by itself would be supported by any passage that names the town. If
+    the sentence does not repeat the value, it is at most partially supported.
+    """
+    if len(scores) < 2 or scores[0].score is None or scores[1].score is None:  # noqa: PLR2004 (the value, the sentence)
+        return
+    lead, following = claims[:2]
+    if lead.cited or lead.context or not following.cited or len(lead.plain.split()) > _LONGEST_VALUE:
+        return
+    score = scores[0]
+    if set(split_words(lead.plain)) <= set(split_words(following.plain)):
+        score.score, score.verdict = scores[1].score, scores[1].verdict
+        score.evidence, score.parts, score.rivals = list(scores[1].evidence), list(scores[1].parts), []
+    elif score.verdict is Verdict.SUPPORTED:
+        score.score = min(score.score, _UNBOUND)
+        score.verdict = verdict_of(score.score, contradicted=False)
+        score.evidence = [replace(one, score=min(one.score, score.score)) for one in score.evidence]
 
 
 async def _mark_lacking(

@@ -46,6 +46,21 @@ def ledger(answer: str, sources: Sequence[GroundingSource] = SOURCES[:2]) -> Gro
     return found
 
 
+@pytest.mark.parametrize(
+    ("answer", "supported"),
+    [
+        ("20 July 1969. Apollo 11 landed on the Moon on 20 July 1969 [ref_id:0].", True),
+        ("5 September 1977. Apollo 11 landed on the Moon on 20 July 1969 [ref_id:0].", False),
+        ("20 July 1969. Apollo 11 sank in the sea on 20 July 1969 [ref_id:0].", False),
+    ],
+)
+def test_a_leading_value_holds_as_far_as_its_sentence(answer: str, *, supported: bool) -> None:
+    """A bare value is supported where the sentence after it repeats it and is supported, and only there."""
+    value, sentence = ledger(answer).claims
+    assert (value.verdict is Verdict.SUPPORTED) is supported
+    assert value.score == sentence.score or value.score is None or value.score <= 0.5
+
+
 def test_score_is_the_mean_of_what_needs_a_check() -> None:
     """Courtesy has no score and no supports; the grounding score is the mean of the others, None without any."""
     found = ledger("Here is what I found. Voyager 1 was launched in 1977. Voyager 1 was launched in 1969.")
