@@ -496,7 +496,8 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             for changed, fields in gathered.cut_searches:
                 log.amend(changed, **fields)
             retrieval.nodes, counts = gathered.nodes, gathered.counts
-            retrieval.missing += [part for part in (gathered.missing,) if part is not None]
+            if gathered.missing is not None:
+                retrieval.missing.append(gathered.missing)
             if task.scope.intents:  # without a model, the plan's only warning is that there are too many
                 skipped = partial(MissingPart, what="intents", outcome=Outcome.SKIPPED)
                 retrieval.missing += [skipped(reason=warning) for warning in outcome.plan.warnings]

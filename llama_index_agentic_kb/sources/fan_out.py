@@ -561,9 +561,12 @@ def missing_parts(searches: Sequence[SourceSearch]) -> list[MissingPart]:
     """Return a ``MissingPart`` for each failed search, and for each list that failed beside one that succeeded."""
     made = []
     for search in searches:
-        parts = [part for ranked in search.lists for part in ranked.parts or [ranked]]
-        lists = [(f"its {p.kind} search {f'in shard {p.shard!r} ' if p.shard else ''}failed: ", p.error) for p in parts]
-        for what, error in [("", search.error), *lists]:
+        failed = [("", search.error)]
+        for ranked in search.lists:
+            for part in ranked.parts or [ranked]:
+                where = f"in shard {part.shard!r} " if part.shard else ""
+                failed.append((f"its {part.kind} search {where}failed: ", part.error))
+        for what, error in failed:
             if error is not None:
                 late = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
                 outcome = late if what else search.record.outcome or Outcome.ERROR
