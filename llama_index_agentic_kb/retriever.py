@@ -389,8 +389,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         conversation: Conversation | None = None
         turn: ToolTurn | None = None
         if task.scope.history or request.scope_state is not None:
-            conversation = Conversation(task.fan_out.follow_up, request.scope_state, self.options.scope)
-            task.fan_out.on_begun = partial(conversation.begin, task.fan_out)
+            conversation = Conversation(task.fan_out, request.scope_state, self.options.scope)
         if request.dialogue is None and len(task.fan_out.selected) == len(selected):  # none is a tool
             outcome = await search_question(task)
         else:

@@ -26,7 +26,7 @@ from llama_index_agentic_kb.store import KnowledgeStore
 from llama_index_agentic_kb.store.embedding_model import embed_model_name
 
 TARGET: Final = 0.98  # share of the evidence that a scope must keep
-GRID: Final = (1.5, 1.25, 1.0, 0.75, 0.5)
+GRID: Final = (1.6, 1.5, 1.25, 1.0, 0.75, 0.5)
 SAMPLE: Final = 150  # maximum number of imitated turns
 MAX_CHUNKS: Final = 20  # maximum number of chunks of a document from which sentences are drawn
 MIN_TURNS: Final = 20  # number of imitated turns below which the defaults are kept
@@ -117,14 +117,11 @@ def _tried(
     for history in (before, far):
         shifts = [float(at @ past) < index.settings.shift for at, past in zip(own, history, strict=True)]
         made = [
-            contract({source: index}, [at, at + DECAY * past, at], is_shift=is_shift)
-            for at, past, is_shift in zip(own, history, shifts, strict=True)
+            contract({source: index}, [at, at + DECAY * past, at], {source: [document]}, is_shift=is_shift)
+            for document, at, past, is_shift in zip(documents, own, history, shifts, strict=True)
         ]
-        hits = [
-            one.reason is not None or (source, document) in one.documents
-            for document, one in zip(documents, made, strict=True)
-        ]
-        sizes += [len(one.documents) / one.total for one in made if one.reason is None]
+        hits = [one.reason is not None or bool(one.documents) for one in made]
+        sizes += [one.size / one.total for one in made if one.reason is None]
         kept.append(fmean(hits))
     return Calibration(index, len(documents), (kept[0], kept[1]), fmean(sizes or [1.0]))
 

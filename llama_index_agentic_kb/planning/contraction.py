@@ -11,23 +11,22 @@ that is outside is reported. The scope is no permission: it is applied to what t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from llama_index.core.schema import NodeWithScore
+from numpy.typing import NDArray
 
-from llama_index_agentic_kb._aio import Call, Job, call_deadline, cancel, deadline_after, earliest, start, wait
+from llama_index_agentic_kb._aio import Call, call_deadline, deadline_after, earliest
 from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.evidence.candidates import provenance
 from llama_index_agentic_kb.schema import ScopedDocument, ScopeReason, ScopeState, SubQueryOrigin, Topic, TurnScope
-from llama_index_agentic_kb.search.embedding import Vector
-from llama_index_agentic_kb.search.follow_up import DECAY, FollowUp
-from llama_index_agentic_kb.search.prototypes import Floats, ScopeIndex, ScopeSettings, unit_rows
-from llama_index_agentic_kb.sources.base import KnowledgeSource
+from llama_index_agentic_kb.search.follow_up import DECAY, Compared
+from llama_index_agentic_kb.search.prototypes import Floats, ScopeIndex, ScopeSettings, VectorReader, unit_rows
 from llama_index_agentic_kb.sources.fan_out import FanOut, SourceSearch
 from llama_index_agentic_kb.sources.search import NodeKey
 from llama_index_agentic_kb.sources.vectors import model_name_of, vector_reader
@@ -36,10 +35,7 @@ SMALL_CORPUS: Final = 200  # number of documents below which a search is not nar
 MIN_SCOPE: Final = 20
 MAX_SHARE: Final = 0.25
 """Minimum number of documents in a scope, and their maximum share of all."""
-CONTEXT_MARGIN: Final = 0.25
-"""Standard deviations by which a document must be nearer to the context or the query than to the message itself."""
-SHIFT_MARGIN: Final = 0.5
-"""Standard deviations by which a document may be farther from a message that changes the topic."""
+SHIFT_MARGIN: Final = 0.5  # standard deviations by which a document may be farther from a message on a new topic
 CANARIES: Final = 3  # number of passages of each list that are kept whatever the scope says
 MAX_SECONDS: Final = 0.5
 RECENT_DOCUMENTS: Final = 5
@@ -48,63 +44,81 @@ RECENT_DOCUMENTS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """The documents of a scope, as (source, document)."""
+    """A turn's scope, as far as its documents were asked for."""
 
     documents: frozenset[tuple[str, str]] = frozenset()
+    """Those of the documents asked for that are in the scope, as (source, document)."""
     sources: frozenset[str] = frozenset()
     """The sources that the scope covers; documents of others are always in it."""
     total: int = 0
     """The number of documents of these sources."""
+    size: int = 0
+    """The number of documents in the scope; an estimate for a source of more than ``SAMPLE`` documents."""
     reason: ScopeReason | None = None
     """Why there is no scope; None if there is one."""
 
-    def holds(self, source: str, node: NodeWithScore) -> bool:
-        """Return whether a passage is in the scope."""
-        return source not in self.sources or (source, _document(node)) in self.documents
+    def holds(self, source: str, document: str) -> bool:
+        """Return whether a document is in the scope."""
+        return source not in self.sources or (source, document) in self.documents
 
 
 def contract(
     indexes: Mapping[str, ScopeIndex],
     views: Sequence[Floats],
-    kept: Iterable[tuple[str, str]] = (),
+    asked: Mapping[str, Collection[str]],
+    kept: Collection[tuple[str, str]] = (),
     *,
     is_shift: bool = False,
 ) -> Contraction:
     """Return the scope of a turn: the documents that stand out by their similarity to any of its views.
 
     A document stands out if its similarity is ``deviations`` standard deviations above the mean of all documents. The
-    scope has between ``MIN_SCOPE`` documents and ``MAX_SHARE`` of all, and those of ``kept``.
+    scope has about ``MIN_SCOPE`` documents at least, ``MAX_SHARE`` of all at most, and those of ``kept``. Of a large
+    source, a sample of the documents stands for all, so that a turn costs the same whatever the size.
 
     Args:
         indexes: The scope indexes of the searched sources, of one embedding model.
         views: The vectors of the message, which comes first, and of its context and its query.
+        asked: The documents that may be in the scope, by source.
         kept: Documents that stay in the scope, as (source, document).
         is_shift: Whether the message changes the topic: it then stands alone, and its own scope is wider.
     """
     total = sum(len(index.documents) for index in indexes.values())
     if total < SMALL_CORPUS:
         return Contraction(total=total, reason=ScopeReason.SMALL_CORPUS)
-    rows = unit_rows(views)
+    rows, settings = unit_rows(views), strictest([index.settings for index in indexes.values()])
+    parts = {name: index.part({*asked.get(name, ()), *_of(kept, name)}) for name, index in indexes.items()}
     # a row per view: means along rows are ten times as fast
-    similarity = np.ascontiguousarray(np.concatenate([index.similarities(rows) for index in indexes.values()]).T)
-    settings = strictest([index.settings for index in indexes.values()])
-    if float(similarity.max()) < settings.floor:
+    every, few = (
+        np.ascontiguousarray(np.concatenate([one.similarities(rows) for one in listed]).T)
+        for listed in ([index.sample for index in indexes.values()], parts.values())
+    )
+    if float(max(every.max(), few.max(initial=-1.0))) < settings.floor:
         return Contraction(total=total, reason=ScopeReason.LOW_SIMILARITY)
-    mean, deviation = similarity.mean(axis=1, keepdims=True), similarity.std(axis=1, keepdims=True)
-    standing: Floats = (similarity - mean) / np.maximum(deviation, 1e-6)
-    standing[1:] -= CONTEXT_MARGIN
-    if is_shift:
-        standing[0] += SHIFT_MARGIN
-    best: Floats = standing.max(axis=0)
-    count = max(MIN_SCOPE, min(int((best >= settings.deviations).sum()), int(MAX_SHARE * total)))
-    chosen = np.sort(np.argpartition(-best, count)[:count])
-    documents, start = set(kept), 0
-    for source, index in indexes.items():
-        end = start + len(index.documents)
-        own = chosen[np.searchsorted(chosen, start) : np.searchsorted(chosen, end)] - start
-        documents.update((source, index.documents[at]) for at in own.tolist())
-        start = end
-    return Contraction(frozenset(documents), frozenset(indexes), total)
+    weights = np.concatenate([_weights(index) for index in indexes.values()])
+    mean = np.average(every, axis=1, weights=weights)[:, None]
+    deviation = np.sqrt(np.average((every - mean) ** 2, axis=1, weights=weights))[:, None]
+    margins = np.array([[SHIFT_MARGIN if is_shift else 0.0]] + [[0.0]] * (len(rows) - 1))
+    best, standing = (
+        ((part - mean) / np.maximum(deviation, 1e-6) + margins).max(axis=0, initial=-np.inf) for part in (every, few)
+    )
+    count = max(MIN_SCOPE, min(int(weights[best >= settings.deviations].sum()), int(MAX_SHARE * total)))
+    order = np.argsort(-best)
+    least = best[order[min(int(np.searchsorted(np.cumsum(weights[order]), count)), len(order) - 1)]]
+    named = [(name, document) for name, part in parts.items() for document in part.documents]
+    inside = {one for one, stands in zip(named, (standing >= least).tolist(), strict=True) if stands}
+    size = round(float(weights[best >= least].sum())) + len({*kept} - inside)
+    return Contraction(frozenset(inside | {*kept}), frozenset(indexes), total, size)
+
+
+def _of(documents: Iterable[tuple[str, str]], source: str) -> list[str]:
+    return [document for name, document in documents if name == source]
+
+
+def _weights(index: ScopeIndex) -> NDArray[np.float64]:
+    """Return the number of documents that each of an index's sample stands for."""
+    count = len(index.sample.documents)
+    return np.full(count, len(index.documents) / max(1, count))
 
 
 def strictest(settings: Sequence[ScopeSettings]) -> ScopeSettings:
@@ -129,77 +143,50 @@ class Conversation:
     """The conversation of one request: how its question is searched, and which results are kept.
 
     Args:
-        follow_up: How the question is searched; None if a model plans, which reads the conversation itself.
+        fan_out: The request's searches; without a ``follow_up`` if a model plans, which reads the conversation itself.
         state: The state after the last turn; None if the caller keeps none.
         indexes: The scope indexes by source.
     """
 
-    def __init__(self, follow_up: FollowUp | None, state: ScopeState | None, indexes: Mapping[str, ScopeIndex]) -> None:
-        self._follow_up = follow_up or FollowUp("")
-        self._planned = follow_up is None
+    def __init__(self, fan_out: FanOut, state: ScopeState | None, indexes: Mapping[str, ScopeIndex]) -> None:
+        self._fan_out = fan_out
         self._state = state or ScopeState()
         self._indexes = indexes
-        self._measured: Job[tuple[TurnScope, Contraction | None]] | None = None
-
-    def begin(self, fan_out: FanOut, searches: Sequence[SourceSearch]) -> None:
-        """Compute the scope beside the first searches of the question, once ``fan_out`` has the query vectors."""
-        searches = _of_question(searches)
-        if self._measured is None and searches and self._follow_up.earlier:
-            self._measured = start(self._measure(fan_out, searches))
 
     async def narrow(self, searches: Sequence[SourceSearch], limit: int) -> Narrowing:
         """Return how the turn was searched, and the passages outside its scope, which are to be left out.
 
         Of ``searches``, those of the question itself are narrowed, as long as ``limit`` passages are left.
         """
-        number = self._state.turn + 1
-        if self._planned:
-            return Narrowing(TurnScope(turn=number, topic=Topic.UNKNOWN, reason=ScopeReason.PLANNED))
-        if not self._follow_up.earlier:
-            return Narrowing(TurnScope(turn=number, reason=ScopeReason.NO_HISTORY))
-        if self._measured is None:  # nothing was searched
-            return Narrowing(TurnScope(turn=number, topic=Topic.UNKNOWN, reason=ScopeReason.NO_INDEX))
-        await wait([self._measured], deadline=deadline_after(2 * MAX_SECONDS))
-        if not self._measured.done:  # the embedding model hangs
-            await cancel(self._measured)
-            return Narrowing(TurnScope(turn=number, topic=Topic.UNKNOWN, reason=ScopeReason.FAILED))
-        turn, made = self._measured.result()
-        if made is None:
-            return Narrowing(turn)
-        searches = _of_question(searches)
-        changed, outside = _outside(searches, made, limit)
-        if made.total and not any(search.source.permissions for search in searches):  # else counts would reveal some
-            changed |= {"documents": made.total, "scope": len(made.documents) or None}
+        made, follow_up = partial(TurnScope, turn=self._state.turn + 1), self._fan_out.follow_up
+        if follow_up is None:
+            return Narrowing(made(topic=Topic.UNKNOWN, reason=ScopeReason.PLANNED))
+        if not follow_up.earlier:
+            return Narrowing(made(reason=ScopeReason.NO_HISTORY))
+        searches = [search for search in searches if search.sub_query.origin is SubQueryOrigin.QUESTION]
+        groups = await self._groups(searches)
+        if not groups:
+            return Narrowing(made(topic=Topic.UNKNOWN, reason=ScopeReason.NO_INDEX))
+        compared, indexes = groups[0].compared, [index for group in groups for index in group.indexes.values()]
+        drift, shift = compared.drift or 0.0, strictest([index.settings for index in indexes]).shift
+        topic = Topic.CONTINUED if compared.expanded or drift >= shift else Topic.SHIFTED
+        turn = made(topic=topic, drift=round(drift, 4), expanded=compared.expanded)
+        if not indexes:
+            return Narrowing(turn.model_copy(update={"reason": ScopeReason.NO_INDEX}))
+        started = time.monotonic()
+        deadline = earliest(call_deadline(), deadline_after(MAX_SECONDS))
+        try:
+            scope = await Call(sync=partial(self._contracted, groups, searches, topic), deadline=deadline, what="scope")
+        except Exception as error:  # noqa: BLE001 (a search that is not narrowed loses nothing)
+            logger.warning("the search was not narrowed: %s", error_message(error))
+            scope = Contraction(reason=ScopeReason.FAILED)
+        changed, outside = _outside(searches, scope, limit)
+        changed["scope_ms"] = round(1000 * (time.monotonic() - started), 1)
+        if scope.total and not any(search.source.permissions for search in searches):  # else counts would reveal some
+            changed |= {"documents": scope.total, "scope": scope.size or None}
         else:
             changed.pop("scope_miss", None)
         return Narrowing(turn.model_copy(update=changed), outside)
-
-    async def _measure(self, fan_out: FanOut, searches: Sequence[SourceSearch]) -> tuple[TurnScope, Contraction | None]:
-        """Return the turn's drift and topic, and its scope; None without a scope index."""
-        groups = await self._groups(fan_out, searches)
-        drift, expanded = None, self._follow_up.expanded
-        for vectors, _ in groups[:1]:
-            drift = self._follow_up.drift(vectors.__getitem__)
-            expanded = self._follow_up.settled(vectors.__getitem__).expanded
-        shift = strictest([index.settings for _, indexes in groups for index in indexes.values()]).shift
-        topic = Topic.CONTINUED if expanded or drift is None or drift >= shift else Topic.SHIFTED
-        turn = TurnScope(
-            turn=self._state.turn + 1,
-            topic=Topic.UNKNOWN if drift is None else topic,
-            drift=None if drift is None else round(drift, 4),
-            expanded=expanded,
-        )
-        if not any(indexes for _, indexes in groups):
-            return turn.model_copy(update={"reason": ScopeReason.NO_INDEX}), None
-        started = time.monotonic()
-        work = partial(self._contracted, groups, {one.source.name: one.source for one in searches}, turn.topic)
-        deadline = earliest(call_deadline(), deadline_after(MAX_SECONDS))
-        try:
-            made = await Call(sync=work, deadline=deadline, what="scope contraction")
-        except Exception as error:  # noqa: BLE001 (a search that is not narrowed loses nothing)
-            logger.warning("the search was not narrowed: %s", error_message(error))
-            made = Contraction(reason=ScopeReason.FAILED)
-        return turn.model_copy(update={"scope_ms": round(1000 * (time.monotonic() - started), 1)}), made
 
     def after(self, turn: TurnScope, nodes: Sequence[NodeWithScore]) -> ScopeState:
         """Return the state after a turn that found these passages."""
@@ -208,64 +195,62 @@ class Conversation:
         documents = [ScopedDocument(source=source, document=document) for source, document in found]
         return self._state.after(turn, tuple(documents[:RECENT_DOCUMENTS]))
 
-    async def _groups(
-        self, fan_out: FanOut, searches: Sequence[SourceSearch]
-    ) -> list[tuple[Mapping[str, Vector], dict[str, ScopeIndex]]]:
-        """Return the query vectors of each embedding model, and the scope indexes of the sources that it searches."""
-        groups: dict[int, tuple[Mapping[str, Vector], dict[str, ScopeIndex]]] = {}
+    async def _groups(self, searches: Sequence[SourceSearch]) -> list[_Group]:
+        """Return the embedding models that the question was searched with."""
+        groups: dict[int, _Group] = {}
         for name, source in {search.source.name: search.source for search in searches}.items():
-            embedded = await fan_out.follow_up_vectors(source)
-            if embedded is not None:
-                model, vectors = embedded
-                index = self._indexes.get(name)
-                _, indexes = groups.setdefault(id(model), (vectors, {}))
+            found = await self._fan_out.compared(source, MAX_SECONDS)
+            if found is not None:
+                model, compared = found
+                index, group = self._indexes.get(name), groups.setdefault(id(model), _Group(compared, {}, []))
                 if index is not None and index.model == model_name_of(model):
-                    indexes[name] = index
+                    group.indexes[name] = index
+                    group.readers.append((index.version, vector_reader(source)))
         return list(groups.values())
 
-    def _contracted(
-        self,
-        groups: Sequence[tuple[Mapping[str, Vector], Mapping[str, ScopeIndex]]],
-        sources: Mapping[str, KnowledgeSource],
-        topic: Topic,
-    ) -> Contraction:
+    def _contracted(self, groups: Sequence[_Group], searches: Sequence[SourceSearch], topic: Topic) -> Contraction:
         """Return the scope over all embedding models."""
-        readers = {name: vector_reader(sources[name]) for _, indexes in groups for name in indexes}
-        versions = {name: None if reader is None else reader.version() for name, reader in readers.items()}
-        if any(versions[name] != index.version for _, indexes in groups for name, index in indexes.items()):
+        groups = [group for group in groups if group.indexes]
+        if any(reader is None or reader.version() != version for group in groups for version, reader in group.readers):
             return Contraction(reason=ScopeReason.INDEX_STALE)
-        stay = {(one.source, one.document) for listed in (self._state.pinned, *self._state.recent) for one in listed}
-        is_shift = topic is Topic.SHIFTED
+        kept = {(one.source, one.document) for listed in (self._state.pinned, *self._state.recent) for one in listed}
+        asked: dict[str, set[str]] = {}
+        for search in searches:
+            asked.setdefault(search.source.name, set()).update(map(_document, search.nodes))
         parts = [
-            contract(indexes, self._views(vectors, indexes), stay, is_shift=is_shift)
-            for vectors, indexes in groups
-            if indexes
+            contract(group.indexes, self._views(group), asked, kept, is_shift=topic is Topic.SHIFTED)
+            for group in groups
         ]
         made = [part for part in parts if part.reason is None]
         return Contraction(
             frozenset[tuple[str, str]]().union(*(part.documents for part in made)),
             frozenset[str]().union(*(part.sources for part in made)),
             sum(part.total for part in parts),
+            sum(part.size for part in made),
             None if made else parts[0].reason,
         )
 
-    def _views(self, vectors: Mapping[str, Vector], indexes: Mapping[str, ScopeIndex]) -> list[Floats]:
+    def _views(self, group: _Group) -> list[Floats]:
         """Return the vectors of the message, its context (earlier messages, last documents), and its own query."""
-        follow_up = self._follow_up.settled(vectors.__getitem__)
-        own, query = unit_rows([vectors[follow_up.question], follow_up.vector(vectors.__getitem__)])
-        context, history = own.copy(), follow_up.history(vectors.__getitem__)
-        latest = self._state.recent[-1] if self._state.recent else ()
-        last = {name: {one.document for one in latest if one.source == name} for name in indexes}
-        rows = np.concatenate([index.prototypes_of(last[name]) for name, index in indexes.items()])
-        if history is not None:
-            context += DECAY * history.astype(np.float32)
+        compared, latest = group.compared, self._state.recent[-1] if self._state.recent else ()
+        own, query = unit_rows(np.array([compared.own, compared.query], np.float32))
+        found = [(one.source, one.document) for one in latest]
+        last = [index.part(_of(found, name)).prototypes for name, index in group.indexes.items()]
+        rows, context = np.concatenate(last), own.copy()
+        if compared.history is not None:
+            context += DECAY * compared.history.astype(np.float32)
         if len(rows):
             context += DECAY * unit_rows(rows.mean(axis=0, keepdims=True))[0]
-        return [own, context] if follow_up.expanded is None else [own, context, query]
+        return [own, context, query]
 
 
-def _of_question(searches: Sequence[SourceSearch]) -> list[SourceSearch]:
-    return [search for search in searches if search.sub_query.origin is SubQueryOrigin.QUESTION]
+class _Group(NamedTuple):
+    """What one embedding model compares: the question with its conversation, and with the sources that it searches."""
+
+    compared: Compared
+    indexes: dict[str, ScopeIndex]
+    readers: list[tuple[str, VectorReader | None]]
+    """Each index's version, and the reader of its source."""
 
 
 def _document(node: NodeWithScore) -> str:
@@ -281,7 +266,7 @@ def _outside(
     best, inside, outside = list[bool](), set[NodeKey](), set[NodeKey]()
     for search in searches:
         for ranked in search.lists:
-            held = [made.holds(search.source.name, node) for node in ranked.nodes]
+            held = [made.holds(search.source.name, _document(node)) for node in ranked.nodes]
             best += held[:CANARIES]
             for at, (key, is_held) in enumerate(zip(ranked.keys, held, strict=True)):
                 (inside if is_held or at < CANARIES else outside).add(key)

@@ -25,6 +25,7 @@ from llama_index_agentic_kb.errors import RetrievalError
 Floats: TypeAlias = NDArray[np.float32]
 
 MAX_PROTOTYPES: Final = 4  # maximum number of prototypes of a document
+SAMPLE: Final = 1_024  # maximum number of documents whose similarities stand for those of all
 _PASSES: Final = 5
 _BATCH: Final = 200  # documents whose vectors are read at once
 _FORMAT: Final = 1
@@ -53,7 +54,7 @@ class ScopeSettings:
         shift: The cosine between a message and the earlier ones below which the topic has changed.
     """
 
-    deviations: float = 1.5
+    deviations: float = 1.6
     floor: float = 0.2
     shift: float = 0.15
 
@@ -122,15 +123,30 @@ class ScopeIndex:
         nearest: Floats = np.maximum.reduceat(cosines, self.starts, axis=0)
         return nearest
 
+    def part(self, documents: Collection[str]) -> Self:
+        """Return the index of some of the documents; unknown ones are left out."""
+        places, ends = self._places, np.append(self.starts[1:], len(self.prototypes))
+        at = np.array(sorted(places[one] for one in documents if one in places), np.int64)
+        counts = (ends - self.starts)[at]
+        starts = np.cumsum(counts) - counts
+        rows = np.repeat(self.starts[at] - starts, counts) + np.arange(counts.sum())
+        return replace(
+            self,
+            documents=tuple(self.documents[place] for place in at.tolist()),
+            digests=tuple(self.digests[place] for place in at.tolist()),
+            starts=starts,
+            prototypes=self.prototypes[rows],
+        )
+
+    @cached_property
+    def sample(self) -> Self:
+        """The index of ``SAMPLE`` of the documents at most, which stand for all of them."""
+        step = -(-len(self.documents) // SAMPLE)
+        return self.part(self.documents[::step]) if step > 1 else self
+
     @cached_property
     def _places(self) -> dict[str, int]:
         return {document: at for at, document in enumerate(self.documents)}
-
-    def prototypes_of(self, documents: Collection[str]) -> Floats:
-        """Return the prototypes of some documents; unknown documents have none."""
-        places, ends = self._places, np.append(self.starts[1:], len(self.prototypes))
-        known = sorted(places[one] for one in documents if one in places)
-        return np.concatenate([self.prototypes[:0], *(self.prototypes[self.starts[at] : ends[at]] for at in known)])
 
     def save(self, path: Path) -> None:
         """Write the index to a file, in one step.

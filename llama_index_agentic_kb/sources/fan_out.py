@@ -22,7 +22,7 @@ import contextvars
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -55,7 +55,7 @@ from llama_index_agentic_kb.schema import (
     SubQueryOrigin,
 )
 from llama_index_agentic_kb.search.embedding import SHARED_CACHE, EmbeddingCache, QueryEmbeddings, Vector
-from llama_index_agentic_kb.search.follow_up import FollowUp
+from llama_index_agentic_kb.search.follow_up import Compared, FollowUp
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.sources.search import NodeList, PreparedSource, distinct_nodes, search_source
 from llama_index_agentic_kb.sources.selection import SelectedSource
@@ -63,7 +63,6 @@ from llama_index_agentic_kb.sources.shards import ShardedSource
 
 USUAL_FACTOR: Final = 2.0  # of the usual duration, before a search counts as hanging
 FIRST_FACTOR: Final = 3.0  # of the grace, for a source that has never answered: it may have to load first
-_WORDS_SECONDS: Final = 1.0  # that keyword search of a follow-up waits for the vectors that settle its words
 LOOK_SECONDS: Final = 0.05  # at least, between two checks of a running search
 FINISH_SECONDS: Final = 0.008  # of evidence and answer: 4 ms of a core that is shared with others
 FINISH_SHARE: Final = 0.5  # of the time for searches, at most, that is kept free
@@ -165,10 +164,9 @@ class FanOut:
         says_how = bundle is not None and (bundle.embedding is not None or bundle.custom_embedding_strs is not None)
         self._brought = bundle if says_how else None
         self.follow_up = follow_up
-        self.on_begun: Callable[[list[SourceSearch]], None] | None = None
-        """Called with searches that have begun."""
         self._embeddings = QueryEmbeddings(log.manager, deadline=self._deadline, cache=embedding_cache)
         self._prepared: dict[tuple[str, str], PreparedSource | Exception] = {}
+        self._compared: dict[int, Compared] = {}
         self._searches: list[SourceSearch] = []  # of sources without shards, and of shards
         self._watched: list[SourceSearch] = []
         self._running = 0
@@ -218,8 +216,6 @@ class FanOut:
         self._searches += plain
         if len(self.selected) > 1:
             self._watch(plain)
-        if self.on_begun is not None:
-            self.on_begun(begun)
         return begun
 
     def _opened(self, sub_query: SubQuery, chosen: SelectedSource) -> SourceSearch:
@@ -429,8 +425,6 @@ class FanOut:
             if isinstance(prepared, Exception):
                 raise prepared
             bundle = partial(self._bundle_for, search, prepared)
-            if search.follow_up is not None and search.follow_up.expanded and search.brought is None:
-                search.words = await self._settled_words(search.follow_up, prepared)
             lists = await search_source(prepared, search.words, bundle, limit=limit, progress=progress)
             distinct_nodes(lists)  # calls methods of user-defined nodes
         except asyncio.CancelledError:
@@ -479,30 +473,21 @@ class FanOut:
             strings = brought.custom_embedding_strs
             made.custom_embedding_strs = None if strings is None else [*strings]
         elif model is not None and follow_up is not None and follow_up.expanded:
-            vectors = await self._vectors(model, follow_up.texts, call_deadline())
-            made.embedding = follow_up.settled(vectors.__getitem__).vector(vectors.__getitem__)
+            made.embedding = [*(await self._compare(follow_up, model, call_deadline())).query]
         elif model is not None:
             made.embedding = await self._embeddings.get(model, made.query_str, deadline=call_deadline())
         search.stage = "search"
         return made
 
-    async def _settled_words(self, follow_up: FollowUp, prepared: PreparedSource) -> str:
-        """Return the text for keyword search; where the drift decides it, once the vectors are there."""
-        model = prepared.traits.embed_model
-        if follow_up.words == follow_up.question or model is None:
-            return follow_up.words
-        deadline = earliest(call_deadline(), deadline_after(_WORDS_SECONDS))
-        try:
-            vectors = await self._vectors(model, follow_up.texts, deadline)
-        except Exception:  # noqa: BLE001 (dense search raises it too, and reports it; keyword search goes on)
-            return follow_up.words
-        return follow_up.settled(vectors.__getitem__).words
+    async def _compare(self, follow_up: FollowUp, model: BaseEmbedding, deadline: float | None) -> Compared:
+        """Return how the question compares with its conversation by a model; computed once."""
+        if id(model) not in self._compared:
+            vectors = {text: await self._embeddings.get(model, text, deadline=deadline) for text in follow_up.texts}
+            self._compared[id(model)] = follow_up.compared(vectors)
+        return self._compared[id(model)]
 
-    async def _vectors(self, model: BaseEmbedding, texts: Iterable[str], deadline: float | None) -> dict[str, Vector]:
-        return {text: await self._embeddings.get(model, text, deadline=deadline) for text in texts}
-
-    async def follow_up_vectors(self, source: KnowledgeSource) -> tuple[BaseEmbedding, dict[str, Vector]] | None:
-        """Return a source's embedding model and the vectors of the conversation's texts; None if it has none.
+    async def compared(self, source: KnowledgeSource, seconds: float) -> tuple[BaseEmbedding, Compared] | None:
+        """Return a source's embedding model, and the question compared with its conversation; None if it is late.
 
         Of a collection in shards it is the model of the first shard that has one.
         """
@@ -513,7 +498,7 @@ class FanOut:
         if model is None or self.follow_up is None:
             return None
         try:
-            return model, await self._vectors(model, self.follow_up.texts, self._deadline)
+            return model, await self._compare(self.follow_up, model, earliest(self._deadline, deadline_after(seconds)))
         except Exception:  # noqa: BLE001 (the search that failed for it has reported it)
             return None
 

@@ -145,8 +145,12 @@ class Bench:
         """Record the scopes."""
         original = contraction.contract
 
-        def recorded(*args: Any, **kwargs: Any) -> contraction.Contraction:
-            self._scopes.append(original(*args, **kwargs))
+        def recorded(
+            indexes: Mapping[str, ScopeIndex], views: Any, asked: Any, *args: Any, **kwargs: Any
+        ) -> contraction.Contraction:
+            del asked  # the documents found; the whole scope is measured
+            every = {name: index.documents for name, index in indexes.items()}
+            self._scopes.append(original(indexes, views, every, *args, **kwargs))
             return self._scopes[-1]
 
         contraction.contract = recorded
@@ -206,7 +210,7 @@ class Bench:
         made, found = await self._ask(self._scoped, (*case.history, ("user", case.text)), state)
         if self._scopes and self._scopes[-1].reason is None:
             scope = self._scopes[-1]
-            made.kept = len(scope.documents) / scope.total
+            made.kept = scope.size / scope.total
             made.evidence = self._share(case, {document for _, document in scope.documents})
         if found.scope_state is not None and found.scope_state.last is not None:
             made.contraction = found.scope_state.last.scope_ms

@@ -75,7 +75,7 @@ def test_a_follow_up_is_searched_in_its_conversation(documents: VectorStoreIndex
     assert turn.reason is None
     assert (turn.documents, turn.turn) == (480, 1)
     assert turn.scope is not None
-    assert MIN_SCOPE <= turn.scope <= 120
+    assert MIN_SCOPE <= turn.scope <= 130  # a quarter, and those that are as near
     assert topics_of(response).count(TOPICS[0]) >= 6
     assert topics_of(alone).count(TOPICS[0]) <= 2
 
@@ -189,22 +189,16 @@ def test_a_model_plans_from_the_conversation_itself(documents: VectorStoreIndex)
 hung = threading.Event()
 
 
-class Turned(HashEmbedding):
-    """Vectors of a message that points away from the conversation, and of a model that hangs, by text."""
+class Hanging(HashEmbedding):
+    """A model that hangs."""
 
     def _get_query_embedding(self, query: str) -> list[float]:
-        if "hangs" in query:
-            hung.wait(30)
-        sign = -1.0 if "violin" in query else 1.0
-        return [sign * value for value in super()._get_query_embedding("rocket")]
+        hung.wait(30)
+        return super()._get_query_embedding(query)
 
 
-@pytest.mark.parametrize(
-    ("message", "asked"),
-    [("How do I tune its violin strings?", "How do I tune its violin strings?"), ("Why is it so, if it hangs?", None)],
-)
-def test_keyword_search_takes_the_settled_words_or_does_not_wait(message: str, asked: str | None) -> None:
-    """A message that turns away is searched alone by words too; vectors that hang do not stop keyword search."""
+def test_keyword_search_does_not_wait_for_vectors() -> None:
+    """It searches for the expanded text, and what it finds is the answer of a model that hangs."""
     queries: list[str] = []
 
     class Words:
@@ -213,7 +207,11 @@ def test_keyword_search_takes_the_settled_words_or_does_not_wait(message: str, a
             queries.append(query)
             return [NodeWithScore(node=TextNode(id_="w", text="rocket engine thrust by words"), score=1.0)]
 
-    index = VectorStoreIndex([TextNode(id_="n", text="rocket engine")], embed_model=Turned())
-    response, _ = ask(base(index, indexed=False, hybrid=Words(), resilience=Resilience(timeout=3.0)), message)
+    index = VectorStoreIndex([TextNode(id_="n", text="rocket", embedding=[1.0] * 8)], embed_model=Hanging())
+    response, turn = ask(
+        base(index, indexed=False, hybrid=Words(), resilience=Resilience(timeout=2.0)), "Why is it so?"
+    )
     hung.set()
-    assert (queries == [asked]) if asked else response.extracts
+    assert queries == ["Why is it so? much thrust rocket engine"]
+    assert response.extracts
+    assert (turn.reason, turn.topic) == (ScopeReason.NO_INDEX, Topic.UNKNOWN)

@@ -7,18 +7,20 @@ import pytest
 from llama_index_agentic_kb.search.follow_up import MAX_EARLIER, FollowUp, leans, names_of
 
 USER, REPLY = "user", "assistant"
+LIVER = [(USER, "What does the liver do?"), (REPLY, "It stores iron. Iron is old. Iron, as ferritin, is kept.")]
 
 
 LEANING = (
-    "How tall was it?|When did she die?|Why?|And in Europe?|When was the film released?|Tell me more about this|"
-    "Which actors star in the film?|What about Germany?|Can I use it?|Wo wurde er geboren?|¿Dónde nació ella?|"
+    "How tall was it?|When did she die?|Why?|And in Europe?|Tell me more about this|Not payment|"
+    "What about Germany?|Can I use it?|Wo wurde er geboren?|¿Dónde nació ella?|"
     "Où est-elle née ?|That's interesting. How does it spread?|Okay. Give me some examples."
 )
 STANDING = (
     "What are the grounds for lodging an appeal?|Where is the Eiffel Tower?|How tall was the Saturn V rocket?|"
     "What is the typical down payment amount for a mortgage?|Where can people report a scam that they lost money to?|"
     "Are there any awards for amateur photography in Finland?|My son wants an old diesel car. How long does it last?|"
-    "Where can people with a low income report scams that their neighbours tried on them?"
+    "Where can people with a low income report scams that their neighbours tried on them?|"
+    "That's interesting. What is lung cancer?|How would we know that we live in a simulation?|Who is at high risk?"
 )
 
 
@@ -48,11 +50,20 @@ def test_a_leaning_message_is_expanded(history: list[tuple[str, str]], message: 
     assert made.words == (made.expanded or message)
 
 
-def test_a_definite_end_expands_the_vector_alone() -> None:
-    """Often enough it refers to nothing: keyword search would lose more than it gains."""
-    made = FollowUp.of("Which actors star in the film?", [(USER, "Tell me about Yaadein"), (REPLY, "A film.")])
-    assert made.expanded == "Which actors star in the film? yaadein"
-    assert made.words == made.question
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("Tell me more about the tango.", "Tell me more about the tango."),
+        ("Tell me more about this tango.", "Tell me more about this tango. liver iron"),
+        ("Why?", "Why? liver iron"),
+        ("What about Germany?", "What about Germany? liver iron"),
+    ],
+)
+def test_a_single_word_that_may_stand_alone_is_searched_alone_by_keywords(message: str, words: str) -> None:
+    """Its vector is expanded; keyword search would lose what it finds. What the reply repeats counts for the others."""
+    made = FollowUp.of(message, LIVER)
+    assert made.expanded == f"{message} liver"
+    assert made.words == words
 
 
 @pytest.mark.parametrize(
@@ -73,56 +84,41 @@ def test_names_open_a_reply(reply: str, expected: list[str]) -> None:
 def test_a_message_that_stands_alone_keeps_its_vector() -> None:
     """History never changes it, whatever came before."""
     made = FollowUp.of("How tall was the Ariane 5 rocket in metres?", [(USER, "Is it a bird?"), (REPLY, "Yes.")])
-    vectors = {made.question: [0.3, 0.4]}
-    assert made.vector(vectors.__getitem__) == [0.3, 0.4]
+    compared = made.compared({made.question: [0.3, 0.4], "Is it a bird?": [1.0, 0.0]})
+    assert compared.query == [0.3, 0.4]
+    assert compared.drift == pytest.approx(0.6)
 
 
 def test_vectors_are_weighted() -> None:
-    """The expanded text counts twice as much as the message; an older message half as much as the next one."""
-    made = FollowUp("it", "it moon", ("new", "old"))
+    """The expanded text counts twice as much as a short message; an older message half as much as the next one."""
+    made = FollowUp("it", "it moon", "", ("new", "old"))
     vectors = {"it": [2.0, 0.0, 0.0], "it moon": [0.0, 3.0, 0.0], "new": [1.0, 0.0, 0.0], "old": [0.0, 1.0, 0.0]}
     assert made.texts == ["it", "it moon", "new", "old"]
-    assert made.vector(vectors.__getitem__) == [0.5, 1.0, 0.0]
-    long = FollowUp("big red dog", "it moon")
-    assert long.vector({**vectors, "big red dog": [2.0, 0.0, 0.0]}.__getitem__) == [1.5, 1.0, 0.0]
-    assert made.history(vectors.__getitem__) == pytest.approx([1 / math.sqrt(1.25), 0.5 / math.sqrt(1.25), 0.0])
-
-
-LIVER = [(USER, "What does the liver do?"), (REPLY, "It stores iron. Iron is old. Iron, as ferritin, is kept.")]
+    assert made.compared(vectors).query == [0.5, 1.0, 0.0]
+    assert made.compared(vectors).expanded == "it moon"
+    assert made.compared(vectors).history == pytest.approx([1 / math.sqrt(1.25), 0.5 / math.sqrt(1.25), 0.0])
+    assert FollowUp.of("Does it hurt the big red dog?", LIVER).own_weight == 3 * made.own_weight
 
 
 @pytest.mark.parametrize(
-    ("message", "drift", "expanded", "words", "has_reply"),
+    ("message", "drift", "expanded"),
     [
-        ("Who is at high risk?", 0.3, True, "Who is at high risk?", False),
-        ("Who is at high risk?", 0.15, False, "Who is at high risk?", False),
-        ("Why?", 0.12, True, "Why? liver iron", True),
-        ("Why?", 0.05, True, "Why? liver", False),
-        ("Why?", -0.1, True, "Why? liver", False),
-        ("Does it really hurt?", -0.1, False, "Does it really hurt?", False),
-        ("Does it really hurt at night?", 0.04, False, "Does it really hurt at night?", False),
-        ("Who is at high risk of a stroke at night?", 0.9, False, "Who is at high risk of a stroke at night?", False),
+        ("Who is at high risk?", 0.25, True),
+        ("Who is at high risk?", 0.15, False),
+        ("Why?", -0.5, True),
+        ("Who is at high risk in Norway?", 0.9, False),
+        ("Who is at high risk of a stroke at night?", 0.9, False),
     ],
 )
-def test_the_drift_settles_what_words_leave_open(
-    message: str, drift: float, words: str, *, expanded: bool, has_reply: bool
-) -> None:
-    """A short message is expanded near the earlier ones; the reply, and what it repeats, counts there too."""
+def test_the_drift_decides_where_words_say_nothing(message: str, drift: float, *, expanded: bool) -> None:
+    """Of a short message without a name, the vector alone is expanded, if it is near the earlier ones."""
     made = FollowUp.of(message, LIVER)
     vectors = {text: [1.0, 0.0] for text in made.texts} | {message: [drift, math.sqrt(1 - drift**2)]}
-    assert made.drift(vectors.__getitem__) == pytest.approx(drift)
-    settled = made.settled(vectors.__getitem__)
-    assert (settled.expanded == f"{message} liver") is expanded
-    assert settled.words == words
-    assert bool(settled.reply) is has_reply
-
-
-def test_a_reply_is_part_of_the_vector() -> None:
-    """Beside the message and its expanded text, whose sum has unit length."""
-    made = FollowUp("it", "it moon", ("new",), reply="A rock.")
-    vectors = {"it": [1.0, 0.0], "it moon": [1.0, 0.0], "A rock.": [0.0, 2.0]}
-    assert made.texts == ["it", "it moon", "A rock.", "new"]
-    assert made.vector(vectors.__getitem__) == pytest.approx([1.0, 0.3])
+    compared = made.compared(vectors)
+    assert compared.drift == pytest.approx(drift)
+    assert compared.expanded == (f"{message} liver" if expanded else None)
+    assert (compared.query != vectors[message]) is expanded
+    assert made.words == (message if message != "Why?" else "Why? liver iron")
 
 
 def test_only_the_latest_messages_are_compared() -> None:

@@ -60,7 +60,15 @@ def test_similarity_is_that_of_the_nearest_prototype() -> None:
     assert index.documents == ("d0", "d1", "d2")
     assert similarity[2] == pytest.approx(1.0, abs=1e-5)
     assert similarity[:2].max() < 0.99
-    assert index.prototypes_of({"d1", "unknown"}).shape == (2, 8)
+    np.testing.assert_array_equal(index.part({"d2", "unknown", "d0"}).similarities(view)[:, 0], similarity[[0, 2]])
+
+
+def test_a_sample_stands_for_many_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evenly drawn, at most ``SAMPLE`` of them; few documents stand for themselves."""
+    index = ScopeIndex.build(reader(9), "m")
+    assert index.sample is index
+    monkeypatch.setattr("llama_index_agentic_kb.search.prototypes.SAMPLE", 4)
+    assert ScopeIndex.build(reader(9), "m").sample.documents == ("d0", "d3", "d6")
 
 
 def test_only_changed_documents_are_read() -> None:

@@ -35,7 +35,7 @@ def test_documents_are_the_keys_of_a_scope_index(kind: str, tmp_path: Path) -> N
     assert made["docs"].version == reader.version()
     assert sorted(made["docs"].documents) == ["alone", "long", "short"]
     assert made["docs"].model == "hash"
-    found = made["docs"].prototypes_of({"short"}) @ model.get_text_embedding(TEXTS["short"])
+    found = made["docs"].part({"short"}).prototypes @ model.get_text_embedding(TEXTS["short"])
     assert found.tolist() == pytest.approx([1.0], abs=1e-5)
     index.insert_nodes([TextNode(id_="new", text="News.")])
     assert reader.version() != made["docs"].version
