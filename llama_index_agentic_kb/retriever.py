@@ -425,7 +425,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             scope = scope.without_answers()  # what is searched may go to every source
         follow_up = None
         if not scope.intents and (self._model is None or effort is ReasoningEffort.MINIMAL):
-            follow_up = FollowUp.of(scope.question, scope.history) if scope.history else FollowUp(scope.question)
+            follow_up = FollowUp.of(scope.question, scope.history)
         asked = [params.max_output_documents or 0 for params in request.knowledge_source_params]
         fan_out = FanOut(
             {name: chosen for name, chosen in selected.items() if not isinstance(chosen.source, ToolSource)},

@@ -139,13 +139,16 @@ class FollowUp:
                 are ignored.
         """
         mine = [text.strip() for role, text in reversed(history) if role == "user" and text.strip()]
+        if not mine:
+            return cls(question, None, question)
         replies = (text.strip() for role, text in reversed(history) if role == "assistant" and text.strip())
         earlier, reply, read = tuple(dict.fromkeys(mine))[:MAX_EARLIER], next(replies, ""), _read(question)
-        is_short = read.content <= _POINTER_WORDS and not read.is_named
-        names = _names_asked_for(reply, read.words, mine) if mine and read.leans else []
+        if not (read.leans or (read.content <= _POINTER_WORDS and not read.is_named)):
+            return cls(question, None, question, earlier)
+        names = _names_asked_for(reply, read.words, mine) if read.leans else []
         terms = names or list(islice(_terms(mine), MAX_TERMS))
         added = [term for term in terms if not {*read.words}.issuperset(split_words(term))]
-        if not (added and (read.leans or is_short)):
+        if not added:
             return cls(question, None, question, earlier)
         expanded = f"{question} {' '.join(added)}"
         topic = [] if names else _repeated(reply, [*read.words, *added])

@@ -54,7 +54,7 @@ from llama_index_agentic_kb.schema import (
     SubQuery,
     SubQueryOrigin,
 )
-from llama_index_agentic_kb.search.embedding import SHARED_CACHE, EmbeddingCache, QueryEmbeddings, Vector
+from llama_index_agentic_kb.search.embedding import SHARED_CACHE, EmbeddingCache, QueryEmbeddings
 from llama_index_agentic_kb.search.follow_up import Compared, FollowUp
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.sources.search import NodeList, PreparedSource, distinct_nodes, search_source
