@@ -98,7 +98,7 @@ class Support(Model):
     node_id: str
     span: Span  # position in the node's text
     quote: str  # node's text at ``span``, verbatim
-    score: UnitScore  # support for the claim; if it takes two references, the support by both together
+    score: UnitScore  # support for the claim, or for the part of it that cites the reference
 
 
 class GroundedClaim(Model):

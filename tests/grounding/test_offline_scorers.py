@@ -96,6 +96,8 @@ def test_unread_languages_are_not_checkable(language: str) -> None:
         ("The passages do not say who made Ultron, and it cost 5 million dollars in 1999.", Verdict.UNSUPPORTED),
         ("Let me know if you need more.", Verdict.NOT_CHECKABLE),
         ("No.", Verdict.NOT_CHECKABLE),
+        ("Yes.", Verdict.NOT_CHECKABLE),
+        ("Ultron.", Verdict.SUPPORTED),
         ("If you have a fever above 39 C, take ten tablets.", Verdict.UNSUPPORTED),
     ],
 )
@@ -105,7 +107,7 @@ def test_what_speaks_of_the_answer_is_left_out(text: str, expected: Verdict) -> 
 
 
 def test_two_passages_bear_a_claim_together() -> None:
-    """A claim whose facts stand in two passages is held against both, and leads to both."""
+    """A claim whose facts stand in two passages leads to both."""
     one = Premise("Marie Curie was born in Warsaw in 1867.", "Marie Curie")
     two = Premise("Warsaw is the capital of Poland and lies on the Vistula river.", "Warsaw")
     [score] = SmallScorer().judge(

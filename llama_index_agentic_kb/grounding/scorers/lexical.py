@@ -246,8 +246,8 @@ def _without_gap(claim: str) -> str:
 
 
 def _speaks_of_the_answer(claim: str, reading: Reading, score: ClaimScore) -> bool:
-    """Return whether a claim states nothing ("No."), or is unsupported and about the answer ("Here you are.")."""
-    if not reading.telling:
+    """Return whether a claim states nothing ("Yes."), or is unsupported and about the answer ("Here you are.")."""
+    if reading.telling < _TELLING and not (reading.named or (reading.telling and reading.features[0])):
         return True
     if score.score is None or score.score >= CITATION_THRESHOLD or reading.named:
         return False
