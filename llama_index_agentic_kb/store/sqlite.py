@@ -102,11 +102,14 @@ class SqliteDatabase(DocumentDatabase):
                 raise error if isinstance(error, DBAPIError) else DBAPIError(None, None, error) from error
 
     def rows(self, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
-        """Return the rows of a query, past SQLAlchemy: it takes ten times as long as SQLite does."""
+        """Return the rows of a query."""
+        return list(self.stream(statement, parameters))
+
+    def stream(self, statement: str, parameters: Sequence[object] = ()) -> Iterator[Row]:
+        """Yield the rows of a query as one snapshot, past SQLAlchemy: it takes ten times as long as SQLite does."""
         with self._errors(RetrievalError, "read"), closing(self._database.driver()) as connection:
             connection.execute(f"PRAGMA busy_timeout = {int(self.timeout * 1000)}")
-            found: list[Row] = connection.execute(statement, parameters).fetchall()
-            return found
+            yield from connection.execute(statement, parameters)
 
     def check(self) -> None:
         """Raise ``StoreDamagedError`` if the file is damaged; the store has no other copy of the documents."""
