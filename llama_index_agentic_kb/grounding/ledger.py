@@ -148,19 +148,20 @@ def _bind_lead(claims: Sequence[Claim], scores: Sequence[ClaimScore]) -> None:
     "Graz. He was born in Graz [ref_id:1].": "Graz" by itself would be supported by any passage that names the town. If
     the sentence does not repeat the value, it is at most partially supported.
     """
-    if len(scores) < 2 or scores[0].score is None or scores[1].score is None:  # noqa: PLR2004 (the value, the sentence)
+    if len(scores) < 2:  # noqa: PLR2004 (the value, and the sentence)
         return
-    lead, following = claims[:2]
+    (lead, following), (score, next_score) = claims[:2], scores[:2]
     if lead.cited or lead.context or not following.cited or len(lead.plain.split()) > _LONGEST_VALUE:
         return
-    score = scores[0]
+    if score.score is None or next_score.score is None:
+        return
     if set(split_words(lead.plain)) <= set(split_words(following.plain)):
-        score.score, score.verdict = scores[1].score, scores[1].verdict
-        score.evidence, score.parts, score.rivals = list(scores[1].evidence), list(scores[1].parts), []
+        score.score, score.verdict = next_score.score, next_score.verdict
+        score.evidence, score.parts, score.rivals = list(next_score.evidence), list(next_score.parts), []
     elif score.verdict is Verdict.SUPPORTED:
-        score.score = min(score.score, _UNBOUND)
-        score.verdict = verdict_of(score.score, contradicted=False)
-        score.evidence = [replace(one, score=min(one.score, score.score)) for one in score.evidence]
+        own = min(score.score, _UNBOUND)
+        score.score, score.verdict = own, verdict_of(own, contradicted=False)
+        score.evidence = [replace(one, score=min(one.score, own)) for one in score.evidence]
 
 
 async def _mark_lacking(
