@@ -35,7 +35,7 @@ SMALL_CORPUS: Final = 200  # number of documents below which a search is not nar
 MIN_SCOPE: Final = 20
 MAX_SHARE: Final = 0.25
 """Minimum number of documents in a scope, and their maximum share of all."""
-SHIFT_MARGIN: Final = 0.5  # standard deviations by which a document may be farther from a message on a new topic
+SHIFT_MARGIN: Final = 0.7  # standard deviations by which a document may be farther from a message on a new topic
 CANARIES: Final = 3  # number of passages of each list that are kept whatever the scope says
 MAX_SECONDS: Final = 0.5
 RECENT_DOCUMENTS: Final = 5
