@@ -42,7 +42,7 @@ _SHORT_PARTS: Final = 0.1  # added to these, because the model's scores of short
 _MOST_BY_PARTS: Final = 0.95  # maximum of the sum: the score of a statement that stands in a passage to the letter
 _BORNE: Final = (Verdict.SUPPORTED, Verdict.PARTIALLY_SUPPORTED)
 _LONGEST_VALUE: Final = 4  # maximum number of words of a bare value
-_UNBOUND: Final = 0.5  # the highest score of a bare value that the sentence after it does not repeat
+_UNBOUND: Final = 0.5  # the highest score of a bare value that no cited sentence repeats
 _MOST_BEGINNINGS: Final = 48  # maximum number of beginnings of claims scored in one check
 
 
@@ -143,21 +143,20 @@ def _weigh(score: ClaimScore, parts: Sequence[ClaimScore], *, by_parts: bool) ->
 
 
 def _bind_lead(claims: Sequence[Claim], scores: Sequence[ClaimScore]) -> None:
-    """Score a bare value that begins an answer as the cited sentence after it, which says what the value is of.
+    """Score a bare value that begins an answer as the cited sentence that repeats it, which says what the value is of.
 
     "Graz. He was born in Graz [ref_id:1].": "Graz" by itself would be supported by any passage that names the town. If
-    the sentence does not repeat the value, it is at most partially supported.
+    no cited sentence repeats the value, it is at most partially supported.
     """
-    if len(scores) < 2:  # noqa: PLR2004 (the value, and the sentence)
+    lead, score = claims[0], scores[0]
+    cited = [(claim, own) for claim, own in zip(claims[1:], scores[1:], strict=False) if claim.cited]
+    if lead.cited or lead.context or not cited or score.score is None or len(lead.plain.split()) > _LONGEST_VALUE:
         return
-    (lead, following), (score, next_score) = claims[:2], scores[:2]
-    if lead.cited or lead.context or not following.cited or len(lead.plain.split()) > _LONGEST_VALUE:
-        return
-    if score.score is None or next_score.score is None:
-        return
-    if set(split_words(lead.plain)) <= set(split_words(following.plain)):
-        score.score, score.verdict = next_score.score, next_score.verdict
-        score.evidence, score.parts, score.rivals = list(next_score.evidence), list(next_score.parts), []
+    value = set(split_words(lead.plain))
+    about = next((own for claim, own in cited if value.issubset(split_words(claim.plain))), None)
+    if about is not None and about.score is not None:
+        score.score, score.verdict = about.score, about.verdict
+        score.evidence, score.parts, score.rivals = list(about.evidence), list(about.parts), []
     elif score.verdict is Verdict.SUPPORTED:
         own = min(score.score, _UNBOUND)
         score.score, score.verdict = own, verdict_of(own, contradicted=False)

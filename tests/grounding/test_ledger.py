@@ -50,13 +50,17 @@ def ledger(answer: str, sources: Sequence[GroundingSource] = SOURCES[:2]) -> Gro
     ("answer", "supported"),
     [
         ("20 July 1969. Apollo 11 landed on the Moon on 20 July 1969 [ref_id:0].", True),
+        (
+            "20 July 1969. Voyager 1 carries a golden record [ref_id:1]. Apollo 11 landed on 20 July 1969 [ref_id:0].",
+            True,
+        ),
         ("5 September 1977. Apollo 11 landed on the Moon on 20 July 1969 [ref_id:0].", False),
         ("20 July 1969. Apollo 11 sank in the sea on 20 July 1969 [ref_id:0].", False),
     ],
 )
 def test_a_leading_value_holds_as_far_as_its_sentence(answer: str, *, supported: bool) -> None:
-    """A bare value is supported where the sentence after it repeats it and is supported, and only there."""
-    value, sentence = ledger(answer).claims
+    """A bare value is supported where a cited sentence repeats it and is supported, and only there."""
+    value, *_, sentence = ledger(answer).claims
     assert (value.verdict is Verdict.SUPPORTED) is supported
     assert value.score == sentence.score or value.score is None or value.score <= 0.5
 
