@@ -140,9 +140,11 @@ class ScopeIndex:
 
     @cached_property
     def sample(self) -> Self:
-        """The index of ``SAMPLE`` of the documents at most, which stand for all of them."""
-        step = -(-len(self.documents) // SAMPLE)
-        return self.part(self.documents[::step]) if step > 1 else self
+        """The index of ``SAMPLE`` of the documents at most, which stand for all of them; always the same ones."""
+        if len(self.documents) <= SAMPLE:
+            return self
+        drawn = np.random.default_rng(0).choice(len(self.documents), SAMPLE, replace=False)
+        return self.part([self.documents[at] for at in drawn.tolist()])
 
     @cached_property
     def _places(self) -> dict[str, int]:

@@ -80,6 +80,17 @@ def test_a_follow_up_is_searched_in_its_conversation(documents: VectorStoreIndex
     assert topics_of(alone).count(TOPICS[0]) <= 2
 
 
+def test_a_sample_stands_for_a_large_source(documents: VectorStoreIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size is an estimate; what is found about the topic stays in the scope."""
+    response, whole = ask(base(documents), "And detail3?")
+    monkeypatch.setattr("llama_index_agentic_kb.search.prototypes.SAMPLE", 120)
+    sampled, turn = ask(base(documents), "And detail3?")
+    assert turn.scope is not None
+    assert whole.scope is not None
+    assert abs(turn.scope - whole.scope) <= 40
+    assert topics_of(sampled) == topics_of(response)
+
+
 def test_a_collection_in_shards_is_narrowed_as_one(documents: VectorStoreIndex) -> None:
     """The scope and the drift are those of one big index."""
     nodes = list(documents.docstore.docs.values())
