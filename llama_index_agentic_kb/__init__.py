@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.errors import SynthesisError as SynthesisError
     from llama_index_agentic_kb.grounding.check import acheck_grounding as acheck_grounding
     from llama_index_agentic_kb.grounding.check import check_grounding as check_grounding
-    from llama_index_agentic_kb.grounding.ranking import arank as arank
-    from llama_index_agentic_kb.grounding.ranking import rank as rank
     from llama_index_agentic_kb.grounding.scorers import CrossEncoderScorer as CrossEncoderScorer
     from llama_index_agentic_kb.grounding.scorers import LexicalScorer as LexicalScorer
     from llama_index_agentic_kb.grounding.scorers import LLMJudge as LLMJudge
@@ -90,6 +88,8 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.search.fusion import interleave as interleave
     from llama_index_agentic_kb.search.fusion import reciprocal_rank_fusion as reciprocal_rank_fusion
     from llama_index_agentic_kb.search.fusion import relative_score_fusion as relative_score_fusion
+    from llama_index_agentic_kb.search.ranking import arank as arank
+    from llama_index_agentic_kb.search.ranking import rank as rank
     from llama_index_agentic_kb.search.rerank import Calibration as Calibration
     from llama_index_agentic_kb.search.rerank import Reranker as Reranker
     from llama_index_agentic_kb.sources import Facet as Facet
@@ -123,7 +123,6 @@ errors: AgenticKBError BulkheadFullError CircuitOpenError ConfigurationError Dea
     InvalidRequestError LLMError NotFoundError RetrievalError SessionStoreError SourceUnavailableError
     StoreDamagedError StoreMismatchError SynthesisError
 grounding.check: acheck_grounding check_grounding
-grounding.ranking: arank rank
 grounding.scorers: CrossEncoderScorer LLMJudge LexicalScorer
 grounding.settings: Grounding
 guard.permissions: Permissions acting_as
@@ -141,6 +140,7 @@ schema: DialogueStage DialogueState Finding GroundingLedger OutputMode Principal
     ResultsProcessing RetrievalRequest RetrievalResponse ScopeState SkippedReason SourceParams parse_odata
 search.embedding: EmbeddingCache
 search.fusion: interleave reciprocal_rank_fusion relative_score_fusion
+search.ranking: arank rank
 search.rerank: Calibration Reranker
 sources: Facet Fields FilterField KnowledgeSource ShardedSource ToolSource WriteLedger Writes mcp_sources
 store: KnowledgeStore default_embed_model ingest

@@ -16,10 +16,10 @@ from llama_index_agentic_kb._aio import arun, deadline_after
 from llama_index_agentic_kb.answering.sessions import session_owner
 from llama_index_agentic_kb.errors import AgenticKBError, NotFoundError
 from llama_index_agentic_kb.grounding.check import grounding_ledger
-from llama_index_agentic_kb.grounding.ranking import arank
 from llama_index_agentic_kb.knowledge_base import KnowledgeBase
 from llama_index_agentic_kb.schema import Principal
 from llama_index_agentic_kb.schema.answer_query import AnswerQuery
+from llama_index_agentic_kb.search.ranking import arank
 from llama_index_agentic_kb.server.errors import RequestError
 from llama_index_agentic_kb.server.http import GONE, ServerContext, logger, read_body, streamed, unless_gone
 from llama_index_agentic_kb.store.sessions import SessionStore
