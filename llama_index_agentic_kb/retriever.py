@@ -54,9 +54,8 @@ from llama_index_agentic_kb.planning.effort import (
     planned_use,
 )
 from llama_index_agentic_kb.planning.planner import PlanningModel
-from llama_index_agentic_kb.planning.rounds import search_question
 from llama_index_agentic_kb.planning.steps import FoundStep, PlanOutcome, Task
-from llama_index_agentic_kb.planning.tool_turn import ToolTurn, search_turn
+from llama_index_agentic_kb.planning.tool_turn import search_turn
 from llama_index_agentic_kb.schema import (
     ActivityRecord,
     AgenticReasoningActivity,
@@ -241,7 +240,6 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         options: RetrieverOptions | None = None,
     ) -> None:
         self.sources = by_name(sources)
-        self._may_share = all(one.may_learn_from(other) for one, other in permutations(self.sources.values(), 2))
         self.effort = as_effort(effort)
         _check_positive("similarity_top_k", similarity_top_k, int)
         _check_positive("max_runtime_in_seconds", max_runtime_in_seconds, (int, float))
@@ -387,23 +385,18 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         task = self._task(request, whole, effort, selected, log, bundle)
         limit = budget.output_documents or self.similarity_top_k or task.limits.documents
         conversation: Conversation | None = None
-        turn: ToolTurn | None = None
         if task.scope.history or request.scope_state is not None:
             conversation = Conversation(task.fan_out, request.scope_state, self.options.scope)
-        if request.dialogue is None and len(task.fan_out.selected) == len(selected):  # none is a tool
-            outcome = await search_question(task)
-        else:
-            turn, outcome = await search_turn(task, request.dialogue, selected)
+        turn, outcome = await search_turn(task, request.dialogue, selected)
         if self._verbose:
             _print_searches(log.records)
-        if turn is None or not turn.reply:
+        if not turn.reply:
             raise_if_lost(outcome.searches)
         narrowing = NOT_NARROWED if conversation is None else await conversation.narrow(outcome.searches, limit)
         missing = [*forgotten, *missing_parts(outcome.searches), *task.fan_out.left_out, *outcome.withheld]
         found = outcome.findings, outcome.chain, len(outcome.proof) if outcome.sufficient else 0
         retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, whole, *found)
-        if turn is not None:
-            retrieval.dialogue, retrieval.reply = turn.state, turn.reply
+        retrieval.dialogue, retrieval.reply = turn.state, turn.reply
         query = bundle or QueryBundle(request.question)
         await self._gather(request, retrieval, outcome, task, options, query, narrowing, limit)
         if conversation is not None and request.scope_state is not None and narrowing.turn is not None:
@@ -421,7 +414,8 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         bundle: QueryBundle | None,
     ) -> Task:
         limits = self.limits[effort]
-        if not self._may_share:
+        # Not once for all: `KnowledgeBase.load_plugins` adds sources.
+        if not all(one.may_learn_from(other) for one, other in permutations(self.sources.values(), 2)):
             scope = scope.without_answers()  # what is searched may go to every source
         follow_up = None
         if not scope.intents and (self._model is None or effort is ReasoningEffort.MINIMAL):

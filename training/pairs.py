@@ -157,9 +157,10 @@ def _fact(item: dict[str, Any], rng: random.Random, *, twin: bool) -> tuple[str,
 
 
 def core(claim: str, evidence: str) -> str:
-    """Return the sentences that cover most of a claim, as the scorer joins them with another passage's."""
+    """Return the sentences that cover most of a claim."""
     windows = Corpus([Passage(evidence)]).read(claim).windows
-    return windows[0].core if windows else evidence[:300]
+    spans = sorted(windows[0].spans, key=lambda one: one.start) if windows else []
+    return " ".join(span.of(evidence) for span in spans) or evidence[:300]
 
 
 def parts(path: Path) -> Iterator[Row]:

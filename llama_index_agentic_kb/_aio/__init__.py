@@ -193,9 +193,9 @@ class _Bridge(Generic[T]):
         """Cancel what still runs, and close the loop."""
         try:
             self.root.cancel()
-            closing = self._loop.create_task(self._close())
-            closing.add_done_callback(self._stop)
-            while not closing.done():
+            ending = self._loop.create_task(self._close())
+            ending.add_done_callback(self._stop)
+            while not ending.done():
                 self.driver()()
         finally:
             close_unstarted(self._work)

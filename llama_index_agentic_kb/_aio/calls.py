@@ -196,10 +196,9 @@ class Call(Generic[T]):
         abandon: Callable[[], None] | None = None
         answer: asyncio.Future[T] = loop.create_future()
         context.run(_bound.set, bound)
-        finish = partial(_finish, bound, answer)
-        deliver: Deliver = partial(on_loop, loop, finish)
+        deliver: Deliver = partial(_deliver, loop, bound, answer)
         if self.native is not None and not scope.threads:
-            abandon = partial(cancel_once, scope.create_task(_awaited(self.native, self.within, finish), context))
+            abandon = partial(cancel_once, scope.create_task(_awaited(self.native, self.within, deliver), context))
         elif self.sync is not None:
             work = partial(context.run, self.sync)
             (self.pool or SHARED_POOL).submit(partial(_run_on_thread, work, self.within, deliver, answer))
@@ -217,13 +216,15 @@ class Call(Generic[T]):
         finally:
             if timer is not None:
                 timer.cancel()
-            del answer, finish, deliver, abandon, timer
+            del answer, deliver, abandon, timer
 
 
-def _finish(bound: _Bound, answer: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
-    """Settle the future of a call, on its loop."""
+def _deliver(
+    loop: asyncio.AbstractEventLoop, bound: _Bound, answer: asyncio.Future[Any], value: Any, error: Exception | None
+) -> None:
+    """Settle the future of a call on its loop, which may be closed by now: the work is over all the same."""
     bound.over = True
-    settle(answer, value, error)
+    on_loop(loop, settle, answer, value, error)
 
 
 def as_exception(error: BaseException) -> Exception:

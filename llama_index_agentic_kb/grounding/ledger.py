@@ -34,8 +34,9 @@ from llama_index_agentic_kb.schema.grounding import (
     Support,
     Verdict,
 )
-from llama_index_agentic_kb.search.tokenizing import split_words
+from llama_index_agentic_kb.search.tokenizing import FUNCTION_WORDS, split_words
 
+_LONG: Final = 20_000  # maximum characters of an answer that is split on the event loop (about 20 ms)
 _SURE_RIVAL: Final = 0.5  # minimum strength at which a differing statement of another source is a conflict
 _WHOLE: Final = 0.3  # weight of the whole of a claim with several markers, beside its weakest part (docs/proof.md)
 _SHORT_PARTS: Final = 0.1  # added to these, because the model's scores of short statements are lower
@@ -69,7 +70,10 @@ async def ground(
     flagged ``notScored``, and a warning. For ``scorer`` see ``as_scorer``.
     """
     try:
-        claims: list[Claim] = await Call(sync=partial(split_claims, answer), deadline=deadline, what="claims")
+        if len(answer) <= _LONG:  # after the deadline too: its claims are then flagged ``notScored``
+            claims = split_claims(answer)
+        else:
+            claims = await Call(sync=partial(split_claims, answer), deadline=deadline, what="claims")
     except DeadlineExceededError as error:
         return GroundingLedger(warnings=[f"the answer's claims were not checked: {error}"])
     asked = [claim for claim in claims if claim.check_required]
@@ -156,11 +160,18 @@ def _bind_lead(claims: Sequence[Claim], scores: Sequence[ClaimScore]) -> None:
     about = next((own for claim, own in cited if value.issubset(split_words(claim.plain))), None)
     if about is not None and about.score is not None:
         score.score, score.verdict = about.score, about.verdict
-        score.evidence, score.parts, score.rivals = list(about.evidence), list(about.parts), []
-    elif score.verdict is Verdict.SUPPORTED:
+        score.evidence, score.parts = list(about.evidence), list(about.parts)
+        score.rivals = list(about.rivals) if about.verdict is Verdict.CONTRADICTED else []
+    elif score.verdict is Verdict.SUPPORTED and not _states(lead.plain):
         own = min(score.score, _UNBOUND)
         score.score, score.verdict = own, verdict_of(own, contradicted=False)
         score.evidence = [replace(one, score=min(one.score, own)) for one in score.evidence]
+
+
+def _states(text: str) -> bool:
+    """Return whether a short text has a content word in lower case, as "It rained" has, and "20 July 1969" has not."""
+    found = (word.strip(".,;") for word in text.split())
+    return any(word.islower() and word not in FUNCTION_WORDS["english"] for word in found)
 
 
 async def _mark_lacking(

@@ -163,7 +163,7 @@ async def _is_borne_out(
     if len(split_claims(text)) != 1:
         return False
     ledger = await ground(text, sources, scorer, threshold=threshold, deadline=deadline)
-    return all(claim.verdict is Verdict.SUPPORTED for claim in ledger.claims)
+    return bool(ledger.claims) and all(claim.verdict is Verdict.SUPPORTED for claim in ledger.claims)
 
 
 def _applied(answer: str, changes: Sequence[AnswerChange]) -> str:

@@ -86,6 +86,7 @@ def contract(
     total = sum(len(index.documents) for index in indexes.values())
     if total < SMALL_CORPUS:
         return Contraction(total=total, reason=ScopeReason.SMALL_CORPUS)
+    kept = {one for one in kept if one[0] in indexes}
     rows, settings = unit_rows(views), strictest([index.settings for index in indexes.values()])
     parts = {name: index.part({*asked.get(name, ()), *_of(kept, name)}) for name, index in indexes.items()}
     # a row per view: means along rows are ten times as fast
@@ -107,8 +108,8 @@ def contract(
     least = best[order[min(int(np.searchsorted(np.cumsum(weights[order]), count)), len(order) - 1)]]
     named = [(name, document) for name, part in parts.items() for document in part.documents]
     inside = {one for one, stands in zip(named, (standing >= least).tolist(), strict=True) if stands}
-    size = round(float(weights[best >= least].sum())) + len({*kept} - inside)
-    return Contraction(frozenset(inside | {*kept}), frozenset(indexes), total, size)
+    size = round(float(weights[best >= least].sum())) + len(kept - inside)
+    return Contraction(frozenset(inside | kept), frozenset(indexes), total, size)
 
 
 def _of(documents: Iterable[tuple[str, str]], source: str) -> list[str]:

@@ -280,8 +280,9 @@ def fill(template: str, answers: Mapping[str, str], *, add: bool = True) -> str:
         if name not in named and normalize(answer) not in form:
             words.append(answer)
     text = " ".join(words)
-    for answer in filter(None, answers.values()):  # "White County, Arkansas" beside "Arkansas"
-        text = re.sub(rf"(?<!\w)({re.escape(answer)})(?:,? {re.escape(answer)})+(?!\w)", r"\1", text)
+    for answer in map(re.escape, filter(None, answers.values())):  # "White County, Arkansas" beside "Arkansas"
+        if not re.search(rf"(?<!\w){answer}(?!\w)", template):  # "mayor of New York, #q1" keeps its own words
+            text = re.sub(rf"(?<!\w)({answer})(?:,? {answer})+(?!\w)", r"\1", text)
     return text[:MAX_QUERY].rstrip()
 
 

@@ -15,7 +15,7 @@ from datetime import date
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
-from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.base.llms.types import ChatMessage, TextBlock
 from llama_index.core.callbacks.schema import CBEventType
 from llama_index.core.prompts import BasePromptTemplate
 
@@ -124,7 +124,12 @@ class PlanningModel:
         """
         values = {name: as_data(text) for name, text in variables.items()}
         made = self.prompts[prompt].format_messages(llm=self.model.llm, context_str=passages, **values)
-        return [ChatMessage(role=one.role, content=_EMPTY_BLOCK.sub("", one.content or "")) for one in made]
+        for one in made:
+            one.blocks = [
+                TextBlock(text=_EMPTY_BLOCK.sub("", block.text)) if isinstance(block, TextBlock) else block
+                for block in one.blocks
+            ]
+        return made
 
 
 @dataclass(slots=True)
@@ -395,7 +400,7 @@ def _items_of_text(text: str) -> list[object] | None:
     """Return the list of sub-queries in a text: JSON, repairable JSON or a numbered list; None if there is no list."""
     body = strip_code_fence(text)
     if "}\n{" in body:  # one object a line
-        body = "[" + body.replace("}\n{", "},\n{") + "]"
+        body = "[" + body[body.find("{") : body.rfind("}") + 1].replace("}\n{", "},\n{") + "]"
     items = _items(read_json(body, "{["))
     return items if items is not None else [query for _, query in _NUMBERED.findall(text)] or None
 

@@ -486,6 +486,9 @@ _BATCHERS: Final = _Batchers()
 
 def _on_one_thread(compute: Callable[[list[str]], list[Vector]], texts: list[str]) -> list[Vector]:
     """Compute a few texts on one thread of OpenMP, in which torch computes; this concerns the calling thread alone."""
+    import torch  # noqa: PLC0415 (the model has loaded it)
+
+    torch.get_num_threads()  # sets a new thread's number, which would else happen within the limit, and outlast it
     with _openmp().limit(limits=1) if len(texts) <= _FEW else contextlib.nullcontext():
         return compute(texts)
 

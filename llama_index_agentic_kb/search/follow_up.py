@@ -71,6 +71,8 @@ _CHATTER: Final = _words(
     "interesting nice sure hi hello hey never mind mentioned said heard danke bitte merci gracias obrigado grazie"
 )
 """Words that say nothing about what is asked."""
+_ORDERS: Final = _words("explain describe show")
+"""Words after which "that" points: "Explain that second step"."""
 _EMPTY: Final = _PRONOUNS | _POINTERS | _CHATTER
 _FOR_PERSONS: Final = _words("who whom whose wer wen wem wessen qui quién quiénes quem chi")
 _FOR_NAMES: Final = _FOR_PERSONS | _words(
@@ -214,7 +216,9 @@ def _read(message: str) -> _Reading:
 
 def _is_conjunction(words: Sequence[str], at: int) -> bool:
     """Return whether a word is "that" between others: "the scams that ...", "How do I know that ..."."""
-    return words[at] == "that" and 0 < at < len(words) - 1 and words[at - 1] not in FUNCTION_WORDS["english"]
+    if words[at] != "that" or not 0 < at < len(words) - 1 or (at == 1 and words[0] in _ORDERS):
+        return False
+    return words[at - 1] not in FUNCTION_WORDS["english"]
 
 
 def _has_name(message: str) -> bool:

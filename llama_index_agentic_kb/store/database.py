@@ -13,8 +13,9 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, TypeVar
 
@@ -226,8 +227,7 @@ class DocumentDatabase(ABC):
 
     def stream(self, statement: str, parameters: Sequence[object] = ()) -> Iterator[Row]:
         """Yield the rows of a long query as one snapshot, which blocks no other query."""
-        transaction = self._database.transaction(write=False, seconds=self.timeout)
-        with self._errors(RetrievalError, "read"), transaction as connection:
+        with self._errors(RetrievalError, "read"), self._begun(write=False) as connection:
             streamed = connection.execution_options(stream_results=True, max_row_buffer=1_000)
             for rows in Statements(streamed).execute(statement, parameters).partitions(1_000):
                 yield from map(tuple, rows)
@@ -235,9 +235,15 @@ class DocumentDatabase(ABC):
     @contextmanager
     def transaction(self) -> Iterator[Statements]:
         """Run the ``with`` block as one durable transaction; an exception rolls it back."""
-        transaction = self._database.transaction(write=True, seconds=self.timeout)
-        with self._errors(IngestionError, "written"), transaction as connection:
+        with self._errors(IngestionError, "written"), self._begun(write=True) as connection:
             yield Statements(connection)
+
+    @contextmanager
+    def _begun(self, *, write: bool) -> Iterator[Connection]:
+        """Begin a transaction, also once a server has restarted or a connection is free; it ends with the block."""
+        begin = partial(self._database.transaction, write=write, seconds=self.timeout)
+        with ExitStack() as stack:
+            yield self._database.retry(lambda: stack.enter_context(begin()), time.monotonic() + self.timeout)
 
     @contextmanager
     def _errors(self, error_class: type[AgenticKBError], done: str) -> Iterator[None]:

@@ -269,7 +269,7 @@ class Ingestion:
                 self._put(file, document, self._embedded(source, chain(first, chunks)))
                 return
         except OSError as error:
-            self._file_done(file, f"can't be read: {error.strerror or error}")
+            self._file_done(file, f"can't be read: {error.strerror or error_message(error)}")
         except UnreadableError as error:
             self._file_done(file, str(error))
         else:

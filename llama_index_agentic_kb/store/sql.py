@@ -248,6 +248,8 @@ def _database_url(given: str | Path, what: str) -> URL:
         raise ConfigurationError(f"{what}: the URL begins with sqlite:/// or postgresql://; a plain path is SQLite too")
     if not url.database or url.database == ":memory:":
         raise ConfigurationError(f"{what}: SQLite keeps them in a file; give its path")
+    if url.query:
+        raise ConfigurationError(f"{what}: a sqlite:/// URL takes no options; found {', '.join(sorted(url.query))}")
     return url
 
 
@@ -278,7 +280,9 @@ def _remedy(error: object) -> str:
         return "Another program holds it locked: wait for that to end, or end it, then run this again."
     if "full" in text or "disk I/O" in text:
         return "Make room on the disk, then run this again: what was stored before stays."
-    return "Grant this user the right to write into its directory, or copy it to where it may be written."
+    if "readonly" in text or "unable to open" in text:
+        return "Grant this user the right to write into its directory, or copy it to where it may be written."
+    return ""
 
 
 def _code(error: DBAPIError) -> str:

@@ -99,7 +99,9 @@ class SqliteDatabase(DocumentDatabase):
                 is_damage = type(cause) in (sqlite3.DatabaseError, UnicodeDecodeError) or "malformed JSON" in found
                 if is_damage or found != str(cause):
                     raise StoreDamagedError(f"{self.location!r} is damaged: {found}. {ADVICE}") from error
-                raise error if isinstance(error, DBAPIError) else DBAPIError(None, None, error) from error
+                if isinstance(error, DBAPIError):
+                    raise
+                raise DBAPIError(None, None, error) from error
 
     def rows(self, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
         """Return the rows of a query."""

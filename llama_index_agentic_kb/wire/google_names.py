@@ -90,6 +90,7 @@ def _under_parent(shape: str, name: str, field: str) -> tuple[Parent, re.Match[s
 def _matched(parent: str, shape: str, name: str, field: str) -> re.Match[str]:
     found = re.fullmatch(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/\\s\\x00-\\x1f]{1,250})", parent + shape), name)
     if found is None:
-        form = f"{parent and '{parent}'}{shape}, with a parent such as projects/P/locations/L/collections/C/engines/E"
+        example = ", with a parent such as projects/P/locations/L/collections/C/engines/E"
+        form = f"{{parent}}{shape}{example}" if parent else shape
         raise InvalidRequestError(f"{field}: {name[:200]!r} is no resource name of the form {form}")
     return found

@@ -65,6 +65,18 @@ def test_a_leading_value_holds_as_far_as_its_sentence(answer: str, *, supported:
     assert value.score == sentence.score or value.score is None or value.score <= 0.5
 
 
+def test_a_short_sentence_is_no_bare_value() -> None:
+    """What states something is judged by itself, also without a marker at the beginning of an answer that cites."""
+    [first, _] = ledger("Apollo 11 carried astronauts. Voyager 1 carries a golden record [ref_id:1].").claims
+    assert first.verdict is Verdict.SUPPORTED
+
+
+def test_after_the_deadline_claims_are_not_scored() -> None:
+    """A short answer is split all the same: a claim that is not listed would count as borne out."""
+    found = run(ground("Apollo 11 is tall.", SOURCES, deadline=time.monotonic() - 1))
+    assert [claim.flags for claim in found.claims] == [[ClaimFlag.NOT_SCORED]]
+
+
 def test_score_is_the_mean_of_what_needs_a_check() -> None:
     """Courtesy has no score and no supports; the grounding score is the mean of the others, None without any."""
     found = ledger("Here is what I found. Voyager 1 was launched in 1977. Voyager 1 was launched in 1969.")

@@ -113,3 +113,9 @@ def test_no_verdict_is_an_error(reply: str) -> None:
 def test_reads_any_reply(reply: str) -> None:
     """Whatever a model says, reading it raises nothing."""
     assert all(isinstance(number, int) for number in read_judgements(reply))
+
+
+def test_the_order_of_a_judgements_fields_is_free() -> None:
+    """Also in lists within lists."""
+    assert list(read_judgements('[{"verdict": "supported", "claim": 1}]')) == [1]
+    assert list(read_judgements('{"claims": [{"verdict": "unsupported", "evidence": [], "claim": 2}]}')) == [2]

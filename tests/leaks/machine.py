@@ -321,7 +321,8 @@ class LeakMachine(RuleBasedStateMachine):
                 f"{who} was shown {sorted(found - allowed)}: ...{text[max(0, place - 300) : place + 100]}..."
             )
         keys = set(_KEY.findall(text)) - set(_KEY.findall(_where_permissions_may_stand(shown)))
-        told = keys - own_keys(who) - set(_KEY.findall(typed))
+        asked = _KEY.findall(typed)  # an error may show the beginning of what was typed
+        told = {key for key in keys - own_keys(who) if not any(one.startswith(key) for one in asked)}
         if told:
             raise LeakError(f"{who} was told whom documents are shared with: {sorted(told)}")
         return len(found)

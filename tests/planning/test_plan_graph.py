@@ -141,6 +141,7 @@ def test_what_a_step_finds_is_told_in_words(query: str, finds: str | None, words
         ("#q1 and #q2", {"q1": "#q2", "q2": "Bob"}, "#q2 and Bob"), ("#q1 or #q10", {"q1": "A", "q10": "B"}, "A or B"),
         ("#q1", {"q1": "two\nlines"}, "two lines"), ("the #1 of #q1", {"q1": "A"}, "the #1 of A"),
         ("in #q2, #q1?", {"q1": "Ohio", "q2": "Lima, Ohio"}, "in Lima, Ohio?"), ("#q1 #q1, Bs", {"q1": "B"}, "B, Bs"),
+        ("mayor of New York, #q1", {"q1": "New York"}, "mayor of New York, New York"),
     ],
 )  # fmt: skip
 def test_answers_are_put_in_their_place(template: str, answers: dict[str, str], text: str) -> None:
@@ -186,6 +187,7 @@ def test_plans_are_read_in_whatever_dress_they_come(reply: str | dict[str, Any])
         ('{"sub_queries": []}', []),
         (TEXT[:110], ["Who built it?"]),
         ('{"query": "Rain"}\n{"query": "Snow"}', ["Rain", "Snow"]),
+        ('The plan:\n{"query": "Rain"}\n{"query": "Snow"}\nThat is all.', ["Rain", "Snow"]),
         ('[{"question": "\\"Rain?\\""}, 7, null, {"note": "x"}, {"query": "..."}]', ["Rain?"]),
         ('{"sub_queries": [{"query": "line one\\n  line two"}]}', ["line one line two"]),
     ],

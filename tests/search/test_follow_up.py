@@ -13,7 +13,8 @@ LIVER = [(USER, "What does the liver do?"), (REPLY, "It stores iron. Iron is old
 LEANING = (
     "How tall was it?|When did she die?|Why?|And in Europe?|Tell me more about this|Not payment|"
     "What about Germany?|Can I use it?|Wo wurde er geboren?|¿Dónde nació ella?|"
-    "Où est-elle née ?|That's interesting. How does it spread?|Okay. Give me some examples."
+    "Où est-elle née ?|That's interesting. How does it spread?|Okay. Give me some examples.|"
+    "Explain that chemical process|Describe that second step in detail"
 )
 STANDING = (
     "What are the grounds for lodging an appeal?|Where is the Eiffel Tower?|How tall was the Saturn V rocket?|"

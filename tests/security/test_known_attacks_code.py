@@ -170,6 +170,14 @@ def test_only_our_own_text_is_a_format() -> None:
         ("_html.py", "_PAGE.format(title=html.escape(title), body=response_html(data, limit=None))"),  # a constant
         ("_html.py", "Markup('<p>{}</p>').format(_cut(_plain(text), MOST))"),  # markupsafe escapes what is put in
         ("server/app.py", "_REF.format(model=model.__name__)"),  # a constant, with names of classes
+        (
+            "store/sqlite.py",  # types of SQL
+            "TABLES.format(name='TEXT', row='INTEGER PRIMARY KEY AUTOINCREMENT', json='TEXT', by_key='WITHOUT ROWID')",
+        ),
+        (
+            "store/migrations/documents/r0001_documents.py",  # the same
+            "TABLES.format(name='text COLLATE \"C\"', row=ROW, json='jsonb', by_key='')",
+        ),
         ("guard/spotlighting.py", "_NOTES[self.technique].format(sign=self.sign)"),  # constants of the module
     }
     assert formats(modules()) - ours == set()
@@ -192,6 +200,7 @@ FUNCTIONS = ("compile", "search", "match", "fullmatch", "split", "findall", "fin
 
 OURS = {
     ("answering/engine.py", "re.compile"): "a quote of a model's, escaped",
+    ("planning/plan_graph.py", "re.search"): "the same",
     ("planning/plan_graph.py", "re.sub"): "a finding of 200 characters, escaped",
     ("planning/passages.py", "re.compile"): "an answer of 200 characters, its parts escaped",
     ("grounding/scorers/judge.py", "re.search"): "a claim's words, escaped",

@@ -115,7 +115,9 @@ def test_the_index_is_named_by_the_kinds_own_parameter(kind: str, index: str) ->
     assert sorted(text.partition(":")[0].partition(".")[2] for text in source.warnings()) == sorted(unused)
 
 
-@pytest.mark.parametrize("size", ["0", "1001", "00001" + "9" * 5_000, "-1", "x"])
+@pytest.mark.parametrize(
+    "size", ["0", "1001", "00001" + "9" * 5_000, "-1", "x"], ids=["zero", "many", "digits", "negative", "letter"]
+)
 def test_a_page_has_up_to_a_thousand_definitions(admin: httpx.Client, size: str) -> None:
     """Other sizes are refused."""
     assert admin.get("/knowledgesources", params={"pageSize": size}).status_code == 400

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource
+from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalRequest, knowledge_base
 from llama_index_agentic_kb.sources import selection
 from llama_index_agentic_kb.testing import MemoryRetriever
 
@@ -102,3 +102,17 @@ def test_a_plugin_that_hangs_is_left_behind(site: Path, monkeypatch: pytest.Monk
     else:
         pytest.fail(f"{sources}, {failures}")
     assert "plugin 'g'" in next(failure.reason for failure in failures if failure.name == "g")
+
+
+def test_replies_stay_away_from_a_plugin_that_is_trusted_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a source said before is not searched for in one that may not learn from it, whenever that one was added."""
+    asked = MemoryRetriever(["Zephyrmann was born in 1950."])
+    plugin = KnowledgeSource("web", retriever=asked, trust=0)
+    monkeypatch.setattr(knowledge_base, "discover_sources", lambda _: ([plugin], []))
+    kb = KnowledgeBase([KnowledgeSource("hr", retriever=MemoryRetriever(["It is Karl Zephyrmann."]), trust=1)])
+    kb.load_plugins()
+    turns = [("user", "Who leads the project?"), ("assistant", "Karl Zephyrmann."), ("user", "How old is he?")]
+    messages = [{"role": role, "content": text} for role, text in turns]
+    kb.retrieve(RetrievalRequest.model_validate({"messages": messages}))
+    assert asked.queries
+    assert not any("Zephyrmann" in query for query in asked.queries)

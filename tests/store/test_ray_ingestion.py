@@ -167,9 +167,12 @@ class Page(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         known = self.headers.get("Authorization") == f"Basic {b64encode(b'ann:PASSWORD').decode()}"
-        links = "".join(f'<a href="{name}">x</a>' for name in (*PAGES, "/private/b.md", "%2e%2e/private/b.md"))
+        links = "".join(
+            f'<a href="{name}">x</a>' for name in (*PAGES, "gone.md", "/private/b.md", "%2e%2e/private/b.md")
+        )
         body = links if self.path == "/docs" else PAGES.get(unquote(self.path.rpartition("/")[2]), "Secret.")
-        self.send_response(200 if known else 401)
+        missing = self.path.endswith("gone.md")
+        self.send_response(401 if not known else 404 if missing else 200)
         self.send_header("Content-Type", "text/html")
         self.end_headers()
         self.wfile.write(body.encode())
@@ -202,8 +205,9 @@ def test_a_web_servers_folder_is_read_and_nothing_else(tmp_path: Path) -> None:
     server.shutdown()
     server.server_close()
     assert (sorted(texts), stored) == (["Rain.", "Snow."], {f"{shown}/{name}" for name in ("a.md", "x::b.md")})
-    ((large, reason),) = report.failed
-    assert (large, "is too large" in reason) == (f"{shown}/large.md", True)
+    reasons = dict(report.failed)
+    assert reasons.keys() == {f"{shown}/large.md", f"{shown}/gone.md"}
+    assert "is too large" in reasons[f"{shown}/large.md"]
     assert "PASSWORD" not in str((groups, report, skipped))
 
 

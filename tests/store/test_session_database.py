@@ -88,6 +88,7 @@ def test_what_is_stored_outlives_the_store(path: Path) -> None:
         ("://", "the URL begins with sqlite:///"),
         ("sqlite://", "SQLite keeps them in a file; give its path"),
         ("sqlite:///:memory:", "SQLite keeps them in a file"),
+        ("sqlite:///x.db?mode=ro", "a sqlite:/// URL takes no options; found mode"),
     ],
 )
 def test_urls_that_can_not_be_used_are_refused(url: str, message: str) -> None:

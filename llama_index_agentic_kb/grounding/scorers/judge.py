@@ -202,8 +202,18 @@ class Judgement(NamedTuple):
 def read_judgements(text: str) -> dict[int, Judgement]:
     """Return the judgements of a reply by claim number; the first one if a claim is judged twice."""
     text = text[:MAX_REPLY]
-    read = list(_judgements(text)) or list(_judgements(json.dumps(read_json(text, "[{"))))  # that is almost JSON
+    read = list(_judgements(text)) or list(
+        _judgements(json.dumps(_claim_first(read_json(text, "[{"))))
+    )  # that is almost JSON
     return {one.claim: one for one in reversed(read)}
+
+
+def _claim_first(value: object) -> object:
+    """Return a JSON value whose objects have "claim" as their first key, as ``_OBJECT`` expects."""
+    if isinstance(value, dict):
+        fields = {name: _claim_first(item) for name, item in value.items()}
+        return {"claim": fields["claim"], **fields} if "claim" in fields else fields
+    return [_claim_first(item) for item in value] if isinstance(value, list) else value
 
 
 def _judgements(text: str) -> Iterator[Judgement]:

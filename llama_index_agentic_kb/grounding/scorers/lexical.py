@@ -36,7 +36,7 @@ from llama_index_agentic_kb.grounding.scorers.small import Row, calibration, sma
 from llama_index_agentic_kb.schema.grounding import CITATION_THRESHOLD, ConflictKind, Span, Verdict
 from llama_index_agentic_kb.search.tokenizing import DEFAULT_LANGUAGE, detect_language, split_words
 
-_PAIRS: Final = 96  # maximum number of pairs that the cross-encoder reads in one check, but at least one for each claim
+_PAIRS: Final = 96  # maximum number of windows that are read in one check, but at least one for each claim
 _MOST_WINDOWS: Final = 4  # maximum number of windows read for a claim if the best one is neutral
 _WORTHWHILE: Final = 0.75  # minimum share of the best window's coverage at which another window is always read
 _WHOLE: Final = 0.999  # minimum coverage of a window that has all of a claim's terms
