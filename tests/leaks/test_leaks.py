@@ -20,7 +20,7 @@ from tests.leaks.world import SHARED_KINDS
 def test_nothing_leaks() -> None:
     """Whatever is stored, planned, asked, listed and chatted: nobody is shown another's secret, count or sharer."""
     machine: type[LeakMachine] = seed(0)(type("LeakMachine", (LeakMachine,), {"tally": Tally()}))
-    run_machine(machine, examples=40, steps=6)
+    run_machine(machine, examples=24, steps=10)
     assert machine.tally.cases > 100, machine.tally
     assert machine.tally.secrets > 50, machine.tally
 

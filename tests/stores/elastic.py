@@ -207,6 +207,7 @@ class ElasticServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # otherwise the second small write waits 40 ms for an acknowledgement
 
             def _serve(self) -> None:
                 text = self.rfile.read(int(self.headers.get("content-length") or 0)).decode()
