@@ -50,7 +50,8 @@ from llama_index_agentic_kb.search.filters import FilterLike
 from llama_index_agentic_kb.search.rerank import Reranker
 from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.sources.metadata import MetadataQueries
-from llama_index_agentic_kb.sources.selection import PluginFailure, by_name, discover_sources
+from llama_index_agentic_kb.sources.plugins import PluginFailure, discover_sources
+from llama_index_agentic_kb.sources.selection import by_name
 from llama_index_agentic_kb.tools import PassageTool, ToolQueryEngine
 
 if TYPE_CHECKING:  # they import the answer checks and SQLAlchemy

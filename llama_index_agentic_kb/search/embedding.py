@@ -465,9 +465,7 @@ class _Batchers:
         """
         compute: Callable[[list[str]], list[Vector]] | None = None
         if _is_plain_huggingface(model):
-            compute = partial(model._embed, prompt_name="query")  # type: ignore[attr-defined]  # noqa: SLF001
-            if sum(one.numel() for one in model._model.parameters()) <= _SMALL:  # type: ignore[attr-defined]  # noqa: SLF001
-                compute = partial(_on_one_thread, compute)
+            compute = partial(_embedded, model)
         elif _is_local(model) and _treats_queries_as_texts(model):
             compute = model._get_text_embeddings  # noqa: SLF001
         if compute is None or model.embeddings_cache or getattr(model, "rate_limiter", None):
@@ -484,13 +482,18 @@ class _Batchers:
 _BATCHERS: Final = _Batchers()
 
 
-def _on_one_thread(compute: Callable[[list[str]], list[Vector]], texts: list[str]) -> list[Vector]:
-    """Compute a few texts on one thread of OpenMP, in which torch computes; this concerns the calling thread alone."""
+def _embedded(model: Any, queries: list[str]) -> list[Vector]:
+    """Embed queries by a ``HuggingFaceEmbedding``: a few of a small model on one thread of OpenMP, as torch uses.
+
+    The limit concerns the calling thread alone.
+    """
     import torch  # noqa: PLC0415 (the model has loaded it)
 
     torch.get_num_threads()  # sets a new thread's number, which would else happen within the limit, and outlast it
-    with _openmp().limit(limits=1) if len(texts) <= _FEW else contextlib.nullcontext():
-        return compute(texts)
+    is_light = len(queries) <= _FEW and sum(one.numel() for one in model._model.parameters()) <= _SMALL  # noqa: SLF001
+    with _openmp().limit(limits=1) if is_light else contextlib.nullcontext():
+        vectors: list[Vector] = model._embed(queries, prompt_name="query")  # noqa: SLF001
+    return vectors
 
 
 @cache

@@ -21,8 +21,9 @@ from llama_index_agentic_kb.schema import (
     parse_odata,
     to_odata,
 )
+from llama_index_agentic_kb.schema.filter_text import MAX_DEPTH, MAX_LENGTH, MAX_VALUES
 from llama_index_agentic_kb.schema.filters import _ready
-from llama_index_agentic_kb.schema.odata import MAX_DEPTH, MAX_LENGTH, MAX_TERMS, MAX_VALUES
+from llama_index_agentic_kb.schema.odata import MAX_TERMS
 from tests.filter_trees import conditions, trees
 
 PLAIN_KEYS = ["a", "b", "größe", "address/city", "file name", "not", "a]b", "2024", "in/x", "a/any", "search.in"]

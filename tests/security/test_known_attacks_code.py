@@ -207,7 +207,7 @@ OURS = {
     ("guard/text.py", "re.compile"): "our own tables of look-alikes",
     ("evaluation/dataset.py", "re.compile"): "a value of the data set, escaped",
     ("evaluation/dataset.py", "re.fullmatch"): "a plan of the data set, escaped",
-    ("schema/odata.py", "re.match"): "the tables of hints",
+    ("schema/filter_text.py", "re.match"): "the tables of hints",
     ("_text.py", "re.sub"): "a known secret, escaped",
     ("_text.py", "re.compile"): "our own patterns of secrets, compiled at first use",
     ("schema/odata.py", "re.split"): "a class of escaped characters",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalRequest, knowledge_base
-from llama_index_agentic_kb.sources import selection
+from llama_index_agentic_kb.sources import plugins
 from llama_index_agentic_kb.testing import MemoryRetriever
 
 MODULE = """
@@ -54,7 +54,7 @@ def install(site: Path, name: str, points: dict[str, str]) -> None:
     folder.mkdir(exist_ok=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     lines = "\n".join(f"{point} = {value}" for point, value in points.items())
-    (folder / "entry_points.txt").write_text(f"[{selection.GROUP}]\n{lines}\n")
+    (folder / "entry_points.txt").write_text(f"[{plugins.GROUP}]\n{lines}\n")
 
 
 def test_plugins_are_searched_and_failures_are_reported(site: Path) -> None:
@@ -95,8 +95,8 @@ def test_a_plugin_that_hangs_is_left_behind(site: Path, monkeypatch: pytest.Monk
     (site / "hanging_plugin.py").write_text(hanging)
     install(site, "gone", {"g": "hanging_plugin:source"})
     for seconds in (0.5, 2.0, 8.0):
-        monkeypatch.setattr(selection, "LOAD_SECONDS", seconds)
-        sources, failures = selection.discover_sources()
+        monkeypatch.setattr(plugins, "LOAD_SECONDS", seconds)
+        sources, failures = plugins.discover_sources()
         if [source.name for source in sources] == ["hours", "menu", "wine", "docs"]:
             break
     else:
