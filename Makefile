@@ -136,7 +136,7 @@ leaks: $(VENV)/.dev
 	$(BIN)/python -m tests.leaks --cases $(CASES)
 	$(BIN)/python -m tests.leaks --cases $(CASES) --kinds postgres
 	$(BIN)/python -m tests.leaks --cases $(CASES) --kinds qdrant
-	$(BIN)/python -m tests.stores.leaks --cases $(CASES)
+	$(BIN)/python -m tests.leaks --cases $(CASES) --kinds postgres qdrant --searches
 
 injection: $(VENV)/.dev
 	$(BIN)/python -m tests.injection
@@ -151,11 +151,11 @@ stores: $(VENV)/.dev
 
 # 1,000 generated answers, sessions and streams, parsed strictly by Google's own protos.
 wire: $(VENV)/.dev
-	WIRE_EXAMPLES=1000 $(BIN)/python -m pytest tests/wire tests/answering/test_make_answer.py
+	WIRE_EXAMPLES=1000 $(BIN)/python -m pytest tests/wire tests/answering/test_results.py
 
 # What the server's OpenAPI description allows and forbids, sent to a real server.
 openapi: $(VENV)/.dev
-	SERVER_EXAMPLES=500 $(BIN)/python -m pytest tests/server/test_openapi.py
+	SERVER_EXAMPLES=500 $(BIN)/python -m pytest tests/server/test_operation.py -k breaks_the_server
 
 fuzz: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=default FUZZ_EXAMPLES=$(CASES) $(BIN)/python -m pytest tests/fuzz

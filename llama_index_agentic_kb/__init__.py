@@ -1,20 +1,8 @@
-"""An agentic knowledge base for LlamaIndex.
+"""An agentic knowledge base for LlamaIndex: plan, search many sources at once, answer with citations, check the answer.
 
-The way of a query, in order:
-
-1. ``KnowledgeBase`` (knowledge_base.py) takes a question, a conversation or a request (schema/).
-2. ``AgenticRetriever`` (retriever.py) reads its scope, plans sub-queries with a language model (planning/), searches
-   every (sub-query x source) side by side (sources/), and fuses what they found into one list of evidence (search/).
-3. A synthesizer (synthesizers/) turns the evidence into data or a cited answer.
-4. Each claim of the answer is held against the evidence (grounding/).
-5. ``AgenticQueryEngine`` (query_engine.py) joins these; ``AgenticChatEngine`` (chat_engine.py) adds a conversation,
-   ``AgenticVectorStoreIndex`` (index.py) puts all behind a LlamaIndex index, and ``KnowledgeBase.answer`` (answering/)
-   makes an ``Answer`` of it, or says in data why it has no answer. wire/ writes it as other services do.
-
-A budget (one deadline, one allowance) and an activity log (account/) travel with the query; prompts.py holds every
-template, llm/ is the one way in which a language model is called, _aio/ holds the sync doors of async code.
-
-Names are exported lazily (PEP 562): importing the package loads neither torch nor chromadb nor a model's client.
+The doors are ``KnowledgeBase`` and LlamaIndex's own (retriever, query engine, chat engine, index); docs/architecture.md
+follows a query through the modules. Names are exported lazily (PEP 562): importing the package loads neither torch nor
+chromadb nor a model's client.
 """
 
 from __future__ import annotations
@@ -82,16 +70,16 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.schema import SourceParams as SourceParams
     from llama_index_agentic_kb.schema import parse_odata as parse_odata
     from llama_index_agentic_kb.schema.answer import Answer as Answer
-    from llama_index_agentic_kb.schema.answer_query import AnswerQuery as AnswerQuery
-    from llama_index_agentic_kb.schema.answer_query import AnswerResponse as AnswerResponse
+    from llama_index_agentic_kb.schema.answer import AnswerQuery as AnswerQuery
+    from llama_index_agentic_kb.schema.answer import AnswerResponse as AnswerResponse
     from llama_index_agentic_kb.search.embedding import EmbeddingCache as EmbeddingCache
     from llama_index_agentic_kb.search.fusion import interleave as interleave
     from llama_index_agentic_kb.search.fusion import reciprocal_rank_fusion as reciprocal_rank_fusion
     from llama_index_agentic_kb.search.fusion import relative_score_fusion as relative_score_fusion
-    from llama_index_agentic_kb.search.ranking import arank as arank
-    from llama_index_agentic_kb.search.ranking import rank as rank
     from llama_index_agentic_kb.search.rerank import Calibration as Calibration
     from llama_index_agentic_kb.search.rerank import Reranker as Reranker
+    from llama_index_agentic_kb.search.rerank import arank as arank
+    from llama_index_agentic_kb.search.rerank import rank as rank
     from llama_index_agentic_kb.sources import Facet as Facet
     from llama_index_agentic_kb.sources import Fields as Fields
     from llama_index_agentic_kb.sources import FilterField as FilterField
@@ -134,14 +122,12 @@ planning.effort: InputLimits
 planning: DEFAULT_LIMITS EffortLimits
 query_engine: AgenticQueryEngine
 retriever: AgenticRetriever RetrieverOptions
-schema.answer: Answer
-schema.answer_query: AnswerQuery AnswerResponse
+schema.answer: Answer AnswerQuery AnswerResponse
 schema: DialogueStage DialogueState Finding GroundingLedger OutputMode Principal QueryPlan ReasoningEffort
     ResultsProcessing RetrievalRequest RetrievalResponse ScopeState SkippedReason SourceParams parse_odata
 search.embedding: EmbeddingCache
 search.fusion: interleave reciprocal_rank_fusion relative_score_fusion
-search.ranking: arank rank
-search.rerank: Calibration Reranker
+search.rerank: Calibration Reranker arank rank
 sources: Facet Fields FilterField KnowledgeSource ShardedSource ToolSource WriteLedger Writes mcp_sources
 store: KnowledgeStore default_embed_model ingest
 store.sessions: SessionStore

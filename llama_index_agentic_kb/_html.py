@@ -193,6 +193,10 @@ def conversation_facts(data: Record) -> list[tuple[str, str]]:
     scope = (data.get("scopeState") or {}).get("last") or {}
     pending, shift = dialogue.get("pending") or {}, dialogue.get("shift") or {}
     kept = f"{scope.get('scope')} of {scope.get('documents')} documents" if scope.get("documents") else ""
+    known, asked = (
+        ", ".join(f"{name} = {value}" for name, value in (values or {}).items())
+        for values in (dialogue.get("slots"), pending.get("arguments"))
+    )
     whole = scope.get("reason") and f"all documents ({_CAPITAL.sub(' ', scope['reason']).lower()})"
     facts = {
         "turn": str(scope.get("turn") or dialogue.get("turn") or ""),
@@ -200,18 +204,14 @@ def conversation_facts(data: Record) -> list[tuple[str, str]]:
         "searched as": scope.get("expanded") or "",
         "scope": whole or kept,
         "tool": " ".join(filter(None, [dialogue.get("tool"), f"({dialogue.get('stage')})" if dialogue else ""])),
-        "known": _listed(dialogue.get("slots") or {}),
+        "known": known,
         "missing": ", ".join(map(str, dialogue.get("missing") or ())),
-        "to be confirmed": f"{pending.get('tool')}: {_listed(pending.get('arguments') or {})}" if pending else "",
+        "to be confirmed": f"{pending.get('tool')}: {asked}" if pending else "",
         "changed": f"{shift.get('fromTool')} to {shift.get('toTool') or 'no tool'}" if shift else "",
         "forgotten": ", ".join(map(str, shift.get("cleared") or ())),
     }
     shown = [(name, _cut(_plain(text), 300)) for name, text in facts.items() if text]
     return shown if dialogue or scope.get("topic") not in (None, "first") else []
-
-
-def _listed(values: Record) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in values.items())
 
 
 # -- the answer --------------------------------------------------------------------------------------------------------
@@ -380,26 +380,22 @@ def _facts(record: Record) -> list[str]:
 
 def _bar(span: tuple[float, float], first: float, total: float) -> tuple[float, float]:
     """Return the position and width of a bar, in percent of the total time."""
-    width = min(100.0, max(0.5, (span[1] - span[0]) / total * 100)) if total > 0 else 100.0
-    left = min(100.0 - width, (span[0] - first) / total * 100) if total > 0 else 0.0
-    return left, width
+    if total <= 0:
+        return 0.0, 100.0
+    width = min(100.0, max(0.5, (span[1] - span[0]) / total * 100))
+    return min(100.0 - width, (span[0] - first) / total * 100), width
 
 
 def _span(record: Record) -> tuple[float, float] | None:
-    start, end = record.get("startedAt"), record.get("completedAt")
-    if start is None:
-        return None
-    began = datetime.fromisoformat(start).timestamp()
-    return began, began if end is None else max(began, datetime.fromisoformat(end).timestamp())
+    times = [datetime.fromisoformat(at).timestamp() for key in ("startedAt", "completedAt") if (at := record.get(key))]
+    return (times[0], max(times)) if record.get("startedAt") else None
 
 
 def _text_of(data: Record) -> str:
-    return "\n".join(map(_content, data.get("response") or ()))
-
-
-def _content(message: Record) -> str:
-    content = message.get("content")
-    return content if isinstance(content, str) else "\n".join(part.get("text") or "" for part in content or ())
+    contents = [message.get("content") or () for message in data.get("response") or ()]
+    return "\n".join(
+        one if isinstance(one, str) else "\n".join(part.get("text") or "" for part in one) for one in contents
+    )
 
 
 def _plain(value: object) -> str:

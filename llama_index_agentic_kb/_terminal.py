@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -61,23 +61,13 @@ def show_turn(console: Console, text: str, titles: Sequence[str]) -> None:
             console.print(Text(f"  [{number + 1}] {one_line(printable(title), 90)}", "dim"))
 
 
-class Watch:
+class Watch(Live):
     """A view, on a terminal, of a question that is being answered: its activity and text so far; removed at the end."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
         self._records: dict[int, ActivityRecord] = {}
         self._text = ""
-        self._live = Live(console=console, transient=True, refresh_per_second=8, get_renderable=self._view)
-
-    def __enter__(self) -> Self:
-        """Show the view."""
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Remove the view."""
-        self._live.stop()
+        super().__init__(console=console, transient=True, refresh_per_second=8, get_renderable=self._view)
 
     def record(self, record: ActivityRecord) -> None:
         """Show an activity record, or its new state."""
@@ -89,8 +79,8 @@ class Watch:
 
     def _view(self) -> Any:
         _, rows = timeline([record.to_dict() for record in list(self._records.values())])
-        lines = _numbered(self._text).wrap(self._console, self._console.width)
-        room = max(3, self._console.height - len(rows) - 4)
+        lines = _numbered(self._text).wrap(self.console, self.console.width)
+        room = max(3, self.console.height - len(rows) - 4)
         return Group(_timeline(rows), *lines[-room:] if self._text else [Text("Searching", "dim")])
 
 

@@ -7,13 +7,13 @@ import json
 import re
 import unicodedata
 from base64 import b64encode
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Final
 from urllib.parse import quote
 
-WINDOW: Final = 2_000
-"""Number of characters before a cut that are searched for a sentence end; the segmenter is slow on long text."""
+WINDOW: Final = 2_000  # number of characters before a cut that are searched for a sentence end: the segmenter is slow
 MAX_ERROR: Final = 10_000  # maximum number of characters of an error message, as a server may return a whole page
 READ_ON: Final = 1_000  # number of characters after a cut that are searched for the rest of a secret
 _WORD: Final = re.compile(r"\S{1,16}")  # scripts without spaces are cut too
@@ -74,11 +74,7 @@ _QUOTED = r"(b?(?P<q>\\{0,3}['\"]))(?:(?!(?P=q)).){1,500}(?P=q)"
 _NAMES: Final = "key token secret pass pwd auth credential signature"
 _SECRETS: Final = (
     # pattern, replacement, and hints: every text that matches the pattern contains at least one of the hints
-    (
-        r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----).*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)",
-        r"\1***",
-        "key-----",
-    ),
+    (r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----).*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)", r"\1***", "key-----"),
     # user and password of a URL, but no port; a password may hold "/" and "@"
     (r"(://)[^\s/?#@:'\"<>]{0,128}+(?::(?!\d{1,5}[/?#])[^\s'\"<>]{1,256})?@", r"\1***@", "@"),
     (r"([?&](?:key|sig|signature|code|auth|token|password)=)[^\s&#'\"<>]+", r"\1***", "? &"),
@@ -91,23 +87,11 @@ _SECRETS: Final = (
         r"\1***",
         "authorization",
     ),
-    (
-        rf"(?<![a-z])(bearer|basic|api-?key)\s{{1,3}}{_LIKELY}{_VALUE}*",
-        r"\1 ***",
-        "bearer basic apikey api-key",
-    ),
-    (
-        r"(cookie\\{0,3}['\"]?\s{0,3}:\s{0,3}(?:\\{0,3}['\"])?)[^\s=;'\"]{1,100}=[^\n'\"\\]{1,2000}",
-        r"\1***",
-        "cookie",
-    ),
+    (rf"(?<![a-z])(bearer|basic|api-?key)\s{{1,3}}{_LIKELY}{_VALUE}*", r"\1 ***", "bearer basic apikey api-key"),
+    (r"(cookie\\{0,3}['\"]?\s{0,3}:\s{0,3}(?:\\{0,3}['\"])?)[^\s=;'\"]{1,100}=[^\n'\"\\]{1,2000}", r"\1***", "cookie"),
     # api_key=abc, x-chroma-token: abc, password=abc; but no "password: required"
     (rf"({_FIELD}\\{{0,3}}['\"]?\s{{0,3}}(?:=>|[:=]|%3d)\s{{0,3}}{_OPEN}){_VALUE}+{_CALL}", r"\1***", _NAMES),
-    (
-        rf"((?:(?:token|secret|passw(?:or)?d|pwd)=|{_WORD_FOR_IT}(?:=|:(?=\S{{4}}))){_OPEN}){_VALUE}+",
-        r"\1***",
-        _NAMES,
-    ),
+    (rf"((?:(?:token|secret|passw(?:or)?d|pwd)=|{_WORD_FOR_IT}(?:=|:(?=\S{{4}}))){_OPEN}){_VALUE}+", r"\1***", _NAMES),
     (rf"({_WORD_FOR_IT}\s{{0,3}}[:=]\s{{1,3}}){_LIKELY}{_VALUE}*", r"\1***", _NAMES),
     # keys with a known format
     (
@@ -139,6 +123,8 @@ def _pattern(text: str) -> re.Pattern[str]:
 _KNOWN: dict[str, None] = {}
 """Secrets of clients in lower case, in the order of registration, in several encodings; see ``know_secrets``."""
 
+# Characters as JSON's writers escape them; a client's error that shows a reply's ``repr`` doubles the backslashes.
+_ESCAPE: Final = re.compile(r"\\{1,4}(?:u([0-9a-f]{4})|(/))")
 _SECRET: Final = re.compile(r".{8}|(?=.*\d).{6}", re.DOTALL)  # of a length that is no word's
 
 MIN_HALVED: Final = 20  # characters of a registered secret whose first half counts as one, too
@@ -164,13 +150,16 @@ def redacted(text: str) -> str:
 
     Registered secrets (``know_secrets``) are replaced by ``***``, then values that look like secrets: user and password
     of URLs; values of headers, fields and query parameters with names such as "token"; Bearer and Basic credentials;
-    cookies; private keys in PEM form; JSON web tokens; keys with a known format (OpenAI, Anthropic, GitHub, GitLab,
-    Slack, Hugging Face, Groq, Pinecone, npm, Google, AWS, SendGrid, Stripe). A secret with neither such a name nor a
-    known format is not recognised. The run time is linear in the text's length.
+    cookies; private keys in PEM form; JSON web tokens; keys with the format of a known service. Other secrets are not
+    recognised. The run time is linear in the text's length.
     """
     hay = text.lower()
-    for secret in sorted([known for known in list(_KNOWN) if known in hay], key=len, reverse=True):
-        text = re.sub(re.escape(secret), "***", text, flags=re.IGNORECASE)
+    plain = _ESCAPE.sub(lambda one: chr(int(one[1], 16)).lower() if one[1] else "/", hay) if "\\" in hay else hay
+    for secret in sorted([known for known in list(_KNOWN) if known in hay or known in plain], key=len, reverse=True):
+        escaped = "".join(
+            rf"(?:\\{{1,4}}u(?:{ord(one):04x}|{ord(one.upper()[0]):04x})|\\{{0,4}}{re.escape(one)})" for one in secret
+        )
+        text = re.sub(escaped, "***", text, flags=re.IGNORECASE)
     hay = text.lower()  # most texts contain no hint, and a hint is found 100 times faster than a pattern
     if _HINT.search(hay) is None:
         return text
@@ -225,8 +214,7 @@ def _segmenter() -> Any:
 def cut_to_fit(text: str, limit: int, count: Callable[[str], int]) -> str:
     """Truncate a text to ``limit`` units of ``count``: whole sentences or, if none fits, whole words and an ellipsis.
 
-    ``count`` returns a text's size, such as its tokens; it must not decrease as the text grows. The result is empty if
-    not even one character fits.
+    ``count`` returns a text's size, such as its tokens; it must not decrease as the text grows.
     """
 
     def fits(part: str) -> bool:
@@ -237,10 +225,8 @@ def cut_to_fit(text: str, limit: int, count: Callable[[str], int]) -> str:
         return ""
     if fits(text):
         return text
-    low, hard = 0, min(len(text), limit * 32)
-    while low < hard:  # the most characters that fit, by bisection
-        middle = (low + hard + 1) // 2
-        low, hard = (middle, hard) if count(text[:middle]) <= limit else (low, middle - 1)
+    sizes = range(1, min(len(text), limit * 32) + 1)
+    hard = bisect_right(sizes, limit, key=lambda size: count(text[:size]))  # the most characters that fit
     start = max(0, hard - WINDOW)
     whole = [start + end for _, end in sentence_spans(text[start : hard + 200]) if start + end <= hard]
     if whole and text[: whole[-1]].strip():
@@ -252,15 +238,13 @@ def cut_to_fit(text: str, limit: int, count: Callable[[str], int]) -> str:
 
 
 def excerpt(text: str, around: str, words: int) -> str:
-    """Return the excerpt of so many words that contains the most words of a query, the earliest of several.
-
-    The matching words are in its middle. Words of one or two letters are ignored; a short text is returned whole.
-    """
+    """Return the earliest excerpt of so many words with the most words (of three letters or more) of a query."""
     spans = [match.span() for match in _WORD.finditer(text)]
     if len(spans) <= words:
         return text
     wanted = {word for part in normalize(around).split() if len(word := part.strip(_MARKS)) > 2}  # noqa: PLR2004 (of)
-    found = [_plain(text[start:end]) for start, end in spans]
+    words_of = (text[start:end] for start, end in spans)
+    found = [(word.lower() if word.isascii() else normalize(word)).strip(_MARKS) for word in words_of]
     starts = [*range(0, len(spans) - words, max(1, words // 8)), len(spans) - words]
     counts = [len(wanted.intersection(found[at : at + words])) for at in starts]
     best = counts.index(max(counts))
@@ -270,7 +254,3 @@ def excerpt(text: str, around: str, words: int) -> str:
     first = starts[best]
     start, end = spans[first][0], spans[first + words - 1][1]
     return ("… " if first else "") + text[start:end] + (" …" if end < len(text.rstrip()) else "")
-
-
-def _plain(word: str) -> str:
-    return (word.lower() if word.isascii() else normalize(word)).strip(_MARKS)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 from llama_index.core.callbacks import CallbackManager, trace_method
@@ -31,8 +31,11 @@ from llama_index_agentic_kb.synthesis import Accounted
 
 dispatcher = get_dispatcher(__name__)
 
+History: TypeAlias = list[ChatMessage] | None
+
 EXTRACTS: Final = '[{"ref_id": '  # the prefix of extracted data, which replaces an answer that failed or timed out
 MEMORY_TOKENS: Final = 8_000  # token limit of the engine's default memory
+_RULES: Final = frozenset(map(MessageRole, INSTRUCTING))
 
 
 @dataclass(repr=False)
@@ -87,11 +90,11 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         self.memory = memory or ChatMemoryBuffer.from_defaults(token_limit=MEMORY_TOKENS)
         self.callback_manager = callback_manager or query_engine.callback_manager
         self._prefix = list(prefix_messages)
-        self._given: list[ChatMessage] = []
-        """The system messages of the given history; they are not kept in the memory."""
+        self._given: list[ChatMessage] = []  # system messages of the given history; they are not kept in the memory
         self.states = parsed_states({})
         """The conversation's state after its last turn, by the field of the request that takes it."""
         self._effort = ReasoningEffort.MINIMAL if skip_condense else None
+        self._extracts = getattr(query_engine.synthesizer, "mode", "") == OutputMode.EXTRACTIVE_DATA.value
 
     @classmethod
     def from_defaults(
@@ -120,16 +123,14 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
             skip_condense: Whether to search for each message unchanged.
             engine: Arguments of ``AgenticQueryEngine``. LlamaIndex's prompts for condensing and refining are ignored.
         """
-        if system_prompt is not None and prefix_messages is not None:
-            raise ConfigurationError("system_prompt, prefix_messages: pass one of them")
         if system_prompt is not None:
+            if prefix_messages is not None:
+                raise ConfigurationError("system_prompt, prefix_messages: pass one of them")
             prefix_messages = [ChatMessage(role=MessageRole.SYSTEM, content=system_prompt)]
-        template = context_prompt or context_template
-        if template is not None:
+        if (template := context_prompt or context_template) is not None:
             text = template if isinstance(template, str) else template.get_template()
-            roles = {MessageRole.SYSTEM: text, MessageRole.USER: "{query_str}"}
-            messages = [ChatMessage(role=role, content=content) for role, content in roles.items()]
-            engine.setdefault("text_qa_template", ChatPromptTemplate(message_templates=messages))
+            prompt = ChatPromptTemplate.from_messages([("system", text), ("user", "{query_str}")])
+            engine.setdefault("text_qa_template", prompt)
         for name in ("condense_prompt", "context_refine_prompt", "context_refine_template"):
             engine.pop(name, None)
         query_engine = AgenticQueryEngine(retriever, **engine)
@@ -140,35 +141,31 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
 
     @dispatcher.span
     @trace_method("chat")
-    def chat(self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None) -> AgenticChatResponse:
+    def chat(self, message: str | QueryBundle, chat_history: History = None) -> AgenticChatResponse:
         """Answer a message; a ``chat_history`` replaces the messages in the memory."""
-        return run(self._chat(_text(message), chat_history))
+        return run(self._chat(str(message), chat_history))
 
     @dispatcher.span
     @trace_method("chat")
-    async def achat(
-        self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
-    ) -> AgenticChatResponse:
+    async def achat(self, message: str | QueryBundle, chat_history: History = None) -> AgenticChatResponse:
         """Answer a message; see ``chat``."""
-        return await arun(self._chat(_text(message), chat_history))
+        return await arun(self._chat(str(message), chat_history))
 
     @dispatcher.span
     @trace_method("chat")
-    def stream_chat(
-        self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
-    ) -> AgenticStreamingChatResponse:
+    def stream_chat(self, message: str | QueryBundle, chat_history: History = None) -> AgenticStreamingChatResponse:
         """Answer a message as a stream of token deltas; see ``chat``. Errors are raised while the stream is read."""
-        work, fields = run(self._begin(_text(message), chat_history))
+        work, fields = run(self._begin(str(message), chat_history))
         deltas = iterate(work, contextvars.copy_context())
         return AgenticStreamingChatResponse(chat_stream=deltas, is_writing_to_memory=False, **fields)
 
     @dispatcher.span
     @trace_method("chat")
     async def astream_chat(
-        self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
+        self, message: str | QueryBundle, chat_history: History = None
     ) -> AgenticStreamingChatResponse:
         """Answer a message as a stream of token deltas; see ``chat``. Errors are raised while the stream is read."""
-        work, fields = await arun(self._begin(_text(message), chat_history))
+        work, fields = await arun(self._begin(str(message), chat_history))
         deltas = aiterate(work, contextvars.copy_context())
         return AgenticStreamingChatResponse(achat_stream=deltas, is_writing_to_memory=False, **fields)
 
@@ -186,11 +183,6 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         owner_of(self.memory).end(forgotten=not getattr(self.memory, "memory_blocks", None))
 
     @property
-    def _extracts(self) -> bool:
-        """Whether answers are extracted data."""
-        return getattr(self.query_engine.synthesizer, "mode", "") == OutputMode.EXTRACTIVE_DATA.value
-
-    @property
     def chat_history(self) -> list[ChatMessage]:
         """The conversation so far.
 
@@ -199,8 +191,6 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         """
         owner_of(self.memory).check(current_principal())
         return list(self.memory.get_all())
-
-    # -- one turn --------------------------------------------------------------------------------------------------
 
     async def _chat(self, message: str, history: Sequence[ChatMessage] | None) -> AgenticChatResponse:
         request, number = await self._request(message, history)
@@ -242,24 +232,24 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
             await Call(sync=partial(self.memory.set, history), native=partial(self.memory.aset, history), what="memory")
         read, aread = partial(self.memory.get, input=message), partial(self.memory.aget, input=message)
         earlier = await Call(sync=read, native=aread, what="memory")
-        said = [ChatMessage(role=MessageRole.MODEL, content=one.content) if _rules(one) else one for one in earlier]
-        question = ChatMessage(role=MessageRole.USER, content=message)
-        request = conversation_request([*self._prefix, *self._given, *said, question])
+        # A memory's own system messages, such as summaries, are no instructions.
+        said = [one if one.role not in _RULES else ChatMessage(role="model", content=one.content) for one in earlier]
+        question = ChatMessage(role="user", content=message)
+        request = RetrievalRequest(messages=conversation_messages([*self._prefix, *self._given, *said, question]))
         if isinstance(self.memory, SessionMemory):  # where other engines change it too
             self.states = parsed_states(await self.memory.aget_states())
         return request.model_copy(update={"retrieval_reasoning_effort": self._effort, **self.states}), number
 
     def _without_rules(self, history: Sequence[ChatMessage]) -> list[ChatMessage]:
         """Keep the system messages of a history, and return the others."""
-        self._given = [message for message in history if _rules(message)]
-        return [message for message in history if not _rules(message)]
+        self._given = [message for message in history if message.role in _RULES]
+        return [message for message in history if message.role not in _RULES]
 
     async def _remember(self, message: str, answer: str, number: int, retrieval: Retrieval) -> None:
         """Store a turn in the memory, and the conversation's state, unless the conversation was reset meanwhile."""
         if owner_of(self.memory).number != number:
             return
-        said = {MessageRole.USER: message, MessageRole.ASSISTANT: answer}
-        turn = [ChatMessage(role=role, content=text) for role, text in said.items()]
+        turn = [ChatMessage(role="user", content=message), ChatMessage(role="assistant", content=answer)]
         put, aput = partial(self.memory.put_messages, turn), partial(self.memory.aput_messages, turn)
         await Call(sync=put, native=aput, what="memory")
         self.states |= states_of(retrieval)
@@ -267,19 +257,10 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
             await self.memory.aset_states({name: state.to_dict() for name, state in self.states.items()})
 
 
-def _rules(message: ChatMessage) -> bool:
-    return message.role.value in INSTRUCTING
-
-
-def conversation_request(messages: Sequence[ChatMessage]) -> RetrievalRequest:
-    """Return the request for a LlamaIndex conversation; messages without text are omitted."""
+def conversation_messages(messages: Sequence[ChatMessage]) -> list[Message]:
+    """Return the messages of a LlamaIndex conversation for a request, without those that have no text."""
     texts = [(message.role.value, message.content or "") for message in messages]
-    kept = [Message.model_validate({"role": role, "content": text}) for role, text in texts if text.strip()]
-    return RetrievalRequest(messages=kept)
-
-
-def _text(message: str | QueryBundle) -> str:
-    return message if isinstance(message, str) else message.query_str
+    return [Message.model_validate({"role": role, "content": text}) for role, text in texts if text.strip()]
 
 
 def readable(text: str) -> str:

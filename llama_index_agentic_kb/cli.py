@@ -83,20 +83,16 @@ def main() -> None:
         raise SystemExit(1) from None
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
-        typer.echo(version("llama-index-agentic-kb"))
-        raise typer.Exit
-
-
-@app.callback()
+@app.callback(invoke_without_command=True)
 def configure(
-    context: typer.Context,
-    _: Annotated[
-        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version)
-    ] = False,
+    context: typer.Context, show_version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
 ) -> None:
     """Read the options of agentic-kb.toml."""
+    if show_version:
+        typer.echo(version("llama-index-agentic-kb"))
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        context.fail("Missing command.")
     if not CONFIG.is_file():
         return
     try:
@@ -104,7 +100,10 @@ def configure(
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigurationError(f"{CONFIG} can't be read as TOML: {error}") from error
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    known = {name: _options(command) for name, command in commands.items()}
+    known = {
+        name: {flag[2:]: option for option in command.params for flag in option.opts if flag.startswith("--")}
+        for name, command in commands.items()
+    }
     shared = _dashed({key: value for key, value in options.items() if not isinstance(value, dict)})
     tables = {key: _dashed(value) for key, value in options.items() if isinstance(value, dict)}
     unknown = {key for key in shared if not any(key in names for names in known.values())}
@@ -124,11 +123,6 @@ def configure(
 
 def _dashed(options: dict[str, Any]) -> dict[str, Any]:
     return {key.replace("_", "-"): value for key, value in options.items()}
-
-
-def _options(command: Any) -> dict[str, Any]:
-    """Return the options of a command by their names without dashes in front."""
-    return {flag[2:]: option for option in command.params for flag in option.opts if flag.startswith("--")}
 
 
 @app.command("ingest")
@@ -173,8 +167,14 @@ def ingest_command(  # noqa: PLR0917 (typer makes options of them)
     if on is not None:
         if wait or follow_symlinks or ocr:
             raise ConfigurationError("--wait, --follow-symlinks and --ocr don't go with --on ray")
+        if on != "ray":
+            raise ConfigurationError(f"--on: expected ray, got {on!r}")
+        from llama_index_agentic_kb.store.ray_ingestion import ingest_on_ray  # noqa: PLC0415 (rarely needed)
+
         options |= {"address": address, "embed_model": embed_model, "cpus": cpus, "gpus": gpus}
-        _report(_ingest_on_ray(on, paths, store, **options))
+        with _extra("ray"), _progress() as progress:
+            report = ingest_on_ray(paths, store, progress=progress, **options)
+        _report(report)
         return
     if (address, cpus, gpus) != (None, 1.0, 0.0):
         raise ConfigurationError("--address, --cpus and --gpus need --on ray")
@@ -230,8 +230,7 @@ def ask(
         max_runtime_in_seconds=seconds,
         filters=filters,
     )
-    unknown = sorted({*source} - base.sources.keys())
-    if unknown:
+    if unknown := sorted({*source} - base.sources.keys()):
         raise ConfigurationError(f"--source: {', '.join(unknown)}: the store has {', '.join(base.sources)}")
     left_out = base.sources.keys() - set(source or base.sources)
     request = base.request(
@@ -278,8 +277,7 @@ def chat(
 def list_sources(store: StoreOption = DEFAULT_STORE) -> None:
     """List the sources of a store."""
     with _stored(store) as opened:
-        for source in opened.sources():
-            console.print(Text(_counted(source)))
+        _list(opened.sources())
 
 
 @app.command()
@@ -299,8 +297,7 @@ def info(store: StoreOption = DEFAULT_STORE) -> None:
     with _stored(store) as opened:
         console.print(Text(f"{printable(opened.location)}: {opened.size() / 1e6:.1f} MB"))
         console.print(Text(f"embedding model: {printable(str(opened.fingerprint))}"))
-        for source in opened.sources():
-            console.print(Text(_counted(source)))
+        _list(opened.sources())
 
 
 @app.command()
@@ -324,7 +321,7 @@ def doctor(
         with _stored(store) as opened:
             return f"{len(opened.sources())} sources"
 
-    for package in ("llama-index-agentic-kb", "llama-index-core", "chromadb"):
+    for package in ("llama-index-agentic-kb", "llama-index-core", "chromadb", "usearch"):
         console.print(Text(f"{package}: {version(package)}"))
     failed = False
     for name, check in {"store": sources, "embedding model": embedding, "language model": language_model}.items():
@@ -353,9 +350,15 @@ def demo(
             _ingest([str(CORPUS / name)], opened, source=name, description=description, trust_urls=True)
     base = _open(where, _language_model(model, context_window))
     _ask_aloud(base, question)
-    if base.llm is None:
-        console.print(Text(MORE + "\n", "dim"))
-        _replay(where)
+    if base.llm is not None:
+        return
+    from llama_index_agentic_kb.replay import RecordedLLM, Recording  # noqa: PLC0415 (only the demo replays)
+
+    recording = Recording.load(CORPUS / "recorded" / "demo-hard.json")  # a hard question, with a model's replies
+    written = f"RECORDED: the plan and the answer below were written by {recording.model} and are replayed; "
+    console.print(Text(MORE + "\n", "dim"))
+    console.print(Text(f"{written}the searches are real.", "bold yellow"))
+    _ask_aloud(_open(where, RecordedLLM(recording=recording), effort=recording.effort), recording.question)
 
 
 @app.command()
@@ -441,8 +444,8 @@ def plan_capacity(
 def serve(config: ConfigArgument) -> None:
     """Serve knowledge bases over HTTP: Azure's and Google's APIs, and MCP. Needs the extra [server]."""
     with _extra("server"):
-        from llama_index_agentic_kb.server import configuration  # noqa: PLC0415 (the extra)
-    configuration.serve(configuration.Configuration.load(config))
+        from llama_index_agentic_kb.server import app as server  # noqa: PLC0415 (the extra)
+    server.serve(server.Configuration.load(config))
 
 
 @app.command()
@@ -452,7 +455,7 @@ def keys(
     name: Annotated[str, typer.Option(help="The new key's name, for lists and logs.")] = "unnamed",
     revoke: Annotated[str | None, typer.Option(help="Revoke the key with this id.")] = None,
 ) -> None:
-    """List, create or revoke a server's API keys. A running server follows within a second."""
+    """List, create or revoke a server's API keys. A running server applies the change within a second."""
     with _extra("server"):
         from llama_index_agentic_kb.server.catalog import manage_keys  # noqa: PLC0415 (the extra)
     for line in manage_keys(config, new=new, name=name, revoke=revoke):
@@ -490,8 +493,9 @@ def _stored(path: str, embed_model: str | None = None) -> KnowledgeStore:
     return KnowledgeStore.open(path, embed_model=embed_model)
 
 
-def _counted(source: SourceInfo) -> str:
-    return f"{printable(source.name)}: {source.documents} documents, {source.chunks} chunks"
+def _list(sources: Iterable[SourceInfo]) -> None:
+    for source in sources:
+        console.print(Text(f"{printable(source.name)}: {source.documents} documents, {source.chunks} chunks"))
 
 
 def _ask_aloud(base: KnowledgeBase, question: str) -> None:
@@ -511,22 +515,6 @@ def _watched(base: KnowledgeBase, request: RetrievalRequest) -> RetrievalRespons
         return response.account
 
 
-def _replay(store: str) -> None:
-    """Answer a hard question with a model's recorded replies, which ship with the corpus."""
-    from llama_index_agentic_kb.replay import RecordedLLM, Recording  # noqa: PLC0415 (only the demo replays)
-
-    recording = Recording.load(CORPUS / "recorded" / "demo-hard.json")
-    console.print(
-        Text(
-            f"RECORDED: the plan and the answer below were written by {recording.model} and are replayed; "
-            "the searches are real.",
-            "bold yellow",
-        )
-    )
-    base = _open(store, RecordedLLM(recording=recording), effort=recording.effort)
-    _ask_aloud(base, recording.question)
-
-
 def _open(store: str, llm: LLM | None, **kwargs: Any) -> KnowledgeBase:
     from llama_index_agentic_kb.knowledge_base import KnowledgeBase  # noqa: PLC0415 (loads LlamaIndex)
 
@@ -536,31 +524,19 @@ def _open(store: str, llm: LLM | None, **kwargs: Any) -> KnowledgeBase:
 
 def _language_model(name: str | None, context_window: int) -> LLM | None:
     """Return the language model set by environment variables; None if neither an API key nor OPENAI_BASE_URL is set."""
-    from llama_index_agentic_kb.llm.calls import (  # noqa: PLC0415 (loads LlamaIndex)
-        openai_address,
-        openai_from_environment,
-    )
+    from llama_index_agentic_kb.llm import calls  # noqa: PLC0415 (loads LlamaIndex)
 
-    if not os.environ.get("OPENAI_API_KEY") and openai_address() is None:
-        if name is not None:
-            raise ConfigurationError("--model needs OPENAI_API_KEY, or OPENAI_BASE_URL for a server of your own")
-        return None
-    return openai_from_environment(name, context_window=context_window)
+    if os.environ.get("OPENAI_API_KEY") or calls.openai_address() is not None:
+        return calls.openai_from_environment(name, context_window=context_window)
+    if name is not None:
+        raise ConfigurationError("--model needs OPENAI_API_KEY, or OPENAI_BASE_URL for a server of your own")
+    return None
 
 
 def _cache() -> Path:
     from platformdirs import user_cache_path  # noqa: PLC0415 (only demo and bench ask)
 
     return Path(user_cache_path("agentic-kb"))
-
-
-def _ingest_on_ray(on: str, urls: list[str], store: str, **options: Any) -> IngestReport:
-    if on != "ray":
-        raise ConfigurationError(f"--on: expected ray, got {on!r}")
-    from llama_index_agentic_kb.store.ray_ingestion import ingest_on_ray  # noqa: PLC0415 (rarely needed)
-
-    with _extra("ray"), _progress() as progress:
-        return ingest_on_ray(urls, store, progress=progress, **options)
 
 
 def _ingest(paths: list[str], store: Any, **kwargs: Any) -> IngestReport:
@@ -597,7 +573,6 @@ def _report(report: IngestReport, sources: Iterable[SourceInfo] = ()) -> None:
             errors.print(Text(f"{what}: {printable(str(path))}: {printable(reason)}", "yellow"))
     if report.skipped > _LISTED:
         errors.print(Text(f"skipped: and {report.skipped - _LISTED} more", "yellow"))
-    for source in sources:
-        console.print(Text(_counted(source)))
+    _list(sources)
     if report.failed or report.skipped:
         raise typer.Exit(1 if report.failed else _SKIPPED)

@@ -1,8 +1,8 @@
 """The exception classes of this library, all derived from ``AgenticKBError``.
 
-Each class has a stable ``code`` for logs and JSON responses, a `remedy`, and a `status_code` if an HTTP status
-applies, as in Azure AI Search's API; a class without a code of its own shares its parent's. Messages name the field or
-part at fault, and contain no secrets.
+Each class has a stable ``code`` for logs and JSON responses, a `remedy` (what to do, where the message names nothing
+better), and a `status_code` if an HTTP status applies, as in Azure AI Search's API; a class without a code of its own
+shares its parent's. Messages name the field or part at fault, and contain no secrets.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from llama_index_agentic_kb.llm.replies import Usage
+    from llama_index_agentic_kb.llm import Usage
 
 E = TypeVar("E", bound=Enum)
 
@@ -21,10 +21,8 @@ E = TypeVar("E", bound=Enum)
 class AgenticKBError(Exception):
     """The base class of all errors that this library raises on purpose."""
 
-    code: str = "agenticKbError"
-    """The kind of error, stable across releases."""
+    code: str = "agenticKbError"  # the kind of error, stable across releases
     remedy: str = "Read the message: it names what failed. `__cause__` holds the other library's own error."
-    """What to do, where the message names nothing better."""
     status_code: int | None = None
 
     @property
@@ -76,10 +74,7 @@ class FailedSearch:
 class RetrievalError(AgenticKBError):
     """No selected source could answer.
 
-    Args:
-        message: A one-sentence description of the failure.
-        causes: The exception of each failed search, by ``"source: query"``.
-        failures: The failed searches as data, for activity logs and responses.
+    ``causes`` are the exceptions of the failed searches, by ``"source: query"``, and ``failures`` the same as data.
     """
 
     code = "retrievalFailed"
@@ -87,10 +82,7 @@ class RetrievalError(AgenticKBError):
     status_code = 502
 
     def __init__(
-        self,
-        message: str,
-        causes: Mapping[str, BaseException] | None = None,
-        failures: Sequence[FailedSearch] = (),
+        self, message: str, causes: Mapping[str, BaseException] | None = None, failures: Sequence[FailedSearch] = ()
     ) -> None:
         super().__init__(message)
         self.causes, self.failures = dict(causes or {}), tuple(failures)
@@ -163,10 +155,7 @@ class PlanningError(AgenticKBError):
 class SynthesisError(AgenticKBError):
     """The language model failed while answering.
 
-    Args:
-        message: A one-sentence description of the failure.
-        step: The 0-based number of the failed call, in modes with several calls.
-        partial: The text of the answer so far; may be empty.
+    ``step`` is the 0-based number of the failed call, and ``partial`` the text of the answer so far; may be empty.
     """
 
     code = "synthesisFailed"
@@ -180,10 +169,7 @@ class SynthesisError(AgenticKBError):
 class LLMError(AgenticKBError):
     """A language model's reply can't be used: empty, refused, filtered or cut off.
 
-    Args:
-        message: A description of the problem.
-        empty: Whether the reply has no text although it was neither refused nor filtered.
-        usage: The billed tokens (``llm.Usage``); None if unknown.
+    ``empty`` means no text although it was neither refused nor filtered; ``usage`` are the billed tokens, if known.
     """
 
     code = "llmFailed"

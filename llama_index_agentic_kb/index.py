@@ -30,7 +30,7 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.response_synthesizers import CompactAndRefine
 
 from llama_index_agentic_kb.account.pickling import NotPickled
-from llama_index_agentic_kb.chat_engine import AgenticChatEngine
+from llama_index_agentic_kb.chat_engine import AgenticChatEngine, History
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.llm import resolve_llm
@@ -77,17 +77,11 @@ class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
 
     instead_of_pickling = "Keep it with storage_context.persist(), and load it with load_index_from_storage."
 
+    # The name, description and options of its ``KnowledgeSource``; see there.
     source_name = "index"
-    """The name of the index in plans, activity records and references."""
-
     source_description = ""
-    """A description of the content, for the planner."""
-
     source_hybrid: bool | None = None
-    """Whether to combine keyword search (BM25) with vector search; see ``KnowledgeSource``."""
-
     source_permissions: Permissions | None = None
-    """The metadata fields that define who may see a document; see ``KnowledgeSource``."""
 
     @classmethod
     def from_index(
@@ -105,9 +99,8 @@ class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
             index: The plain index.
             name: The name of the index in plans, activity records and references.
             description: A description of the content, for the planner.
-            hybrid: Whether to combine keyword search with vector search; see ``KnowledgeSource``.
-            permissions: The metadata fields that define who may see a document; see ``KnowledgeSource``.
-                ``as_plain_retriever`` does not apply them.
+            hybrid: See ``KnowledgeSource``.
+            permissions: See ``KnowledgeSource``. ``as_plain_retriever`` does not apply them.
         """
         agentic = cls(
             index_struct=index.index_struct,
@@ -151,8 +144,7 @@ class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
 
         Args:
             llm: The language model that plans and answers. Defaults to ``Settings.llm`` if set.
-            kwargs: Arguments of ``as_retriever``, ``AgenticQueryEngine`` and ``get_response_synthesizer``
-                (``response_mode``, ``streaming``, ``text_qa_template``, ...).
+            kwargs: Arguments of ``as_retriever`` and ``AgenticQueryEngine`` (``response_mode``, ``streaming``, ...).
         """
         return AgenticQueryEngine(self.as_retriever(llm=_resolve(llm), **kwargs), **split_kwargs(kwargs)[1])
 
@@ -163,9 +155,8 @@ class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
 
         Args:
             chat_mode: ``BEST`` (default) selects ``AgenticChatEngine``; other modes select LlamaIndex's engines.
-            llm: The language model that plans and answers. Defaults to ``Settings.llm`` if set.
-            kwargs: Arguments of ``as_query_engine`` and of LlamaIndex's chat engine of the mode (``memory``,
-                ``system_prompt``, ...).
+            llm: See ``as_query_engine``.
+            kwargs: Arguments of ``as_query_engine`` and of the mode's engine (``memory``, ``system_prompt``, ...).
         """
         memory = kwargs.pop("memory", None)
         retriever = self.as_retriever(llm=_resolve(llm), **kwargs)
@@ -188,7 +179,7 @@ def as_chat_engine(
         ConfigurationError: The mode needs a language model, or was removed from LlamaIndex.
     """
     if chat_mode is ChatMode.BEST:
-        return AgenticChatEngine.from_defaults(retriever, memory=memory, **kwargs)
+        return AgenticChatEngine.from_defaults(retriever, memory=memory or retriever.memory, **kwargs)
     if retriever.llm is None:
         raise ConfigurationError(
             f"chat_mode {chat_mode.value!r} needs a language model: pass llm= or set Settings.llm; "
@@ -216,30 +207,24 @@ def as_chat_engine(
 
 
 class _PlainConversation:
-    """Mixin for engines whose prompt templates hold the conversation."""
+    """Mixin for engines whose prompt templates hold the conversation: there its texts become variables."""
 
     def _get_response_synthesizer(self, chat_history: list[ChatMessage], streaming: bool = False) -> CompactAndRefine:
-        values, history = _variables(chat_history)
+        values, history = dict[str, str](), list[ChatMessage]()
+        for message in chat_history:
+            blocks: list[Any] = []
+            for block in message.blocks:
+                if isinstance(block, TextBlock):
+                    blocks.append(TextBlock(text=f"{{said_{len(values)}}}"))
+                    values[f"said_{len(values)}"] = block.text
+                else:
+                    blocks.append(block)
+            history.append(message.model_copy(update={"blocks": blocks}))
         make: Any = super()._get_response_synthesizer  # type: ignore[misc]  # of the engine beside this mixin
         synthesizer: CompactAndRefine = make(history, streaming=streaming)
         prompts = synthesizer.get_prompts().items()
         synthesizer.update_prompts({name: prompt.partial_format(**values) for name, prompt in prompts})
         return synthesizer
-
-
-def _variables(history: Sequence[ChatMessage]) -> tuple[dict[str, str], list[ChatMessage]]:
-    """Return the texts of messages by variable name, and the messages with the variables in their place."""
-    values, messages = dict[str, str](), list[ChatMessage]()
-    for message in history:
-        blocks: list[Any] = []
-        for block in message.blocks:
-            if isinstance(block, TextBlock):
-                values[f"said_{len(values)}"] = block.text
-                blocks.append(TextBlock(text=f"{{said_{len(values) - 1}}}"))
-            else:
-                blocks.append(block)
-        messages.append(message.model_copy(update={"blocks": blocks}))
-    return values, messages
 
 
 class ContextChat(_PlainConversation, ContextChatEngine):
@@ -253,23 +238,23 @@ class CondensePlusContextChat(_PlainConversation, CondensePlusContextChatEngine)
 class CondenseQuestionChat(CondenseQuestionChatEngine):
     """LlamaIndex's ``CondenseQuestionChatEngine`` without its condensing: the retriever plans from the conversation."""
 
-    def chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> Any:
+    def chat(self, message: str, chat_history: History = None) -> Any:
         """Answer a message; a ``chat_history`` replaces the messages in the memory, as in the other modes."""
         return super().chat(message, self._kept(chat_history))
 
-    async def achat(self, message: str, chat_history: list[ChatMessage] | None = None) -> Any:
+    async def achat(self, message: str, chat_history: History = None) -> Any:
         """Answer a message; see ``chat``."""
         return await super().achat(message, self._kept(chat_history))
 
-    def stream_chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> Any:
+    def stream_chat(self, message: str, chat_history: History = None) -> Any:
         """Answer a message, as a stream; see ``chat``."""
         return super().stream_chat(message, self._kept(chat_history))
 
-    async def astream_chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> Any:
+    async def astream_chat(self, message: str, chat_history: History = None) -> Any:
         """Answer a message, as a stream; see ``chat``."""
         return await super().astream_chat(message, self._kept(chat_history))
 
-    def _kept(self, chat_history: list[ChatMessage] | None) -> list[ChatMessage] | None:
+    def _kept(self, chat_history: History) -> History:
         if chat_history is not None:
             self._memory.set(chat_history)
         return chat_history
@@ -295,5 +280,5 @@ def split_kwargs(kwargs: dict[str, Any]) -> tuple[RetrieverArguments, dict[str, 
 
 
 def _resolve(llm: LLMType | None) -> LLM | None:
-    """Resolve an LLM as LlamaIndex does ("default", "local", a LangChain model); None never requires an API key."""
+    """Resolve an LLM as LlamaIndex does (such as "default"); None never requires an API key."""
     return resolve_llm(None) if llm is None else core_resolve_llm(llm)

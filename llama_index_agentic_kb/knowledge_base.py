@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
 from importlib import import_module
@@ -13,50 +13,44 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, TypeVar, Unpack
 
 from llama_index.core.base.llms.types import ChatMessage
-from llama_index.core.callbacks import CallbackManager
 from llama_index.core.chat_engine.types import BaseChatEngine, ChatMode
 from llama_index.core.llms import LLM
 from llama_index.core.memory import BaseMemory
-from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.tools import QueryEngineTool, RetrieverTool, ToolMetadata
 from llama_index_instrumentation import get_dispatcher
 from pydantic import ValidationError
 
 from llama_index_agentic_kb._aio import aiterate, arun, emit, gather, iterate, run
 from llama_index_agentic_kb.account.pickling import NotPickled
+from llama_index_agentic_kb.answering.policy import AnswerPolicy
 from llama_index_agentic_kb.answering.sessions import SessionMemory, session_owner
-from llama_index_agentic_kb.chat_engine import conversation_request
+from llama_index_agentic_kb.chat_engine import conversation_messages
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, by_value
 from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.index import RetrieverArguments, as_chat_engine, split_kwargs
 from llama_index_agentic_kb.llm import model_name, warm_up_llm
-from llama_index_agentic_kb.query_engine import AgenticQueryEngine, default_mode
+from llama_index_agentic_kb.query_engine import AgenticQueryEngine, Observer, default_mode
 from llama_index_agentic_kb.retriever import AgenticRetriever, RetrieverOptions
 from llama_index_agentic_kb.schema import (
-    ActivityRecord,
     FilterNode,
     Message,
     OutputMode,
     Principal,
-    ReasoningEffort,
     RetrievalRequest,
     RetrievalResponse,
     parse_odata,
 )
 from llama_index_agentic_kb.schema._model import describe
-from llama_index_agentic_kb.search.filters import FilterLike
-from llama_index_agentic_kb.search.rerank import Reranker
+from llama_index_agentic_kb.schema.answer import AnswerPiece, AnswerQuery, AnswerResponse
 from llama_index_agentic_kb.sources import KnowledgeSource
+from llama_index_agentic_kb.sources.base import by_name
 from llama_index_agentic_kb.sources.metadata import MetadataQueries
 from llama_index_agentic_kb.sources.plugins import PluginFailure, discover_sources
-from llama_index_agentic_kb.sources.selection import by_name
 from llama_index_agentic_kb.tools import PassageTool, ToolQueryEngine
 
-if TYPE_CHECKING:  # they import the answer checks and SQLAlchemy
-    from llama_index_agentic_kb.answering.policy import AnswerPolicy
-    from llama_index_agentic_kb.schema.answer_query import AnswerPiece, AnswerQuery, AnswerResponse
+if TYPE_CHECKING:  # they import SQLAlchemy
     from llama_index_agentic_kb.store import KnowledgeStore
     from llama_index_agentic_kb.store.sessions import SessionStore
 
@@ -65,7 +59,6 @@ dispatcher = get_dispatcher(__name__)
 Question: TypeAlias = str | Sequence[ChatMessage | Message | Mapping[str, Any]] | RetrievalRequest | Mapping[str, Any]
 """A question, a conversation whose last message is the question, or a request (typed or as JSON)."""
 
-Observer: TypeAlias = Callable[[ActivityRecord], None]
 E = TypeVar("E", bound=AgenticQueryEngine)
 
 GC_THRESHOLD: Final = 10_000
@@ -80,13 +73,9 @@ class KnowledgeBase(NotPickled, MetadataQueries):
 
     Args:
         sources: The knowledge sources to search; their names must be unique.
-        llm: The language model that plans and answers. Defaults to ``Settings.llm`` if set or if there is an OpenAI
-            key. Without a model, the question is searched as at minimal effort, and responses are extracted data.
         name: The name used by tools and logs.
         description: A summary of the content, for agents that choose among tools.
-        effort: The default reasoning effort of requests. Default low.
         output_mode: The default output of ``retrieve``. Defaults to an answer with a language model, else extracts.
-        max_runtime_in_seconds: The default time limit of requests in seconds. Default 90; None means no limit.
         max_output_size_in_tokens: The default maximum length of the output in tokens. Defaults to the mode's own.
         grounding: Settings for checking answers against their evidence. None (default) and True mean ``Grounding()``;
             False disables the check.
@@ -96,14 +85,10 @@ class KnowledgeBase(NotPickled, MetadataQueries):
             own replace them. System messages of a conversation come after both.
         policy: The application's rules for questions that ``answer`` must refuse and answers it must withhold.
         sessions: The store for the turns of ``answer``; queries name the session. None means no sessions.
-        similarity_top_k: Nodes returned by a retrieval, and the minimum per search. Defaults to that of the effort.
-        filters: A filter on every search, in addition to the source's own mandatory filter.
-        reranker: Reranks the candidates of each sub-query; see ``AgenticRetriever``.
-        node_postprocessors: Applied to the fused nodes of every retrieval.
-        principal: The user on whose behalf every request runs; requests can't override it.
-        callback_manager: Defaults to ``Settings.callback_manager``.
         retries: The retry policy for failed calls of the language model. Defaults to that of ``options``.
-        options: Further options of retrieval: effort limits, spotlighting, ...
+        retriever: Arguments of ``AgenticRetriever``: ``llm`` (the model that plans and answers; without one, the
+            question is searched as at minimal effort, and responses are extracted data), ``effort``, ``filters``,
+            ``principal``, ``reranker``, ``max_runtime_in_seconds``, ``options``, ...
 
     Raises:
         ConfigurationError: There are no sources, two have the same name, or ``output_mode`` needs a language model
@@ -114,49 +99,29 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         self,
         sources: Sequence[KnowledgeSource],
         *,
-        llm: LLM | None = None,
         name: str = "knowledge_base",
         description: str = "Answers questions from knowledge sources, with references.",
-        effort: ReasoningEffort | str = ReasoningEffort.LOW,
         output_mode: OutputMode | str | None = None,
-        max_runtime_in_seconds: float | None = 90.0,
         max_output_size_in_tokens: int | None = None,
         grounding: Grounding | bool | None = None,
         retrieval_instructions: str = "",
         answer_instructions: str = "",
         policy: AnswerPolicy | None = None,
         sessions: SessionStore | None = None,
-        similarity_top_k: int | None = None,
-        filters: FilterLike = None,
-        reranker: Reranker | BaseNodePostprocessor | None = None,
-        node_postprocessors: Sequence[BaseNodePostprocessor] | None = (),
-        principal: Principal | None = None,
-        callback_manager: CallbackManager | None = None,
         retries: RetryPolicy | None = None,
-        options: RetrieverOptions | None = None,
+        **retriever: Unpack[RetrieverArguments],
     ) -> None:
-        options = options or RetrieverOptions()
+        options = retriever.get("options") or RetrieverOptions()
         instructions = retrieval_instructions or options.retrieval_instructions
         options = replace(options, retries=retries or options.retries, retrieval_instructions=instructions)
+        self._retriever_arguments: RetrieverArguments = {**retriever, "options": options}
         self.answer_instructions = answer_instructions
         self.name = name
         self.grounding = grounding
-        self.policy = policy
+        self.policy = policy or AnswerPolicy()
         self.sessions = sessions
         self.description = description
         self.max_output_size_in_tokens = max_output_size_in_tokens
-        self._retriever_arguments: RetrieverArguments = {
-            "llm": llm,
-            "effort": effort,
-            "max_runtime_in_seconds": max_runtime_in_seconds,
-            "similarity_top_k": similarity_top_k,
-            "filters": filters,
-            "reranker": reranker,
-            "node_postprocessors": node_postprocessors,
-            "principal": principal,
-            "callback_manager": callback_manager,
-            "options": options,
-        }
         self._own_sources = self._sources = list(sources)
         self._opened: KnowledgeStore | None = None
         self.retriever = self.as_retriever()
@@ -185,10 +150,8 @@ class KnowledgeBase(NotPickled, MetadataQueries):
 
         Args:
             path: The store's directory, or the URL of a PostgreSQL database (``postgresql://user@host/database``).
-            embed_model: The embedding model; it must be the one that the store was created with. Defaults to the
-                library's default model.
-            hybrid: Whether to combine keyword search (BM25) in the store's own index with vector search. Defaults to
-                True; False means vector search only.
+            embed_model: The model that the store was created with. Defaults to the library's default model.
+            hybrid: Whether to combine keyword search in the store's own index with vector search. Default True.
             repair: How to handle vectors damaged by a killed process. "never" raises an error that names
                 ``agentic-kb repair``; "auto" recomputes them, in about a second per thousand chunks.
             permissions: The metadata fields that define who may see a document: for all sources, or a mapping by
@@ -207,23 +170,22 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         options = kwargs.get("options") or RetrieverOptions()
         if not options.scope and (scopes := store.scopes()):
             kwargs["options"] = replace(options, scope=scopes)
-        allowed = _by_source(permissions, [info.name for info in store.sources()])
+        names = [info.name for info in store.sources()]
+        allowed = permissions if isinstance(permissions, Mapping) else dict.fromkeys(names, permissions)
+        if set(allowed) != set(names):
+            raise ConfigurationError(
+                f"permissions: they are given for {', '.join(sorted(allowed))}, and the store's sources are "
+                f"{', '.join(names)}; give None for one that is everybody's"
+            )
         for name, declared in allowed.items():
             if declared is not None:
                 store.check_permissions(name, declared)
-        made = cls(
-            [
-                KnowledgeSource(
-                    info.name,
-                    info.description,
-                    index=store.index(info.name),
-                    hybrid=hybrid is not False and store.lexical(info.name),
-                    permissions=allowed[info.name],
-                )
-                for info in store.sources()
-            ],
-            **kwargs,
-        )
+        sources = []
+        for info in store.sources():
+            name, index, lexical = info.name, store.index(info.name), hybrid is not False and store.lexical(info.name)
+            source = KnowledgeSource(name, info.description, index=index, hybrid=lexical, permissions=allowed[name])
+            sources.append(source)
+        made = cls(sources, **kwargs)
         made._opened = store
         return made
 
@@ -232,12 +194,10 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         if self._opened is not None:
             self._opened.close()
 
-    def __enter__(self) -> Self:
-        """Return the knowledge base itself."""
+    def __enter__(self) -> Self:  # noqa: D105 (as usual)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Close the store that ``from_store`` opened."""
+    def __exit__(self, *_: object) -> None:  # noqa: D105 (same)
         self.close()
 
     @property
@@ -255,8 +215,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         from llama_index_agentic_kb import _html  # noqa: PLC0415 (for notebooks only)
 
         facts = {"model": self.llm and model_name(self.llm), "effort": self.retriever.effort.value}
-        checks = "off" if self.grounding is False else "on"
-        facts |= {"output": self.output_mode.value, "answers are checked": checks}
+        facts |= {"output": self.output_mode.value, "answers are checked": "off" if self.grounding is False else "on"}
         sources = [(source.name, source.description) for source in self.sources.values()]
         return _html.base_html(self.name, self.description, sources, facts)
 
@@ -269,15 +228,14 @@ class KnowledgeBase(NotPickled, MetadataQueries):
     # -- asking ----------------------------------------------------------------------------------------------------
 
     @dispatcher.span
-    def retrieve(self, question: Question, *, on_activity: Observer | None = None, **fields: Any) -> RetrievalResponse:
+    def retrieve(self, question: Question, *, on_activity: Observer = None, **fields: Any) -> RetrievalResponse:
         """Answer a question, or return its evidence, with references and activity.
 
         Args:
             question: A string, a conversation (the last message is the question), or a request (typed or as JSON).
             on_activity: Called with each activity record when it is opened and again when it is closed.
-            fields: Fields of ``RetrievalRequest`` (``output_mode=``, ``knowledge_source_params=``, ...), which
-                override those of a request. ``principal=`` is the requesting user, for sources with permissions; it
-                can't be set in JSON.
+            fields: Fields of ``RetrievalRequest`` (``output_mode=``, ...), which override those of a request.
+                ``principal=`` is the requesting user, for sources with permissions; it can't be set in JSON.
 
         Raises:
             InvalidRequestError: The request is invalid.
@@ -288,15 +246,13 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         return run(self._respond(question, fields, on_activity))
 
     @dispatcher.span
-    async def aretrieve(
-        self, question: Question, *, on_activity: Observer | None = None, **fields: Any
-    ) -> RetrievalResponse:
+    async def aretrieve(self, question: Question, *, on_activity: Observer = None, **fields: Any) -> RetrievalResponse:
         """Answer a question, or return its evidence; see ``retrieve``."""
         return await arun(self._respond(question, fields, on_activity))
 
     @dispatcher.span
     def astream_retrieve(
-        self, question: Question, *, on_activity: Observer | None = None, **fields: Any
+        self, question: Question, *, on_activity: Observer = None, **fields: Any
     ) -> AsyncIterator[str | RetrievalResponse]:
         """Stream the text of the answer as it is written, and finally the response; see ``retrieve``.
 
@@ -306,7 +262,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         return aiterate(work, contextvars.copy_context())
 
     async def _respond(
-        self, question: Question, fields: dict[str, Any], on_activity: Observer | None, *, streaming: bool = False
+        self, question: Question, fields: dict[str, Any], on_activity: Observer, *, streaming: bool = False
     ) -> RetrievalResponse:
         request = self.request(question, **fields)
         mode = request.output_mode or self.output_mode
@@ -324,13 +280,11 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         Raises:
             InvalidRequestError: A field is invalid; the message names it.
         """
-        if not isinstance(question, RetrievalRequest | Mapping):
-            if self.max_output_size_in_tokens is not None:
-                fields.setdefault("max_output_size_in_tokens", self.max_output_size_in_tokens)
-            return RetrievalRequest.parse({"messages": _messages(question), **fields})
-        request = question if isinstance(question, RetrievalRequest) else RetrievalRequest.parse(question)
-        if self.max_output_size_in_tokens is not None and request.max_output_size_in_tokens is None:
+        request = RetrievalRequest.parse(question) if isinstance(question, Mapping) else question
+        if self.max_output_size_in_tokens is not None and getattr(request, "max_output_size_in_tokens", None) is None:
             fields.setdefault("max_output_size_in_tokens", self.max_output_size_in_tokens)
+        if not isinstance(request, RetrievalRequest):
+            return RetrievalRequest.parse({"messages": _messages(request), **fields})
         if not fields:
             return request
         own = request.model_dump(exclude_unset=True, by_alias=False)
@@ -356,7 +310,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
 
     @dispatcher.span
     def answer(
-        self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
+        self, question: Question | AnswerQuery, *, on_activity: Observer = None, **fields: Any
     ) -> AnswerResponse:
         """Answer a question with an ``Answer``: citations, grounding, steps, references and skip reasons as data.
 
@@ -369,30 +323,26 @@ class KnowledgeBase(NotPickled, MetadataQueries):
 
         Args:
             question: Any input of ``retrieve``, or an ``AnswerQuery``.
-            on_activity: Called with each activity record when it is opened and again when it is closed.
+            on_activity: See ``retrieve``.
             fields: Fields of ``AnswerQuery`` (``session=``, ``preamble=``, ``filtering_level=``, ...), or of
                 ``RetrievalRequest``. Citations and grounding supports are included by default, unless ``question`` is
                 an ``AnswerQuery``.
 
         Raises:
-            InvalidRequestError: The query is invalid.
-            DeniedError: A required principal is missing, or the principal may not search any source.
-            NotFoundError: The session does not exist, or belongs to another principal.
-            RetrievalError: No selected source could answer.
-            SynthesisError: The language model failed while answering.
+            NotFoundError: The session does not exist, or belongs to another principal. For others see ``retrieve``.
         """
         return run(self._answering(question, fields, on_activity))
 
     @dispatcher.span
     async def aanswer(
-        self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
+        self, question: Question | AnswerQuery, *, on_activity: Observer = None, **fields: Any
     ) -> AnswerResponse:
         """Answer a question with an ``Answer``; see ``answer``."""
         return await arun(self._answering(question, fields, on_activity))
 
     @dispatcher.span
     def stream_answer(
-        self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
+        self, question: Question | AnswerQuery, *, on_activity: Observer = None, **fields: Any
     ) -> Iterator[AnswerPiece]:
         """Stream the answer as pieces: steps, references, text and citations, and finally the whole response.
 
@@ -404,7 +354,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
 
     @dispatcher.span
     def astream_answer(
-        self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
+        self, question: Question | AnswerQuery, *, on_activity: Observer = None, **fields: Any
     ) -> AsyncIterator[AnswerPiece]:
         """Stream the answer as pieces; see ``stream_answer``."""
         work = self._answering(question, fields, on_activity, streaming=True)
@@ -412,8 +362,6 @@ class KnowledgeBase(NotPickled, MetadataQueries):
 
     def query(self, question: Question | AnswerQuery, **fields: Any) -> AnswerQuery:
         """Return the ``AnswerQuery`` for a question, with this knowledge base's defaults; see ``request``."""
-        from llama_index_agentic_kb.schema.answer_query import AnswerQuery  # noqa: PLC0415 (its models take 20 ms)
-
         own = {name: fields.pop(name) for name in [*fields] if name in AnswerQuery.model_fields and name != "request"}
         defaults: dict[str, Any] = {"include_citations": True, "grounding_supports": True}
         if isinstance(question, AnswerQuery):
@@ -426,27 +374,19 @@ class KnowledgeBase(NotPickled, MetadataQueries):
             raise InvalidRequestError(describe(error)) from error
 
     def _answering(
-        self,
-        question: Question | AnswerQuery,
-        fields: dict[str, Any],
-        observer: Observer | None,
-        *,
-        streaming: bool = False,
+        self, question: Any, fields: dict[str, Any], observer: Observer, *, streaming: bool = False
     ) -> Coroutine[Any, Any, AnswerResponse]:
         from llama_index_agentic_kb.answering.engine import answer_query  # noqa: PLC0415 (imports the answer checks)
-        from llama_index_agentic_kb.answering.policy import AnswerPolicy  # noqa: PLC0415 (same)
 
         query = self.query(question, **fields)  # raises here rather than when a stream is read
         engine = self._engine(OutputMode.ANSWER_SYNTHESIS)
-        policy = self.policy or AnswerPolicy()
-        return answer_query(query, engine, policy, self.sessions, observer=observer, streaming=streaming)
+        return answer_query(query, engine, self.policy, self.sessions, observer=observer, streaming=streaming)
 
     # -- as parts of a LlamaIndex app --------------------------------------------------------------------------------
 
     def as_retriever(self, **kwargs: Unpack[RetrieverArguments]) -> AgenticRetriever:
         """Return a LlamaIndex retriever over all sources; arguments override this knowledge base's settings."""
-        own = self._retriever_arguments.copy()
-        own.update(kwargs)
+        own: RetrieverArguments = {**self._retriever_arguments, **kwargs}
         return AgenticRetriever(self._sources, **own)
 
     def as_query_engine(
@@ -486,8 +426,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
             chat_mode: ``BEST`` (default) selects ``AgenticChatEngine``; other modes select LlamaIndex's engines.
             memory: The conversation memory. Defaults to a new one.
             session: The id of a session of ``sessions`` to go on in, or "-" for a new one; in place of ``memory``.
-            kwargs: Arguments of ``as_query_engine``, and of LlamaIndex's chat engine of the mode (``system_prompt``,
-                ``chat_history``, ...).
+            kwargs: Arguments of ``as_query_engine`` and of the mode's engine (``system_prompt``, ...).
         """
         chat_mode = ChatMode(chat_mode)
         own, rest = split_kwargs(kwargs)
@@ -498,8 +437,6 @@ class KnowledgeBase(NotPickled, MetadataQueries):
             memory = SessionMemory(self.sessions, owner=owner, session_id=session)
         if chat_mode in (ChatMode.BEST, ChatMode.CONDENSE_QUESTION):  # the modes that answer with our query engine
             rest = {**self._engine_defaults(rest), "response_mode": self.output_mode.value, **rest}
-        if chat_mode is not ChatMode.BEST:
-            own["memory"] = memory
         return as_chat_engine(self.as_retriever(**own), chat_mode, memory, **rest)
 
     def as_tool(self, name: str | None = None, description: str | None = None, **kwargs: Any) -> QueryEngineTool:
@@ -575,31 +512,17 @@ async def _a_one_by_one(batches: AsyncGenerator[list[AnswerPiece], None]) -> Asy
                 yield piece
 
 
-def _by_source(
-    permissions: Permissions | Mapping[str, Permissions | None] | None, names: Sequence[str]
-) -> Mapping[str, Permissions | None]:
-    if not isinstance(permissions, Mapping):
-        return dict.fromkeys(names, permissions)
-    if set(permissions) != set(names):
-        raise ConfigurationError(
-            f"permissions: they are given for {', '.join(sorted(permissions))}, and the store's sources are "
-            f"{', '.join(names)}; give None for one that is everybody's"
-        )
-    return permissions
-
-
-def _messages(question: str | Sequence[ChatMessage | Message | Mapping[str, Any]]) -> list[Message]:
+def _messages(question: Any) -> list[Message]:
     if isinstance(question, str):
         if not question.strip():
             raise InvalidRequestError("question: the question is empty")
         return [Message.model_validate({"role": "user", "content": question})]
     if not isinstance(question, Sequence):
         raise InvalidRequestError(f"question: expected a string, messages or a request, got {type(question).__name__}")
-    own = [message for message in question if isinstance(message, Message)]
-    if len(own) == len(question):
-        return own
-    if question and all(isinstance(message, Mapping) for message in question):
+    if all(isinstance(message, Message) for message in question):
+        return list(question)
+    if all(isinstance(message, Mapping) for message in question):
         return [Message.parse(message) for message in question]
-    if not all(isinstance(message, ChatMessage) for message in question):
-        raise InvalidRequestError("question: messages must all be ChatMessage, all Message, or all mappings")
-    return conversation_request([message for message in question if isinstance(message, ChatMessage)]).messages or []
+    if all(isinstance(message, ChatMessage) for message in question):
+        return conversation_messages(question)
+    raise InvalidRequestError("question: messages must all be ChatMessage, all Message, or all mappings")

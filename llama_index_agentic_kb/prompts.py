@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Final
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
@@ -29,9 +30,8 @@ class Passage:
     metadata: str = ""  # metadata of the document that the language model may see, on one line; see ``shown_metadata``
 
 
-def as_data(text: str) -> str:
-    """Return retrieved text sanitized for a prompt: it can't contain citations, block delimiters or role markers."""
-    return sanitize(text)
+as_data: Final = sanitize
+"""Sanitizes retrieved text for a prompt: it can't contain citations, block delimiters or role markers."""
 
 
 def format_passage(passage: Passage) -> str:
@@ -48,9 +48,9 @@ def format_passage(passage: Passage) -> str:
 def format_passages(passages: Iterable[Passage]) -> str:
     """Return passages as prompt text, in the spotlighting frame of their request, without a source that all share."""
     listed = list(passages)
-    if len({one.source for one in listed}) == 1:
+    if len(set(map(attrgetter("source"), listed))) == 1:
         listed = [replace(one, source="") for one in listed]
-    text = "\n".join(format_passage(passage) for passage in listed)
+    text = "\n".join(map(format_passage, listed))
     return listed[0].spotlight.framed(text) if listed else text
 
 
@@ -89,7 +89,7 @@ several, a partial one is only nearer to what was asked. Check them against the 
 
 
 def shortened(history: Sequence[tuple[str, str]], messages: int, characters: int) -> str:
-    """Return a note on what a prompt with the last messages, of so many characters each, leaves out; "" if nothing."""
+    """Return a note on what was left out of a history cut to ``messages``, each to ``characters``; "" if nothing."""
     cut = sum(len(" ".join(text.split())) > characters for _, text in history[-messages:])
     notes = {"left out": max(0, len(history) - messages), f"cut to {characters:,} characters": cut}
     said = [f"{number} of {len(history)} earlier messages {what}" for what, number in notes.items() if number]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from typing import Any, NamedTuple, Self, TypeAlias, Unpack
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.response.schema import RESPONSE_TYPE
@@ -25,9 +25,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index_instrumentation import get_dispatcher
 
 from llama_index_agentic_kb._aio import aiterate, arun, emit, emitting, iterate, run
-from llama_index_agentic_kb.account import GuardedCallbacks
-from llama_index_agentic_kb.account.activity_log import is_heard, open_events, resumed_trace
-from llama_index_agentic_kb.account.budget import set_budget
+from llama_index_agentic_kb.account import GuardedCallbacks, is_heard, open_events, resumed_trace, set_budget
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.evidence.gathering import postprocess
 from llama_index_agentic_kb.grounding.citations import MarkerFilter, Markers
@@ -50,17 +48,12 @@ from llama_index_agentic_kb.synthesis import (
     AgenticStreamingResponse,
     Answered,
     check_answer,
+    failed_answer,
     makes_objects,
     replacement,
     synthesize,
-    unfinished,
 )
-from llama_index_agentic_kb.synthesizers import (
-    AgenticSynthesizer,
-    Synthesis,
-    SynthesizerArguments,
-    get_response_synthesizer,
-)
+from llama_index_agentic_kb.synthesizers import AgenticSynthesizer, Synthesis, get_response_synthesizer
 
 dispatcher = get_dispatcher(__name__)
 
@@ -75,7 +68,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
     cites. The metadata of a streamed response is complete only after the last token.
 
     Args:
-        retriever: An ``AgenticRetriever``; any other retriever is searched as a single source.
+        retriever: An ``AgenticRetriever``; any other retriever is searched as a single source, without planning.
         response_synthesizer: A synthesizer of this library or of LlamaIndex. Defaults to that of ``response_mode``.
         llm: The language model that answers. Defaults to the retriever's.
         response_mode: See ``get_response_synthesizer``. Defaults to ``answerSynthesis`` with a language model, else
@@ -103,18 +96,14 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         grounding: Grounding | bool | None = None,
         callback_manager: CallbackManager | None = None,
         instructions: str = "",
-        **synthesizer: Unpack[SynthesizerArguments],
+        **synthesizer: Any,
     ) -> None:
         retriever = _agentic(retriever)
         manager = callback_manager or retriever.callback_manager
-        own: SynthesizerArguments = {
-            "retries": retriever.options.retries,
-            "spotlighting": retriever.options.spotlighting,
-        }
-        own.update(synthesizer)
+        shared = {"retries": retriever.options.retries, "spotlighting": retriever.options.spotlighting}
         self.synthesizer = response_synthesizer or get_response_synthesizer(
             llm or retriever.llm,
-            **own,
+            **{**shared, **synthesizer},
             response_mode=response_mode or default_mode(retriever),
             streaming=streaming,
             callback_manager=manager,
@@ -150,23 +139,17 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"retriever": self.retriever, "response_synthesizer": self.synthesizer}
 
-    # -- LlamaIndex's methods --------------------------------------------------------------------------------------
-
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         request = self.retriever.request_for(query_bundle)
-        if self._streams:
+        if getattr(self.synthesizer, "_streaming", False):  # core's name; we use it too
             return self.stream(request, query_bundle)
         return run(self.answer(request, query_bundle)).llama_response()
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         request = self.retriever.request_for(query_bundle)
-        if self._streams:
+        if getattr(self.synthesizer, "_streaming", False):
             return await self.astream(request, query_bundle)
         return (await arun(self.answer(request, query_bundle))).llama_response()
-
-    @property
-    def _streams(self) -> bool:
-        return bool(getattr(self.synthesizer, "_streaming", False))  # core's name; we use it too
 
     def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         """Return the nodes that a query would be answered from."""
@@ -191,8 +174,6 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         deltas = aiterate(begun.work(), contextvars.copy_context())
         return AgenticAsyncStreamingResponse(deltas, begun.nodes, begun.metadata)
 
-    # -- the stages of a query -------------------------------------------------------------------------------------
-
     async def answer(
         self,
         request: RetrievalRequest,
@@ -204,12 +185,8 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
     ) -> Answered:
         """Retrieve, synthesize, and check the answer against its evidence.
 
-        Args:
-            request: The retrieval request.
-            bundle: The caller's query. Its embedding, if any, is used to search for the question itself.
-            observer: Called with each activity record when it is opened and when it is closed.
-            announced: See ``asked``.
-            streaming: Whether to emit the text of the answer as it is written, if the checks can't change it.
+        If ``streaming``, the text of the answer is emitted as it is written, unless the checks may change it. For the
+        other arguments see ``AgenticRetriever.retrieval`` and ``asked``.
 
         Raises:
             SynthesisError: The language model failed with an error other than an unavailable server.
@@ -218,10 +195,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         with asked(self.callback_manager, request.question, announced=announced) as tell:
             retrieval = await self.retrieved(request, bundle, observer)
             try:
-                if streaming:
-                    answered = await self._emitted(retrieval, [])
-                else:
-                    answered = await self.grounded(retrieval, await self.synthesis(retrieval), self.checks)
+                answered = await self._written(retrieval, [], streaming=streaming)
             except (DeadlineExceededError, SynthesisError) as error:  # a part of it was shown
                 answered = Answered(retrieval, await replacement(self.synthesizer, retrieval, error))
             tell(answered.llama_response)
@@ -275,17 +249,9 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             )
 
     async def synthesis(
-        self,
-        retrieval: Retrieval,
-        *,
-        streaming: bool = False,
-        aside: Callable[[Spotlight], str] | None = None,
+        self, retrieval: Retrieval, *, streaming: bool = False, aside: Callable[[Spotlight], str] | None = None
     ) -> Synthesis:
-        """Synthesize the answer and record the step in the activity log; for ``aside`` see ``AgenticSynthesizer``.
-
-        If the deadline passes or the model's server is unavailable, the answer is replaced by the partial answer (steps
-        of refine, partial answers of a tree) or else by the evidence as extracted data, and reported in ``missing``.
-        """
+        """Synthesize the answer; a failed one is replaced. For ``aside`` see ``AgenticSynthesizer``."""
         try:
             return await synthesize(self.synthesizer, retrieval, streaming=streaming, aside=aside)
         except (DeadlineExceededError, SynthesisError) as error:
@@ -320,8 +286,12 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             answered.skipped = [SkippedReason.NO_RELEVANT_CONTENT]
             return answered
         if checks is not None and synthesis.output is None:
-            if checks.markers == Markers.RENUMBER:
-                synthesis.text, answered.retrieval = _renumbered(synthesis.text, retrieval)
+            if checks.markers == Markers.RENUMBER:  # in order of appearance, and so the nodes
+                nodes, answered.retrieval = retrieval.nodes, replace(retrieval)
+                markers = MarkerFilter(range(len(nodes)), Markers.RENUMBER)
+                synthesis.text = markers.feed(synthesis.text) + markers.close()
+                rest = sorted(set(range(len(nodes))) - set(markers.cited))
+                answered.retrieval.arrange([nodes[number] for number in (*markers.cited, *rest)])
             synthesis.text, answered.ledger, low = await check_answer(
                 synthesis.text, answered.retrieval, checks, self.synthesizer
             )
@@ -329,8 +299,6 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         if not answered.skipped and not synthesis.answerable:
             answered.skipped.append(SkippedReason.UNHELPFUL_ANSWER)
         return answered
-
-    # -- streaming -------------------------------------------------------------------------------------------------
 
     async def begin(
         self, request: RetrievalRequest, bundle: QueryBundle | None = None, observer: Observer = None
@@ -351,9 +319,9 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             answered, shown = begun, list[str]()
             try:
                 with resumed_trace(self.callback_manager, events):
-                    answered = await self._emitted(retrieval, shown)
+                    answered = await self._written(retrieval, shown, streaming=True)
             except (DeadlineExceededError, SynthesisError) as error:
-                retrieval.missing.append(unfinished(error))
+                retrieval.missing.append(failed_answer(error, "the text so far is all of it"))
                 answered.synthesis = Synthesis("".join(shown))
                 raise
             finally:
@@ -362,14 +330,11 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
 
         return BegunAnswer(work, nodes, metadata, retrieval)
 
-    async def _emitted(self, retrieval: Retrieval, shown: list[str]) -> Answered:
+    async def _written(self, retrieval: Retrieval, shown: list[str], *, streaming: bool) -> Answered:
         """Synthesize and check the answer, and emit its text; a failed answer is replaced if nothing was shown yet.
 
-        What is emitted before the check is appended to ``shown``.
-
-        Raises:
-            SynthesisError: The model failed; ``partial`` is the text that was shown.
-            DeadlineExceededError: The deadline has passed; ``partial`` as above.
+        What is emitted before the check is appended to ``shown``. ``SynthesisError`` and ``DeadlineExceededError`` have
+        the text that was shown as ``partial``.
         """
         checks = self.checks
         held = checks is not None and checks.may_change
@@ -378,21 +343,21 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             shown.append(delta)
             return delta
 
-        body = synthesize(self.synthesizer, retrieval, streaming=True)
-        if held:
+        body = synthesize(self.synthesizer, retrieval, streaming=streaming)
+        if streaming and held:
             body = emitting(body, lambda _: "")
-        elif checks is not None and checks.markers != Markers.KEEP:
+        elif streaming and checks is not None and checks.markers != Markers.KEEP:
             markers = MarkerFilter(range(len(retrieval.nodes)), Markers(checks.markers))
             body = emitting(body, markers.feed, markers.close)
         try:
-            synthesis = await emitting(body, show)
+            synthesis = await (emitting(body, show) if streaming else body)
         except (DeadlineExceededError, SynthesisError) as error:
             if shown:
                 error.partial = "".join(shown)
                 raise
             synthesis, held = await replacement(self.synthesizer, retrieval, error), True
         answered = await self.grounded(retrieval, synthesis, checks)
-        if held:
+        if held and streaming:
             await emit(answered.text)
         return answered
 
@@ -429,20 +394,6 @@ def asked(
                 dispatcher.event(QueryEndEvent(query=question, response=response()))
 
         yield tell
-
-
-def _renumbered(text: str, retrieval: Retrieval) -> tuple[str, Retrieval]:
-    """Return an answer with its markers numbered in order of appearance, and a retrieval of nodes in that order."""
-    nodes = retrieval.nodes
-    markers = MarkerFilter(range(len(nodes)), Markers.RENUMBER)
-    shown = markers.feed(text) + markers.close()
-    rest = sorted(set(range(len(nodes))) - set(markers.cited))
-    ordered = replace(retrieval)
-    ordered.arrange([nodes[number] for number in (*markers.cited, *rest)])
-    return shown, ordered
-
-
-# -- results -----------------------------------------------------------------------------------------------------------
 
 
 class BegunAnswer(NamedTuple):

@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from llama_index.core.base.llms.generic_utils import (
-    chat_to_completion_decorator,
-    stream_chat_to_completion_decorator,
-)
+from llama_index.core.base.llms.generic_utils import chat_to_completion_decorator, stream_chat_to_completion_decorator
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import permutations
+from operator import attrgetter
 from typing import Any, Final, Literal, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -22,14 +23,8 @@ from llama_index.core.utils import print_text
 
 from llama_index_agentic_kb._aio import Call, WorkerPool, arun, run
 from llama_index_agentic_kb._text import error_message, one_line, printable
-from llama_index_agentic_kb.account import ActivityLog, Budget, GuardedCallbacks
-from llama_index_agentic_kb.account.budget import set_budget
-from llama_index_agentic_kb.errors import (
-    ConfigurationError,
-    DeadlineExceededError,
-    InvalidRequestError,
-    by_value,
-)
+from llama_index_agentic_kb.account import ActivityLog, Budget, GuardedCallbacks, set_budget
+from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, InvalidRequestError, by_value
 from llama_index_agentic_kb.evidence.candidates import Fusion, drop_provenance, references
 from llama_index_agentic_kb.evidence.gathering import EvidenceOptions, gather_evidence
 from llama_index_agentic_kb.guard.permissions import (
@@ -44,7 +39,7 @@ from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.guard.spotlighting import Spotlighting, as_spotlighting
 from llama_index_agentic_kb.llm import LanguageModel, billed, resolve_llm
 from llama_index_agentic_kb.planning import ClassificationSpec, EffortLimits, Scope
-from llama_index_agentic_kb.planning.contraction import NOT_NARROWED, Conversation, Narrowing
+from llama_index_agentic_kb.planning.contraction import Conversation, Narrowing
 from llama_index_agentic_kb.planning.effort import (
     DEFAULT_INPUT_LIMITS,
     MAX_RANKED,
@@ -54,7 +49,7 @@ from llama_index_agentic_kb.planning.effort import (
     planned_use,
 )
 from llama_index_agentic_kb.planning.planner import PlanningModel
-from llama_index_agentic_kb.planning.steps import FoundStep, PlanOutcome, Task
+from llama_index_agentic_kb.planning.rounds import FoundStep, PlanOutcome, Task
 from llama_index_agentic_kb.planning.tool_turn import search_turn
 from llama_index_agentic_kb.schema import (
     ActivityRecord,
@@ -81,8 +76,8 @@ from llama_index_agentic_kb.search.fusion import interleave
 from llama_index_agentic_kb.search.prototypes import ScopeIndex
 from llama_index_agentic_kb.search.rerank import Reranker, as_reranker
 from llama_index_agentic_kb.sources import KnowledgeSource
+from llama_index_agentic_kb.sources.base import SelectedSource, as_source, by_name, select
 from llama_index_agentic_kb.sources.fan_out import FanOut, missing_parts, raise_if_lost
-from llama_index_agentic_kb.sources.selection import SelectedSource, as_source, by_name, select
 from llama_index_agentic_kb.sources.tool import ToolSource
 
 MEMORY_SECONDS: Final = 5.0
@@ -136,39 +131,22 @@ class RetrieverOptions:
 
 @dataclass(slots=True)
 class Retrieval:
-    """The result of a retrieval, with the activity log and budget that later stages continue to use.
+    """The result of a retrieval, with the activity log and budget that later stages continue to use."""
 
-    Args:
-        nodes: The evidence, best first.
-        plan: The query plan that was executed.
-        log: The request's activity log; later stages add to it.
-        budget: The request's budget of time and tokens; later stages use the rest.
-        missing: The searches and other parts that failed or were skipped.
-        selected: The sources selected for the request, by name.
-        scope: The question and its conversation.
-        findings: Intermediate findings of sub-queries.
-        chain: The plan's steps with their findings, dependencies first.
-        proofs: The number of proofs in the chain if they were found sufficient, else 0.
-        references: The references of the nodes, set by ``arrange``.
-        dialogue: The state of the conversation after this turn; None if no source is a tool.
-        scope_state: The documents of the conversation after this turn; None if the request has no such state.
-        reply: What is said in place of an answer: a question about a tool's arguments, or a request for confirmation.
-    """
-
-    nodes: list[NodeWithScore]
+    nodes: list[NodeWithScore]  # the evidence, best first
     plan: QueryPlan
     log: ActivityLog
     budget: Budget
     missing: list[MissingPart] = field(default_factory=list)
     selected: Mapping[str, SelectedSource] = field(default_factory=dict)
-    scope: Scope = field(default_factory=lambda: Scope(""))
+    scope: Scope = field(default_factory=partial(Scope, ""))
     findings: list[Finding] = field(default_factory=list)
-    chain: list[FoundStep] = field(default_factory=list)
-    proofs: int = 0
-    references: list[Reference] = field(default_factory=list)
-    dialogue: DialogueState | None = None
-    reply: str = ""
-    scope_state: ScopeState | None = None
+    chain: list[FoundStep] = field(default_factory=list)  # the plan's steps, dependencies first
+    proofs: int = 0  # the number of proofs in the chain if they were found sufficient
+    references: list[Reference] = field(default_factory=list)  # of the nodes, set by ``arrange``
+    dialogue: DialogueState | None = None  # after this turn; None if no source is a tool
+    reply: str = ""  # in place of an answer: a question about a tool's arguments, or a request for confirmation
+    scope_state: ScopeState | None = None  # after this turn; None if the request has no such state
 
     def arrange(self, nodes: Sequence[NodeWithScore]) -> None:
         """Set ``nodes``, without their permission metadata, and ``references``."""
@@ -182,9 +160,7 @@ class Retrieval:
     def concealed(self, nodes: Sequence[NodeWithScore], but: Permissions | None = None) -> list[NodeWithScore]:
         """Return nodes without the metadata that lists who else may see them, except the fields that ``but`` declares.
 
-        Args:
-            nodes: The evidence.
-            but: The permissions of an outer source whose search this retrieval is; it checks the nodes by them.
+        ``but`` are the permissions of an outer source whose search this retrieval is; it checks the nodes by them.
         """
         made = list(nodes)
         for permissions in [chosen.source.permissions for chosen in self.selected.values()]:
@@ -267,7 +243,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         self.llm = resolve_llm(llm)
         self._model: PlanningModel | None = None
         if self.llm is not None:
-            model = LanguageModel(self.llm, lambda: self.callback_manager, retries=self.options.retries)
+            model = LanguageModel(self.llm, partial(getattr, self, "callback_manager"), retries=self.options.retries)
             self._model = PlanningModel(model, spotlighting)
 
     @classmethod
@@ -392,12 +368,12 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             _print_searches(log.records)
         if not turn.reply:
             raise_if_lost(outcome.searches)
-        narrowing = NOT_NARROWED if conversation is None else await conversation.narrow(outcome.searches, limit)
+        narrowing = Narrowing() if conversation is None else await conversation.narrow(outcome.searches, limit)
         missing = [*forgotten, *missing_parts(outcome.searches), *task.fan_out.left_out, *outcome.withheld]
         found = outcome.findings, outcome.chain, len(outcome.proof) if outcome.sufficient else 0
         retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, whole, *found)
         retrieval.dialogue, retrieval.reply = turn.state, turn.reply
-        query = bundle or QueryBundle(request.question)
+        query = bundle or QueryBundle(whole.question)
         await self._gather(request, retrieval, outcome, task, options, query, narrowing, limit)
         if conversation is not None and request.scope_state is not None and narrowing.turn is not None:
             retrieval.scope_state = conversation.after(narrowing.turn, retrieval.nodes)
@@ -415,12 +391,13 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
     ) -> Task:
         limits = self.limits[effort]
         # Not once for all: `KnowledgeBase.load_plugins` adds sources.
-        if not all(one.may_learn_from(other) for one, other in permutations(self.sources.values(), 2)):
+        pairs = permutations(self.sources.values(), 2) if scope.history else ()
+        if not all(one.may_learn_from(other) for one, other in pairs):
             scope = scope.without_answers()  # what is searched may go to every source
         follow_up = None
         if not scope.intents and (self._model is None or effort is ReasoningEffort.MINIMAL):
             follow_up = FollowUp.of(scope.question, scope.history)
-        asked = [params.max_output_documents or 0 for params in request.knowledge_source_params]
+        asked = filter(None, map(attrgetter("max_output_documents"), request.knowledge_source_params))
         fan_out = FanOut(
             {name: chosen for name, chosen in selected.items() if not isinstance(chosen.source, ToolSource)},
             log,

@@ -8,12 +8,7 @@ from functools import partial
 from math import inf
 from typing import Any, Final
 
-from llama_index.core.base.response.schema import (
-    AsyncStreamingResponse,
-    PydanticResponse,
-    Response,
-    StreamingResponse,
-)
+from llama_index.core.base.response.schema import AsyncStreamingResponse, PydanticResponse, Response, StreamingResponse
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.instrumentation.events.synthesis import SynthesizeEndEvent, SynthesizeStartEvent
 from llama_index.core.response_synthesizers import BaseSynthesizer
@@ -25,12 +20,11 @@ from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.evidence.candidates import PROVENANCE_KEY, provenance
 from llama_index_agentic_kb.grounding.citations import Markers, cited_ids, strip_markers
-from llama_index_agentic_kb.grounding.notices import withheld_text
-from llama_index_agentic_kb.grounding.settings import Grounding
+from llama_index_agentic_kb.grounding.settings import Grounding, withheld_text
 from llama_index_agentic_kb.guard.failures import is_transient
 from llama_index_agentic_kb.guard.spotlighting import Spotlight
 from llama_index_agentic_kb.llm import CUT_SHORT, billed, metered, recorded_calls
-from llama_index_agentic_kb.planning.steps import chain_lines
+from llama_index_agentic_kb.planning.rounds import chain_lines
 from llama_index_agentic_kb.prompts import HISTORY_CHARACTERS, HISTORY_MESSAGES, format_question, shortened
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import (
@@ -116,21 +110,17 @@ async def synthesize(
         synthesis = await _written(body, synthesizer, retrieval)
     else:
         synthesis = await body
-        _account_for_extracts(retrieval, synthesis)
+        reasoning = retrieval.log.last(AgenticReasoningActivity)
+        if reasoning is not None and (synthesis.dropped or synthesis.warnings):
+            warnings = [*filter(None, [reasoning.warning]), *synthesis.warnings]
+            dropped = (reasoning.dropped_by_budget or 0) + synthesis.dropped
+            retrieval.log.amend(reasoning, dropped_by_budget=dropped or None, warning="; ".join(warnings) or None)
+        if synthesis.dropped:
+            reason = f"{synthesis.dropped} passages did not fit into the output's budget"
+            retrieval.missing.append(MissingPart(what="extracts", outcome=Outcome.SKIPPED, reason=reason))
     response = Response(synthesis.text, source_nodes=retrieval.nodes)
     dispatcher.event(SynthesizeEndEvent(query=question, response=response))
     return synthesis
-
-
-def _account_for_extracts(retrieval: Retrieval, synthesis: Synthesis) -> None:
-    reasoning = retrieval.log.last(AgenticReasoningActivity)
-    if reasoning is not None and (synthesis.dropped or synthesis.warnings):
-        warnings = [*filter(None, [reasoning.warning]), *synthesis.warnings]
-        dropped = (reasoning.dropped_by_budget or 0) + synthesis.dropped
-        retrieval.log.amend(reasoning, dropped_by_budget=dropped or None, warning="; ".join(warnings) or None)
-    if synthesis.dropped:
-        reason = f"{synthesis.dropped} passages did not fit into the output's budget"
-        retrieval.missing.append(MissingPart(what="extracts", outcome=Outcome.SKIPPED, reason=reason))
 
 
 async def _written(
@@ -168,7 +158,8 @@ async def _written(
             warning="; ".join(synthesis.warnings) or None,
         )
     if synthesis.cut:
-        retrieval.missing.append(_answer_missing(Outcome.ERROR, f"{CUT_SHORT}: the answer may end too early"))
+        reason = f"{CUT_SHORT}: the answer may end too early"
+        retrieval.missing.append(MissingPart(what="answer", outcome=Outcome.ERROR, reason=reason))
     return synthesis
 
 
@@ -208,7 +199,7 @@ async def replacement(
 ) -> Synthesis:
     """Return what replaces a failed answer: its partial text, or else the evidence as extracted data.
 
-    The error is raised again if the answer is an object, or if it is no unavailable server's.
+    The error is raised again for structured output, or if neither a deadline nor an unavailable server caused it.
     """
     late = isinstance(error, DeadlineExceededError)
     if makes_objects(synthesizer) or not (late or is_transient(error)):
@@ -228,8 +219,9 @@ async def replacement(
         except DeadlineExceededError:  # the evidence is very long
             synthesis, given = Synthesis(""), "the references name the evidence"
         synthesis.is_extract = True
-    synthesis.lacking = f"{_why(error)}: {given}"
-    retrieval.missing.append(_answer_missing(Outcome.TIMEOUT if late else Outcome.ERROR, synthesis.lacking))
+    missing = failed_answer(error, given)
+    synthesis.lacking = missing.reason
+    retrieval.missing.append(missing)
     return synthesis
 
 
@@ -238,21 +230,12 @@ def makes_objects(synthesizer: BaseSynthesizer) -> bool:
     return getattr(synthesizer, "_output_cls", None) is not None  # core's name; we use it too
 
 
-def unfinished(error: DeadlineExceededError | SynthesisError) -> MissingPart:
-    """Return the missing part to report if a stream ends with an error."""
-    outcome = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
-    return _answer_missing(outcome, f"{_why(error)}: the text so far is all of it")
-
-
-def _why(error: DeadlineExceededError | SynthesisError) -> str:
-    return "it was not done by its deadline" if isinstance(error, DeadlineExceededError) else error_message(error)
-
-
-def _answer_missing(outcome: Outcome, reason: str) -> MissingPart:
-    return MissingPart(what="answer", outcome=outcome, reason=reason)
-
-
-# -- the check ---------------------------------------------------------------------------------------------------------
+def failed_answer(error: DeadlineExceededError | SynthesisError, instead: str) -> MissingPart:
+    """Return the missing part to report for an answer that failed, with what there is instead."""
+    late = isinstance(error, DeadlineExceededError)
+    why = "it was not done by its deadline" if late else error_message(error)
+    outcome = Outcome.TIMEOUT if late else Outcome.ERROR
+    return MissingPart(what="answer", outcome=outcome, reason=f"{why}: {instead}")
 
 
 async def check_answer(
@@ -322,7 +305,7 @@ def _record_check(retrieval: Retrieval, ledger: GroundingLedger, settings: Groun
     record = retrieval.log.last(ModelAnswerSynthesisActivity, purpose="answer")
     if record is not None:
         scored = [claim for claim in ledger.claims if claim.score is not None]
-        warnings = [*filter(None, [record.warning]), *(one_line(warning) for warning in ledger.warnings)]
+        warnings = [*filter(None, [record.warning]), *map(one_line, ledger.warnings)]
         retrieval.log.amend(
             record,
             grounding_score=ledger.grounding_score,
@@ -335,24 +318,14 @@ def _record_check(retrieval: Retrieval, ledger: GroundingLedger, settings: Groun
         retrieval.missing.append(MissingPart(what="grounding", outcome=Outcome.ERROR, reason=reason))
 
 
-# -- results -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class Answered:
-    """The result of a question.
-
-    Args:
-        retrieval: The evidence and the activity log.
-        synthesis: The answer, as the check left it.
-        ledger: The result of the grounding check. None if the answer was not checked.
-        skipped: The reasons why the answer is missing or withheld; empty if there is an answer.
-    """
+    """The result of a question."""
 
     retrieval: Retrieval
-    synthesis: Synthesis
-    ledger: GroundingLedger | None = None
-    skipped: list[SkippedReason] = field(default_factory=list)
+    synthesis: Synthesis  # as the check left it
+    ledger: GroundingLedger | None = None  # None if the answer was not checked
+    skipped: list[SkippedReason] = field(default_factory=list)  # why the answer is missing or withheld
 
     @property
     def text(self) -> str:
@@ -428,4 +401,4 @@ class AgenticStreamingResponse(Accounted, StreamingResponse):
 
 
 class AgenticAsyncStreamingResponse(Accounted, AsyncStreamingResponse):
-    """A LlamaIndex ``AsyncStreamingResponse`` with the full ``RetrievalResponse`` (``account``)."""
+    """A LlamaIndex ``AsyncStreamingResponse``; its ``account`` is the full ``RetrievalResponse``."""

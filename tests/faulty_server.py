@@ -9,6 +9,7 @@ from typing import Final
 
 from llama_index_agentic_kb.testing.openai_api import (
     ChatRequest,
+    Connection,
     Reply,
     completion,
     envelope,
@@ -16,7 +17,6 @@ from llama_index_agentic_kb.testing.openai_api import (
     event,
     stream_events,
 )
-from llama_index_agentic_kb.testing.server import Connection
 
 _SPOKEN: Final = "This answer is cut before all of it was sent."
 _PAGE: Final = b"<!doctype html><html><body><h1>Sign in to the network</h1></body></html>"

@@ -186,6 +186,7 @@ def test_a_store_is_looked_at_and_emptied(store: Path, tmp_path: Path) -> None:
     """``list``, ``info`` and ``doctor`` show a store, ``remove`` takes a source away; what is not there is an error."""
     kept = str(shutil.copytree(store, tmp_path / "kb"))
     assert runner.invoke(cli.app, ["--version"]).output.startswith("0.")
+    assert runner.invoke(cli.app, ["--"]).exit_code == 2
     assert "rockets: 1 documents, 1 chunks" in runner.invoke(cli.app, ["list", "--store", kept]).output
     assert "all-MiniLM-L6-v2" in runner.invoke(cli.app, ["info", "--store", kept]).output
     checked = runner.invoke(cli.app, ["doctor", "--store", kept])

@@ -10,9 +10,8 @@ from llama_index.core.base.response.schema import AsyncStreamingResponse, Stream
 from llama_index_agentic_kb import AgenticResponse, ConfigurationError, KnowledgeBase, KnowledgeSource
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb.grounding.claims import Claim
-from llama_index_agentic_kb.grounding.notices import withheld_text
 from llama_index_agentic_kb.grounding.scorers import ClaimScore, Premise
-from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding
+from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding, withheld_text
 from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity
 from llama_index_agentic_kb.schema.grounding import ClaimFlag, Verdict
 from llama_index_agentic_kb.schema.response import SkippedReason
@@ -97,39 +96,29 @@ def test_a_check_is_on_the_bill(serve: Serve, verdict: str) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
-async def test_markers_are_numbered_in_order_of_appearance(streaming: bool) -> None:
-    """And the source nodes with them, so that the N-th node is still reference N."""
+@pytest.mark.parametrize("markers", ["renumber", "strip"])
+async def test_markers_are_numbered_in_order_of_appearance_or_stripped(markers: Any, streaming: bool) -> None:
+    """And the source nodes with them, so that the N-th node is still reference N; what was cited is in the ledger."""
     kb, _ = knowledge_base(MIXED)
-    engine = kb.as_query_engine(grounding=Grounding(markers="renumber"), streaming=streaming)
+    engine = kb.as_query_engine(grounding=Grounding(markers=markers), streaming=streaming)
     response: Any = await engine.aquery(QUESTION)
     text = await told(response)
-    assert text == (
-        f"Apollo 11 was launched in July 1969 [ref_id:0]. The Saturn V was 110.6 m tall [ref_id:1]. {FALSE} [ref_id:2]."
-    )
-    assert [node.text for node in response.source_nodes] == [TEXTS[LAUNCH], TEXTS[HEIGHT], TEXTS[REST]]
+    one, two, three = (f" [ref_id:{number}]" if markers == "renumber" else "" for number in range(3))
+    assert text == f"Apollo 11 was launched in July 1969{one}. The Saturn V was 110.6 m tall{two}. {FALSE}{three}."
     account = response.account
-    assert [reference.id for reference in account.references] == ["0", "1", "2"]
+    account.grounding.check_spans(text)
+    assert [node.text for node in response.cited_nodes] == [TEXTS[LAUNCH], TEXTS[HEIGHT], TEXTS[REST]]
     assert [reference.node_id for reference in account.references] == [n.node.node_id for n in response.source_nodes]
-    assert account.grounding.cited == ["0", "1", "2"]
     assert account.text == text
+    if markers == "renumber":
+        assert [node.text for node in response.source_nodes] == [TEXTS[LAUNCH], TEXTS[HEIGHT], TEXTS[REST]]
+        assert account.grounding.cited == ["0", "1", "2"] == [reference.id for reference in account.references]
 
 
 async def told(response: Any) -> str:
     if isinstance(response, AsyncStreamingResponse):
         return "".join([token async for token in response.async_response_gen()])
     return "".join(response.response_gen) if isinstance(response, StreamingResponse) else str(response)
-
-
-@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
-async def test_markers_can_be_stripped(streaming: bool) -> None:
-    """What was cited stays in the ledger, whose spans are of the text without markers."""
-    kb, _ = knowledge_base(MIXED)
-    response: Any = kb.as_query_engine(grounding=Grounding(markers="strip"), streaming=streaming).query(QUESTION)
-    text = await told(response)
-    assert text == f"Apollo 11 was launched in July 1969. The Saturn V was 110.6 m tall. {FALSE}."
-    ledger = response.account.grounding
-    ledger.check_spans(text)
-    assert [node.text for node in response.cited_nodes] == [TEXTS[LAUNCH], TEXTS[HEIGHT], TEXTS[REST]]
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
@@ -219,27 +208,3 @@ def test_an_answer_that_says_that_it_is_none_is_data() -> None:
     streamed: Any = kb.as_query_engine(streaming=True).query(QUESTION)
     assert str(streamed) == response.text
     assert streamed.account.skipped_reasons == response.skipped_reasons
-
-
-LISTED = (
-    "{lead}\n\n- It was painted green all over.\n- It tasted of cheese.{kept}\n\n"
-    "The Saturn V was 110.6 m tall [ref_id:{{h}}]."
-)
-
-
-@pytest.mark.parametrize(
-    ("lead", "kept", "left"),
-    [
-        ("These facts are known:", "", ""),
-        ("Apollo 11 was launched in July 1969 [ref_id:{{l}}]. These facts are known:", "", "Apollo 11 was launched in"),
-        ("## Colours", "", "## Colours"),
-        ("These facts are known:", "\n- Apollo 11 was launched in July 1969 [ref_id:{{l}}].", "These facts are known:"),
-    ],
-)
-def test_repair_leaves_no_lead_in_without_its_list(lead: str, kept: str, left: str) -> None:
-    """Of a paragraph only its last sentence goes; a heading over other text stays."""
-    kb, _ = knowledge_base(LISTED.format(lead=lead, kept=kept), grounding=Grounding(repair="drop"))
-    text = kb.retrieve(QUESTION).text
-    assert "green" not in text
-    assert (text.startswith(left), ":" in text.replace("ref_id:", "")) == (True, left.endswith(":"))
-    assert "110.6 m" in text

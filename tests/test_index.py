@@ -15,10 +15,12 @@ from llama_index_agentic_kb import (
     AgenticVectorStoreIndex,
     ConfigurationError,
     DeniedError,
+    KnowledgeBase,
+    KnowledgeSource,
     Permissions,
     Principal,
 )
-from llama_index_agentic_kb.testing import HashEmbedding, LoopbackOpenAI
+from llama_index_agentic_kb.testing import HashEmbedding, LoopbackOpenAI, MemoryRetriever
 from tests.space import ANSWER
 
 DOCUMENTS = [
@@ -110,3 +112,13 @@ def test_it_may_have_permissions(embedding: HashEmbedding) -> None:
         assert text in str(agentic.as_chat_engine(principal=Principal(tenant=tenant)).chat("rain"))
     with pytest.raises(DeniedError, match="no principal was given"):
         agentic.as_query_engine().query("rain")
+
+
+@pytest.mark.parametrize("mode", [ChatMode.BEST, ChatMode.CONTEXT])
+def test_a_base_with_a_memory_is_chatted_with_in_it(mode: ChatMode, server: LoopbackOpenAI) -> None:
+    """The planner reads the memory that the chat engine writes."""
+    memory = ChatMemoryBuffer.from_defaults()
+    source = KnowledgeSource("docs", retriever=MemoryRetriever(["The Saturn V rocket was 110.6 m tall."]))
+    chat = KnowledgeBase([source], llm=server.llm(), memory=memory).as_chat_engine(mode)
+    chat.chat("How tall was the Saturn V rocket?")
+    assert len(memory.get_all()) == 2

@@ -12,7 +12,7 @@ from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.response_synthesizers import get_response_synthesizer
 
 from llama_index_agentic_kb import InvalidRequestError, KnowledgeBase, KnowledgeSource
-from llama_index_agentic_kb.schema.answer_query import AnswerQuery
+from llama_index_agentic_kb.schema.answer import AnswerQuery
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM
 from llama_index_agentic_kb.wire.azure import decode_retrieve
 

@@ -20,16 +20,11 @@ from llama_index_agentic_kb import (
     RetrievalRequest,
 )
 from llama_index_agentic_kb.grounding import scorers
-from llama_index_agentic_kb.grounding.scorers import small
+from llama_index_agentic_kb.grounding.scorers import lexical
 from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.schema import ActivityRecord, Message
 from llama_index_agentic_kb.store import KnowledgeStore, ingest
-from llama_index_agentic_kb.testing import (
-    HashEmbedding,
-    LoopbackOpenAI,
-    MemoryRetriever,
-    ScriptedLLM,
-)
+from llama_index_agentic_kb.testing import HashEmbedding, LoopbackOpenAI, MemoryRetriever, ScriptedLLM
 from tests.space import ANSWER
 
 QUESTION = "How tall was the rocket that launched Apollo 11?"
@@ -121,11 +116,11 @@ def test_from_store_opens_what_was_ingested(tmp_path: Path) -> None:
 
 async def test_warm_up_leaves_nothing_to_load(server: LoopbackOpenAI) -> None:
     """Warming up sends no request to the model, and after it a query does not hold the loop up."""
-    small._loaded.cache_clear()
+    lexical._shipped.cache_clear()
     scorers._named.cache_clear()
     kb = await KnowledgeBase(sources(), llm=server.llm()).awarm_up()
     assert not server.requests
-    assert small._loaded.cache_info().currsize == 1  # the model that checks answers
+    assert lexical._shipped.cache_info().currsize == 1  # the model that checks answers
     gaps: list[float] = []
 
     async def tick() -> None:

@@ -67,7 +67,8 @@ class Meets(MemoryRetriever):
 class AsyncMeets(Meets):
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         await self.meeting.await_all()
-        return await self._retrieve_natively(query_bundle)
+        self.queries.append(query_bundle.query_str)
+        return self._answer(query_bundle, None)
 
 
 class AsyncOnlyMeets(AsyncMeets):

@@ -7,14 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb import _text
-from llama_index_agentic_kb._text import (
-    cut_to_fit,
-    excerpt,
-    know_secrets,
-    one_line,
-    redacted,
-    sentence_spans,
-)
+from llama_index_agentic_kb._text import cut_to_fit, excerpt, know_secrets, one_line, redacted, sentence_spans
 from llama_index_agentic_kb.testing import count_tokens
 
 TEXTS = st.text(st.sampled_from("abc .!?\n\tÄß…"), max_size=200)

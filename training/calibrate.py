@@ -22,15 +22,15 @@ from scipy.optimize import minimize
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GroupKFold
 
-from llama_index_agentic_kb.grounding.features import FEATURES, Corpus, Passage, Reading
+from llama_index_agentic_kb.grounding.features import FEATURES, Corpus, Premise, Reading
 from llama_index_agentic_kb.grounding.scorers.lexical import (
+    SmallModel,
     denials,
     long_document,
     margin,
     read_windows,
     support,
 )
-from llama_index_agentic_kb.grounding.scorers.small import SmallModel
 
 OPERATING = 0.6
 STEEPNESS = {"small": 1.3}
@@ -44,7 +44,7 @@ class Case:
     set: str
     group: str
     claim: str
-    passages: list[Passage]
+    passages: list[Premise]
     label: str
     kind: str = ""
     reading: Reading | None = None
@@ -53,18 +53,18 @@ class Case:
 
 
 def written(folder: Path, bench: Path, rng: random.Random) -> list[Case]:
-    others: dict[str, list[Passage]] = {}
+    others: dict[str, list[Premise]] = {}
     for name in ("2wiki", "musique-dev", "mtrag-human", "strategyqa-facts"):
         lines = (bench / name / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
         picked = rng.sample(lines, min(400, len(lines)))
-        others[name] = [Passage(one["text"][:1500], one.get("title", "")) for one in map(json.loads, picked)]
+        others[name] = [Premise(one["text"][:1500], one.get("title", "")) for one in map(json.loads, picked)]
     cases = []
     for path in sorted(folder.glob("pairs_*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             item = json.loads(line)
             if not held_out(item["doc"]):
                 continue
-            passages = [Passage(item["evidence"]), *rng.sample(others[item["set"]], 4)]
+            passages = [Premise(item["evidence"]), *rng.sample(others[item["set"]], 4)]
             rng.shuffle(passages)
             cases.append(Case("written", item["doc"], item["claim"], passages, "supported", "claim"))
             cases.append(Case("written", item["doc"], item["paraphrase"], passages, "supported", "paraphrase"))
@@ -89,7 +89,7 @@ def claims(path: Path, name: str, *, held_only: bool, of: int = 3) -> list[Case]
         key = item["claim"] if name == "climate_fever" else item["id"]
         if held_only and not held_out(key, of):
             continue
-        evidence = [Passage("\n".join(item["evidence"]), item.get("about", "") if name == "climate_fever" else "")]
+        evidence = [Premise("\n".join(item["evidence"]), item.get("about", "") if name == "climate_fever" else "")]
         cases.append(Case(name, key, item["claim"], evidence, item["label"]))
     return cases
 
@@ -101,7 +101,7 @@ def read(cases: Sequence[Case], model: SmallModel | None) -> None:
         case.reading = corpus.read(case.claim)
         case.long = long_document(case.reading)
         if model is not None:
-            [case.logits] = read_windows(model, {case.claim: case.reading})
+            case.logits = read_windows(model, {case.claim: case.reading})[case.claim]
 
 
 def matrix(cases: Sequence[Case], *, small: bool) -> np.ndarray:
@@ -305,7 +305,7 @@ def main() -> None:
     if args.weights and (args.weights / "proof.onnx").exists():
         digests = {
             name: hashlib.sha256((args.weights / name).read_bytes()).hexdigest()
-            for name in ("proof.onnx", "tokenizer.json")
+            for name in ("proof.onnx", "proof.onnx.data", "tokenizer.json")
         }
         model = SmallModel(args.weights, digests)
     begun = time.time()

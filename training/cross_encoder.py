@@ -64,12 +64,12 @@ class CrossEncoder(nn.Module):
         def heads(values: torch.Tensor) -> torch.Tensor:
             return values.view(rows, length, HEADS, -1).transpose(1, 2)
 
-        def apart(values: torch.Tensor) -> torch.Tensor:
-            return values.view(1, 2 * length - 1, HEADS, -1).permute(0, 2, 3, 1)
+        def apart(values: torch.Tensor) -> torch.Tensor:  # with room for the shift
+            return pad(values.view(1, 2 * length - 1, HEADS, -1).transpose(1, 2), (0, 0, 0, 1)).transpose(-1, -2)
 
         def placed(scores: torch.Tensor) -> torch.Tensor:
             """Move the score of each distance to the piece at that distance (the shift of Dai et al. 2019)."""
-            flat = pad(scores, (0, 1)).reshape(rows, HEADS, 2 * length * length)[:, :, length - 1 : 2 * length**2 - 1]
+            flat = scores.reshape(rows, HEADS, 2 * length * length)[:, :, length - 1 : 2 * length**2 - 1]
             return flat.reshape(rows, HEADS, length, 2 * length - 1)[:, :, :, :length]
 
         scale = 1 / math.sqrt(3 * SIZE / HEADS)

@@ -32,8 +32,13 @@ def main() -> None:
             opset_version=17,
             dynamo=False,
         )
-        quantize_dynamic(str(plain), str(args.out), per_channel=True, weight_type=QuantType.QInt8)
-    print(args.out, args.out.stat().st_size, hashlib.sha256(args.out.read_bytes()).hexdigest())
+        Path(f"{args.out}.data").unlink(missing_ok=True)  # onnx would append to it
+        # onnxruntime maps weights in a file of their own into memory, and copies those in the graph's file.
+        quantize_dynamic(
+            str(plain), str(args.out), per_channel=True, weight_type=QuantType.QInt8, use_external_data_format=True
+        )
+    for path in sorted(args.out.parent.glob(f"{args.out.name}*")):
+        print(path, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from llama_index_agentic_kb.grounding.features import Corpus, Passage, passage_sentences
+from llama_index_agentic_kb.grounding.features import Corpus, Premise, passage_sentences
 
 Row = dict[str, object]
 EXACT = frozenset({"number", "date", "negation", "unit", "refuted"})
@@ -41,7 +41,7 @@ def held_out(key: str, of: int = 3) -> bool:
     return int(hashlib.sha256(key.encode()).hexdigest(), 16) % of == 0
 
 
-def window(claim: str, passages: list[Passage]) -> str:
+def window(claim: str, passages: list[Premise]) -> str:
     """Return the evidence as the scorer would choose it."""
     windows = Corpus(passages).read(claim).windows
     return windows[0].text if windows else " ".join(passage.text for passage in passages)[:500]
@@ -59,7 +59,7 @@ def written(folder: Path, rng: random.Random) -> Iterator[Row]:
             by_set.setdefault(item["set"], []).append(item)
     for item in items:
         split = "held" if held_out(item["doc"]) else "train"
-        evidence = [Passage(item["evidence"])]
+        evidence = [Premise(item["evidence"])]
         told = [("written_claim", "claim", item["claim"], "supported", 1.6)]
         told.append(("written_paraphrase", "paraphrase", item["paraphrase"], "supported", 1.6))
         for twin in item["twins"]:
@@ -72,7 +72,7 @@ def written(folder: Path, rng: random.Random) -> Iterator[Row]:
         if split == "train":
             text = rng.choice([item["claim"], item["paraphrase"]])
             others = [one for one in rng.sample(by_set[item["set"]], 12) if one["doc"] != item["doc"]]
-            premise = window(text, [Passage(one["evidence"]) for one in others])
+            premise = window(text, [Premise(one["evidence"]) for one in others])
             yield {"set": "written_other", "split": split, "premise": premise, "claim": text, "label": "neutral"}
 
 
@@ -81,14 +81,14 @@ def pieces(folder: Path, rng: random.Random) -> Iterator[Row]:
     items = written_items(folder)
     for item in items:
         split = "held" if held_out(item["doc"]) else "train"
-        evidence = [Passage(item["evidence"])]
+        evidence = [Premise(item["evidence"])]
         for text, label in _pieces(item):
             row = {"set": f"written_piece_{label}", "split": split, "premise": window(text, evidence), "claim": text}
             yield {**row, "label": label, "doc": item["doc"]}
         others = [one for one in rng.sample(items, 40) if one["doc"] != item["doc"] and one["set"] == item["set"]]
         others = [one for one in others if held_out(one["doc"]) == (split == "held")]
         for part, _, _ in list(_cut(item["claim"]))[:1]:
-            premise = window(part, [Passage(one["evidence"]) for one in others])
+            premise = window(part, [Premise(one["evidence"]) for one in others])
             row = {"set": "written_piece_neutral", "split": split, "premise": premise, "claim": part}
             yield {**row, "label": "neutral", "doc": item["doc"]}
 
@@ -158,7 +158,7 @@ def _fact(item: dict[str, Any], rng: random.Random, *, twin: bool) -> tuple[str,
 
 def core(claim: str, evidence: str) -> str:
     """Return the sentences that cover most of a claim."""
-    windows = Corpus([Passage(evidence)]).read(claim).windows
+    windows = Corpus([Premise(evidence)]).read(claim).windows
     spans = sorted(windows[0].spans, key=lambda one: one.start) if windows else []
     return " ".join(span.of(evidence) for span in spans) or evidence[:300]
 
@@ -173,7 +173,7 @@ def parts(path: Path) -> Iterator[Row]:
         yield {
             "set": "wice_parts",
             "split": split,
-            "premise": window(item["claim"], [Passage(text)]),
+            "premise": window(item["claim"], [Premise(text)]),
             "claim": item["claim"],
             "label": label,
         }
@@ -209,7 +209,7 @@ def templated(folder: Path, most: int, rng: random.Random) -> Iterator[Row]:
         start, end = rng.choice(spans)
         sentence = text[start:end]
         head = title if title and not text.startswith(title) else ""
-        premise = window(sentence, [Passage(text[:1500], head)])
+        premise = window(sentence, [Premise(text[:1500], head)])
         base = {"set": "templated", "split": "train", "premise": premise, "doc": identifier}
         yield {**base, "claim": sentence, "label": "supported", "weight": 0.7}
         for claim, label in _changed(sentence, text, rng):

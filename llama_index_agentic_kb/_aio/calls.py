@@ -23,7 +23,7 @@ from enum import Enum
 from functools import partial
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from llama_index_agentic_kb._aio.threads import SHARED_POOL, WorkerPool, on_background_thread, start_in_background
+from llama_index_agentic_kb._aio.threads import BACKGROUND, SHARED_POOL, WorkerPool, start_in_background
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
 
 T = TypeVar("T")
@@ -47,9 +47,6 @@ class _Bound:
     deadline: float | None
     outer: _Bound | None
     over: bool = False
-
-    def end(self, *_: object) -> None:
-        self.over = True
 
 
 _bound: contextvars.ContextVar[_Bound | None] = contextvars.ContextVar("agentic_kb_bound", default=None)
@@ -80,12 +77,11 @@ def call_deadline() -> float | None:
     return None if bound is None else bound.deadline
 
 
-def set_deadline(deadline: float | None) -> None:
-    """Set the deadline for all later calls and tasks of the current task; a deadline can only become earlier."""
+def set_deadline(deadline: float | None) -> _Bound:
+    """Set the deadline for later calls and tasks of this context until the result is ``over``; none becomes later."""
     bound = _Bound(earliest(deadline, call_deadline()), _bound.get())
     _bound.set(bound)
-    if (task := asyncio.current_task()) is not None:
-        task.add_done_callback(bound.end)
+    return bound
 
 
 _scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("agentic_kb_scope", default=None)
@@ -94,22 +90,16 @@ _scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("agentic_k
 class Scope:
     """The tasks and streams of one ``run``, ``arun``, ``iterate`` or ``aiterate``, which end with it.
 
-    Args:
-        threads: Whether the caller is sync, so that sync functions on worker threads are preferred.
-        context: The context whose scope this is.
-        receive: Called with each item that is emitted in the context.
+    With ``threads`` the caller is sync, and sync functions on worker threads are preferred. ``receive`` is called with
+    each item that is emitted in the context.
     """
 
     def __init__(
-        self,
-        *,
-        threads: bool,
-        context: contextvars.Context | None = None,
-        receive: Callable[[Any], None] | None = None,
+        self, *, threads: bool, context: contextvars.Context | None = None, receive: Callable[[Any], None] | None = None
     ) -> None:
         self.threads = threads
         self._outer = _scope.get()
-        self._on_background = threads and on_background_thread()
+        self._on_background = threads and threading.current_thread() is BACKGROUND.thread  # and so blocks its loop
         self._closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self.streams: list[Stream[Any]] = []
@@ -155,7 +145,7 @@ _NO_DOOR: Final = Scope(threads=False)
 # -- leaf calls -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Call(Generic[T]):
     """A leaf call: awaiting it calls the function and returns its result, or raises its exception.
 
@@ -169,7 +159,6 @@ class Call(Generic[T]):
             is not started. The context's deadline applies too.
         pool: The worker pool. Defaults to a pool shared by all calls without their own.
         what: The name of the call in errors.
-        within: Entered before the function is called, and left when it has returned, however late.
     """
 
     sync: Callable[[], T] | None = None
@@ -177,18 +166,21 @@ class Call(Generic[T]):
     deadline: float | None = None
     pool: WorkerPool | None = None
     what: str = "call"
-    within: AbstractContextManager[object] = _NOTHING
 
     def __await__(self) -> Generator[Any, None, T]:
         return self.perform().__await__()
 
-    async def perform(self) -> T:
-        """Call the function once.
+    async def perform(
+        self,
+        deadline: float | None = None,
+        pool: WorkerPool | None = None,
+        within: AbstractContextManager[object] = _NOTHING,
+    ) -> T:
+        """Call the function once, by an earlier deadline or on another pool if these are set.
 
-        Raises:
-            DeadlineExceededError: The deadline has passed, or passes before the function returns.
+        ``within`` is entered before the function is called, and left when it has returned, however late.
         """
-        deadline = earliest(self.deadline, call_deadline())
+        deadline = earliest(deadline, self.deadline, call_deadline())
         if deadline is not None and time.monotonic() >= deadline:
             raise DeadlineExceededError(f"{self.what} was not begun: its deadline had passed")
         context, loop, scope = contextvars.copy_context(), asyncio.get_running_loop(), _scope.get() or _NO_DOOR
@@ -198,12 +190,12 @@ class Call(Generic[T]):
         context.run(_bound.set, bound)
         deliver: Deliver = partial(_deliver, loop, bound, answer)
         if self.native is not None and not scope.threads:
-            abandon = partial(cancel_once, scope.create_task(_awaited(self.native, self.within, deliver), context))
+            abandon = partial(cancel_once, scope.create_task(_awaited(self.native, within, deliver), context))
         elif self.sync is not None:
             work = partial(context.run, self.sync)
-            (self.pool or SHARED_POOL).submit(partial(_run_on_thread, work, self.within, deliver, answer))
+            (pool or self.pool or SHARED_POOL).submit(partial(_run_on_thread, work, within, deliver, answer))
         elif self.native is not None:
-            abandon = in_background(partial(_awaited, self.native, self.within, deliver), context, scope)
+            abandon = in_background(partial(_awaited, self.native, within, deliver), context, scope)
         else:
             raise TypeError(f"{self.what}: a call needs a sync or a native function")
         timer = end_at(deadline, answer, self.what)

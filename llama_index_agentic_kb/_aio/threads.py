@@ -89,7 +89,7 @@ class WorkerPool:
     def _take(self) -> Callable[[], None] | None:
         with self._changed:
             self._idle += 1
-            came = self._changed.wait_for(lambda: bool(self._work), timeout=IDLE_SECONDS)
+            came = self._changed.wait_for(self._work.__len__, timeout=IDLE_SECONDS)
             self._idle -= 1
             if came:
                 return self._work.popleft()
@@ -128,19 +128,14 @@ class _BackgroundLoop:
             return self._loop
 
 
-_background = _BackgroundLoop()
-
-
-def on_background_thread() -> bool:
-    """Return whether this code runs on the background loop's thread, and so blocks the loop."""
-    return threading.current_thread() is _background.thread
+BACKGROUND = _BackgroundLoop()
 
 
 def start_in_background(
     make: Callable[[], Coroutine[object, object, None]], context: contextvars.Context
 ) -> Callable[[], None]:
     """Start a coroutine on the background loop in a context, and return a function that cancels it."""
-    loop = _background.get()
+    loop = BACKGROUND.get()
     tasks: list[asyncio.Task[None]] = []
     cancelled = threading.Event()
 

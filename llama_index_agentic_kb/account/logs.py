@@ -13,12 +13,11 @@ from llama_index_agentic_kb._text import printable, redacted
 class _Redacting(logging.Filter):
     """Removes secrets from the message and the traceback of a log record before any handler gets it.
 
-    A message with secrets is replaced by its formatted, redacted text. A traceback is always replaced by redacted text,
-    because handlers could read the client's exception with its headers from ``exc_info``.
+    A traceback is always replaced by redacted text: handlers could read the client's headers from ``exc_info``.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Redact a record in place, and return True, as every record is logged."""
+        """Redact a record in place, and return True."""
         message = record.getMessage()
         clean = "\\n".join(printable(redacted(message)).splitlines())  # prevents log injection: one line per record
         if clean != message:

@@ -15,10 +15,7 @@ class PicklingRefusedError(AgenticKBError, TypeError):
 
 
 class NotPickled:
-    """Base class whose objects can't be pickled or deep-copied, with a helpful error; ``copy.copy`` works.
-
-    LlamaIndex's models store API keys and headers in plain attributes, so their pickles contain them in readable form.
-    """
+    """Base class whose objects can't be pickled or deep-copied, with a helpful error; ``copy.copy`` works."""
 
     instead_of_pickling: ClassVar[str] = (
         "Make it anew where it is needed, from the settings that made it here (a process pool has its initializer for "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -25,31 +25,24 @@ from llama_index_agentic_kb.answering.results import (
     Pieces,
     answer_references,
     answer_steps,
-    make_answer,
+    completed,
+    supplied_request,
+    supplied_retriever,
     unanswered_parts,
 )
-from llama_index_agentic_kb.answering.sessions import (
-    end_user_part,
-    keep_turn,
-    read_session,
-    session_owner,
-    states_of,
-)
-from llama_index_agentic_kb.answering.supplied_results import supplied_request, supplied_retriever
+from llama_index_agentic_kb.answering.sessions import end_user_part, keep_turn, read_session, session_owner, states_of
 from llama_index_agentic_kb.errors import InvalidRequestError, LLMError
 from llama_index_agentic_kb.grounding.citations import Markers, strip_markers
 from llama_index_agentic_kb.grounding.claims import split_claims
-from llama_index_agentic_kb.grounding.notices import withheld_text
-from llama_index_agentic_kb.grounding.settings import Grounding
+from llama_index_agentic_kb.grounding.settings import Grounding, withheld_text
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, Spotlighting, draw
 from llama_index_agentic_kb.guard.text import plain_value
 from llama_index_agentic_kb.llm import LanguageModel, read_json, recorded_calls
 from llama_index_agentic_kb.planning import ClassificationSpec
 from llama_index_agentic_kb.prompts import RELATED_TEMPLATE, Passage, as_data, format_passages
-from llama_index_agentic_kb.query_engine import AgenticQueryEngine, asked
+from llama_index_agentic_kb.query_engine import AgenticQueryEngine, Observer, asked
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
 from llama_index_agentic_kb.schema import (
-    ActivityRecord,
     Message,
     MissingPart,
     Outcome,
@@ -60,11 +53,13 @@ from llama_index_agentic_kb.schema import (
     all_of,
 )
 from llama_index_agentic_kb.schema.activity import QueryClass
-from llama_index_agentic_kb.schema.answer import AnswerReference, AnswerState, AnswerStep, SafetyRating
-from llama_index_agentic_kb.schema.answer_query import (
+from llama_index_agentic_kb.schema.answer import (
+    Answer,
     AnswerPiece,
     AnswerQuery,
+    AnswerReference,
     AnswerResponse,
+    AnswerState,
     ReferencesPiece,
     StepsPiece,
     TextPiece,
@@ -78,20 +73,14 @@ from llama_index_agentic_kb.synthesis import Answered
 from llama_index_agentic_kb.synthesizers import Synthesis
 from llama_index_agentic_kb.synthesizers.passages import fit, passages
 
-MIN_SECONDS: Final = 0.01
-"""Minimum time limit in seconds, so that a request without time left is reported as late, not as invalid."""
-
+MIN_SECONDS: Final = 0.01  # so that a request without time left is reported as late, not as invalid
 RELATED_SECONDS: Final = 10.0  # maximum seconds for related questions, within the request's time limit
-
-MAX_SUPPLIED: Final = 32_000
-"""Maximum total characters of the end user's own text chunks; Google allows 8,000 per chunk."""
+MAX_SUPPLIED: Final = 32_000  # total characters of the end user's own text chunks; Google allows 8,000 per chunk
 
 _LANGUAGE_TAG: Final = re.compile(r"[A-Za-z]{2,8}(?:-[A-Za-z0-9]{1,8}){0,5}")
 """The form of a BCP 47 language tag, so that no other text gets into a prompt."""
 
 _AGAINST_POLICY: Final = {SkippedReason.CUSTOMER_POLICY_VIOLATION, SkippedReason.POTENTIAL_POLICY_VIOLATION}
-
-Observer = Callable[[ActivityRecord], None] | None
 
 
 async def answer_query(
@@ -116,7 +105,7 @@ async def answer_query(
         if answering.answered is not None and (shown := answering.shown()) is not None:
             tell(shown.llama_response)
     response = answering.response()
-    if answering.state is not AnswerState.FAILED:
+    if response.answer.state is not AnswerState.FAILED:
         try:
             response.answer, response.session = await keep_turn(
                 sessions, query, owner, response.answer, states_of(answering.retrieval)
@@ -139,25 +128,22 @@ class _Answering:
     query: AnswerQuery
     deadline: float | None
     streaming: bool
-    created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-    text: str = ""
-    state: AnswerState = AnswerState.SUCCEEDED
+    made: AnswerResponse = field(default_factory=lambda: AnswerResponse(answer=Answer(created_at=datetime.now(UTC))))
     streamed: bool = False  # whether text was streamed
     retrieval: Retrieval | None = None
     answered: Answered | None = None
     unchecked: GroundingLedger | None = None  # the model's own citations, if the answer is not checked
     references: dict[str, AnswerReference] = field(default_factory=dict)
-    steps: list[AnswerStep] = field(default_factory=list)
-    skipped: list[SkippedReason] = field(default_factory=list)
-    related: list[str] = field(default_factory=list)
-    ratings: list[SafetyRating] = field(default_factory=list)
-    missing: list[MissingPart] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
 
     def skip(self, *reasons: SkippedReason, warning: str = "") -> None:
-        self.skipped += reasons
-        self.text = self.notice
-        self.warnings += [warning] if warning else []
+        self.made.answer.skipped_reasons += reasons
+        self.made.answer.text = self.notice
+        self.made.warnings += [warning] if warning else []
+
+    @property
+    def skipped(self) -> list[SkippedReason]:
+        """The reasons why there is no answer; empty if there is one."""
+        return self.made.answer.skipped_reasons
 
     @property
     def notice(self) -> str:
@@ -176,13 +162,11 @@ class _Answering:
                         break
             if self.streaming:
                 references = list(self.references.values())
-                await emit([StepsPiece(steps=self.steps), ReferencesPiece(references=references)])
+                await emit([StepsPiece(steps=self.made.answer.steps), ReferencesPiece(references=references)])
             if not self.skipped:
                 await self._write(retrieval)
         if self.streaming and not self.streamed:
-            await emit([TextPiece(text=self.text or self.notice)])
-
-    # -- searching -------------------------------------------------------------------------------------------------
+            await emit([TextPiece(text=self.made.answer.text or self.notice)])
 
     async def _allowed(self, question: str) -> bool:
         """Return whether the policy allows a question; if not, withhold the answer."""
@@ -194,7 +178,7 @@ class _Answering:
     async def _search(self, history: Sequence[Message], observer: Observer) -> Retrieval:
         query, engine = self.query, self.engine
         request = _request_of(query, history, engine.retriever)
-        self.warnings += [f"{name}: not supported; it was left out" for name in query.unsupported]
+        self.made.warnings += [f"{name}: not supported; it was left out" for name in query.unsupported]
         if query.search_results is not None:
             supplied = supplied_retriever(query.search_results, engine.retriever)
             engine = AgenticQueryEngine(supplied, engine.synthesizer, callback_manager=engine.callback_manager)
@@ -206,20 +190,23 @@ class _Answering:
         retrieval = await engine.retrieved(request, observer=observer, classification=spec)
         self.retrieval = retrieval
         self.references = answer_references(retrieval)
-        self.steps = answer_steps(retrieval, query.result_mode)
-        self.missing += unanswered_parts(retrieval)
+        self.made.answer.steps = answer_steps(retrieval, query.result_mode)
+        self.made.missing += unanswered_parts(retrieval)
         reasons, warnings = ([], []) if retrieval.reply else skip_reasons(query, self.policy, retrieval)
-        self.warnings += [*_unclassified(spec, retrieval.plan), *warnings]
+        unclassified = [] if spec is None else _unclassified(spec, retrieval.plan)
+        self.made.warnings += [*unclassified, *warnings]
         self.skip(*reasons)
         return retrieval
 
-    # -- writing ---------------------------------------------------------------------------------------------------
-
     async def _write(self, retrieval: Retrieval) -> None:
         if retrieval.reply:  # a question of a tool, or what became of its call
-            self.text, self.answered = retrieval.reply, Answered(retrieval, Synthesis(retrieval.reply))
+            self.made.answer.text = retrieval.reply
+            self.answered = Answered(retrieval, Synthesis(retrieval.reply))
             return
-        query, grounding = self.query, self._checks()
+        query, grounding = self.query, self.engine.grounding
+        if grounding is not None or query.filtering_level is not None:
+            own = grounding or Grounding()  # citations are data, not markers
+            grounding = replace(own, markers=Markers.STRIP, filtering=query.filtering_level or own.filtering)
         held = (grounding is not None and grounding.may_change) or self.policy.answer is not None or query.safety
         chunks = query.end_user_chunks
         writing = self.engine.synthesis(
@@ -229,70 +216,59 @@ class _Answering:
         )
         if self.streaming and not held:
             pieces = Pieces(list(self.references), cite=query.include_citations)
-            writing = emitting(emitting(writing, pieces.feed, pieces.close), self._noted)
+
+            def noted(made: list[AnswerPiece]) -> list[AnswerPiece]:
+                self.streamed = True
+                return made
+
+            writing = emitting(emitting(writing, pieces.feed, pieces.close), noted)
         synthesis = await writing
         if synthesis.lacking:
-            self.state = AnswerState.FAILED  # the text alone does not show it
+            self.made.answer.state = AnswerState.FAILED  # the text alone does not show it
             synthesis.text = synthesis.text.rstrip()
         if synthesis.is_extract:  # extracted data is not an answer
             self.answered = Answered(retrieval, synthesis)
-            self.warnings.append(f"there is no answer: {synthesis.lacking}")
+            self.made.warnings.append(f"there is no answer: {synthesis.lacking}")
             return
         if grounding is None:
-            cited = [
-                GroundedClaim(
-                    text=one.text, span=one.span, check_required=one.check_required, cited=[*map(str, one.cited)]
-                )
-                for one in split_claims(synthesis.text)
-            ]
+            cited = []
+            for one in split_claims(synthesis.text):
+                ids = [*map(str, one.cited)]
+                claim = GroundedClaim(text=one.text, span=one.span, check_required=one.check_required, cited=ids)
+                cited.append(claim)
             synthesis.text, self.unchecked = strip_markers(synthesis.text, GroundingLedger(claims=cited))
         self.answered = await self.engine.grounded(retrieval, synthesis, grounding)
         await self._judge(self.answered)
-        if not self.skipped and query.related_questions:
-            await self._relate(retrieval)
-
-    def _noted(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
-        self.streamed = True
-        return pieces
-
-    def _checks(self) -> Grounding | None:
-        """Return the settings of the check; None if the engine has none and the query asks for no filtering."""
-        own, level = self.engine.grounding, self.query.filtering_level
-        if own is None and level is None:
-            return None
-        own = own or Grounding()
-        return replace(own, markers=Markers.STRIP, filtering=level or own.filtering)  # citations are data
+        model = getattr(self.engine.synthesizer, "model", None)
+        if not self.skipped and query.related_questions and model is not None:
+            await self._relate(model, retrieval)
 
     async def _judge(self, answered: Answered) -> None:
         """Set the text to the answer, or withhold it if it is poorly grounded or violates a policy."""
-        self.skipped += answered.skipped
-        is_withheld = SkippedReason.LOW_GROUNDED_ANSWER in answered.skipped
-        text = answered.synthesis.text
-        self.text = self.notice if is_withheld else text
-        self.warnings += [] if answered.ledger is None else answered.ledger.warnings
+        answer, text = self.made.answer, answered.synthesis.text
+        answer.skipped_reasons += answered.skipped
+        answer.text = self.notice if SkippedReason.LOW_GROUNDED_ANSWER in answered.skipped else text
+        self.made.warnings += [] if answered.ledger is None else answered.ledger.warnings
         objection = await check(self.policy.answer, text, "answer check", self._hook_deadline())
         if objection is not None:
             self.skip(SkippedReason.CUSTOMER_POLICY_VIOLATION, warning=f"the answer is withheld: {objection}")
         if self.query.safety and self.policy.safety is None:
-            self.warnings.append("safety: no hook is set (AnswerPolicy.safety), so that nothing was rated")
-        self.ratings, failure = await rate(self.policy.safety, self.query, text, self._hook_deadline())
-        if failure is not None or any(rating.blocked for rating in self.ratings):
+            self.made.warnings.append("safety: no hook is set (AnswerPolicy.safety), so that nothing was rated")
+        answer.safety_ratings, failure = await rate(self.policy.safety, self.query, text, self._hook_deadline())
+        if failure is not None or any(rating.blocked for rating in answer.safety_ratings):
             self.skip(SkippedReason.POTENTIAL_POLICY_VIOLATION, warning=failure or "")
 
-    async def _relate(self, retrieval: Retrieval) -> None:
-        model = getattr(self.engine.synthesizer, "model", None)
-        if model is None:
-            return
+    async def _relate(self, model: LanguageModel, retrieval: Retrieval) -> None:
         with recorded_calls(retrieval.log, "relatedQuestions"):
-            self.related, warnings = await related_questions(
+            self.made.answer.related_questions, warnings = await related_questions(
                 model,
                 self.query.question,
                 [node for number, node in enumerate(retrieval.nodes) if str(number) in self.references],
-                answer=self.text,
+                answer=self.made.answer.text,
                 spotlighting=self.engine.retriever.options.spotlighting,
                 deadline=earliest(retrieval.budget.check_deadline, deadline_after(RELATED_SECONDS)),
             )
-        self.warnings += warnings
+        self.made.warnings += warnings
 
     def _hook_deadline(self) -> float | None:
         return earliest(self.deadline, deadline_after(self.policy.seconds))
@@ -307,27 +283,21 @@ class _Answering:
         return shown
 
     def response(self) -> AnswerResponse:
-        retrieval, answered, shown = self.retrieval, self.answered, self.shown()
-        ledger = None if answered is None else answered.ledger
-        answer = make_answer(
-            self.query if self.unchecked is None else self.query.model_copy(update={"grounding_supports": False}),
-            self.text or self.notice,
+        made, query, retrieval, shown = self.made, self.query, self.retrieval, self.shown()
+        ledger = None if self.answered is None else self.answered.ledger
+        made.answer.text = made.answer.text or self.notice
+        made.answer.completed_at = datetime.now(UTC)
+        made.answer = completed(
+            made.answer,
+            query if self.unchecked is None else query.model_copy(update={"grounding_supports": False}),
             references=self.references,
-            steps=self.steps,
             ledger=ledger or self.unchecked,
-            related_questions=self.related,
             classifications=None if retrieval is None else retrieval.plan.classifications,
-            skipped_reasons=self.skipped,
-            safety_ratings=self.ratings,
-            created_at=self.created_at,
-            completed_at=datetime.now(UTC),
-            state=self.state,
         )
-        response = AnswerResponse(answer=answer, missing=self.missing, warnings=self.warnings)
         if retrieval is not None and shown is not None:
-            response.account = shown.response(include_activity=self.query.request.include_activity)
-            response.missing += retrieval.missing
-        return response
+            made.account = shown.response(include_activity=query.request.include_activity)
+            made.missing += retrieval.missing
+        return made
 
 
 # -- the settings of each stage ----------------------------------------------------------------------------------------
@@ -375,10 +345,8 @@ def _classes_of(query: AnswerQuery, policy: AnswerPolicy) -> ClassificationSpec 
     return ClassificationSpec(tuple(types), policy.labels) if types or policy.labels else None
 
 
-def _unclassified(spec: ClassificationSpec | None, plan: QueryPlan) -> list[str]:
+def _unclassified(spec: ClassificationSpec, plan: QueryPlan) -> list[str]:
     """Return a warning that lists the requested classes without a result."""
-    if spec is None:
-        return []
     judged = {classification.type for classification in plan.classifications or ()}
     lacking = [kind.value for kind in dict.fromkeys(spec.types) if kind not in judged]
     if QueryClass.USER_DEFINED_CLASSIFICATION_QUERY not in judged:
@@ -463,10 +431,9 @@ def _chosen(text: str, shown: Sequence[Passage], question: str) -> tuple[list[st
         words, passage = frozenset(split_words(proposal)), by_ref.get(ref_id)
         if passage is None or not 0 < len(proposal) <= MAX_QUESTION or not _holds(passage, quote):
             continue
-        if any(len(words & other) >= SAME_QUESTION * len(words | other) for other in asked):
-            continue
-        asked.append(words)
-        chosen.append(proposal)
+        if all(len(words & other) < SAME_QUESTION * len(words | other) for other in asked):
+            asked.append(words)
+            chosen.append(proposal)
     left_out = len(proposals) - len(chosen)
     why = "no passage was shown to answer them, or they were asked already"
     warnings = [f"{left_out} of {len(proposals)} related questions were left out: {why}"] if left_out else []

@@ -21,8 +21,7 @@ from llama_index_agentic_kb.evidence.candidates import provenance
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import SkippedReason
 from llama_index_agentic_kb.schema.activity import QueryClass
-from llama_index_agentic_kb.schema.answer import HarmLevel, SafetyRating
-from llama_index_agentic_kb.schema.answer_query import AnswerQuery, HarmBlockThreshold
+from llama_index_agentic_kb.schema.answer import AnswerQuery, HarmBlockThreshold, HarmLevel, SafetyRating
 
 Objection: TypeAlias = str | bool | None
 """The reason why a text violates a policy, or whether it does; None, False and "" mean no violation."""
@@ -59,9 +58,6 @@ class AnswerPolicy:
         labels: Application-specific question classes: names with descriptions. Questions of these classes are not
             answered (USER_DEFINED_CLASSIFICATION_QUERY_IGNORED), nor are questions that could not be classified, as
             at minimal effort.
-        low_relevance: The default relevance gate of queries, by the scores of a calibrated reranker: True withholds the
-            answer if the evidence is barely relevant, None (default) if it is unrelated, False never. Without any
-            evidence there is never an answer.
         seconds: The time limit of each hook in seconds, within the request's own. Default 5.
 
     Raises:
@@ -72,7 +68,6 @@ class AnswerPolicy:
     answer: TextCheck | None = None
     safety: SafetyRater | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
-    low_relevance: bool | None = None
     seconds: float = 5.0
 
     def __post_init__(self) -> None:
@@ -125,10 +120,8 @@ async def _called(hook: Callable[..., object], arguments: tuple[str, ...], what:
     work: Any = partial(hook, *arguments)
     if inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(getattr(hook, "__call__", None)):  # noqa: B004 (an object whose call is a coroutine)
         return await Call(native=work, deadline=deadline, what=what)
-    returned: Any = await Call(sync=work, deadline=deadline, pool=_HOOKS, what=what)
-    return (
-        await Call(native=lambda: returned, deadline=deadline, what=what) if inspect.isawaitable(returned) else returned
-    )
+    made: Any = await Call(sync=work, deadline=deadline, pool=_HOOKS, what=what)
+    return await Call(native=lambda: made, deadline=deadline, what=what) if inspect.isawaitable(made) else made
 
 
 # -- the question's classes, and the evidence -------------------------------------------------------------------------
@@ -154,15 +147,12 @@ def skip_reasons(
 ) -> tuple[list[SkippedReason], list[str]]:
     """Return the reasons not to answer the question (may be empty), and warnings of criteria that were not judged."""
     plan = retrieval.plan
-    positive = {judged.type for judged in plan.classifications or () if judged.positive}
-    reasons = [reason for kind, (switch, reason) in _IGNORED.items() if kind in positive and getattr(query, switch)]
-    if policy.labels:
-        own = QueryClass.USER_DEFINED_CLASSIFICATION_QUERY
-        verdicts = [judged.positive for judged in plan.classifications or () if judged.type is own]
-        if plan.labels or not verdicts or any(verdicts):  # one of them fits, or it could not be classified
-            reasons.append(SkippedReason.USER_DEFINED_CLASSIFICATION_QUERY_IGNORED)
+    verdicts = {judged.type: judged.positive for judged in plan.classifications or ()}
+    reasons = [reason for kind, (switch, reason) in _IGNORED.items() if verdicts.get(kind) and getattr(query, switch)]
+    fits = plan.labels or verdicts.get(QueryClass.USER_DEFINED_CLASSIFICATION_QUERY, True)
+    if policy.labels and fits:  # or the question could not be classified
+        reasons.append(SkippedReason.USER_DEFINED_CLASSIFICATION_QUERY_IGNORED)
     gate = query.ignore_low_relevant_content
-    gate = policy.low_relevance if gate is None else gate
     irrelevant, judged = judge_relevance(retrieval.nodes, gate=gate)
     reasons += [] if irrelevant is None else [irrelevant]
     return reasons, [UNJUDGED] if gate and not judged else []

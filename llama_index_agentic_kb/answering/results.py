@@ -1,4 +1,4 @@
-"""The parts of an ``Answer``: references, steps, the resource itself, and the pieces of a stream.
+"""The parts of an ``Answer``: given results, references, steps, the resource itself, and the pieces of a stream.
 
 Everything is derived from the plan, the evidence and the activity log, without further model calls. As in
 ``RetrievalResponse.references``, sources without ``includeReferences``, content if ``includeReferenceSourceData`` is
@@ -9,26 +9,37 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
-from llama_index.core.schema import Document, NodeWithScore
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.schema import (
+    BaseNode,
+    Document,
+    MetadataMode,
+    NodeRelationship,
+    NodeWithScore,
+    QueryBundle,
+    RelatedNodeInfo,
+    TextNode,
+)
 
-from llama_index_agentic_kb._text import excerpt, one_line
-from llama_index_agentic_kb.answering.supplied_results import SUPPLIED_SOURCE, SuppliedResults
+from llama_index_agentic_kb._text import excerpt, one_line, without_surrogates
 from llama_index_agentic_kb.evidence.candidates import PROVENANCE_KEY, provenance
 from llama_index_agentic_kb.grounding.citations import MarkerCuts, MarkerFilter, Markers
-from llama_index_agentic_kb.grounding.claims import Claim, split_claims
+from llama_index_agentic_kb.grounding.claims import split_claims
 from llama_index_agentic_kb.guard.text import strip_invisible
-from llama_index_agentic_kb.retriever import Retrieval
+from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
 from llama_index_agentic_kb.schema import (
-    ActivityRecord,
     AgenticReasoningActivity,
     MissingPart,
     ModelQueryPlanningActivity,
     Outcome,
+    ReasoningEffort,
     Reference,
+    ResultsProcessing,
+    RetrievalRequest,
     SourceActivity,
     SourceData,
     SubQuery,
@@ -37,6 +48,7 @@ from llama_index_agentic_kb.schema import (
 from llama_index_agentic_kb.schema.activity import Confidence, QueryClassification
 from llama_index_agentic_kb.schema.answer import (
     Answer,
+    AnswerQuery,
     AnswerReference,
     AnswerState,
     AnswerStep,
@@ -44,18 +56,18 @@ from llama_index_agentic_kb.schema.answer import (
     ChunkContent,
     ChunkReference,
     Citation,
+    CitationPiece,
     DocumentReference,
-    SafetyRating,
+    ResultMode,
     SearchObservation,
     Snippet,
     StructuredReference,
+    TextPiece,
     ledger_citations,
     ledger_supports,
 )
-from llama_index_agentic_kb.schema.answer_query import AnswerQuery, CitationPiece, ResultMode, TextPiece
 from llama_index_agentic_kb.schema.grounding import GroundingLedger
-from llama_index_agentic_kb.schema.response import SkippedReason
-from llama_index_agentic_kb.sources.selection import SelectedSource
+from llama_index_agentic_kb.sources import KnowledgeSource
 
 PAGE_KEYS: Final = ("page_label", "page_identifier", "pageIdentifier", "page_number", "page")
 """Metadata keys of a passage's page, in order of preference; LlamaIndex's PDF readers set ``page_label``."""
@@ -63,8 +75,7 @@ RECORD_KEYS: Final = ("struct_data", "structData")  # metadata keys of structure
 CALIBRATED: Final = 4.0  # the maximum score of calibrated rerankers
 MAX_RECORD: Final = 100_000  # maximum characters of a text to try to parse as a JSON record
 MAX_LEVELS: Final = 20  # maximum nesting depth of a JSON record; deeper JSON is treated as text
-MAX_VALUE: Final = 10_000
-"""Maximum characters of one metadata field as JSON; longer fields (such as sentence windows) are omitted."""
+MAX_VALUE: Final = 10_000  # maximum characters of a field as JSON; longer ones (such as sentence windows) are omitted
 MAX_METADATA: Final = 50_000  # maximum total characters of the metadata fields; fields beyond it are omitted
 
 MAX_THOUGHT: Final = 1_000
@@ -72,8 +83,97 @@ SNIPPET_WORDS: Final = 30
 MAX_SNIPPET: Final = 240
 
 SUB_QUESTION: Final = "sub-question"  # ``MissingPart.what`` of a part of the question without evidence
-
+SUPPLIED_SOURCE: Final = "given_results"  # the name of the source of supplied results
+MAX_NAME: Final = 1_000  # maximum characters of a result's name to use in a node id
 _ANSWERED: Final = frozenset((Outcome.OK, Outcome.EMPTY))
+
+
+# -- results of the caller: evidence in the given order, without any search (Google: searchResultList) -----------------
+
+
+class SuppliedResults(KnowledgeSource):
+    """A source that returns all supplied results, in the given order, for every query; each becomes one node."""
+
+    def __init__(self, results: Sequence[AnswerReference]) -> None:
+        nodes: dict[str, TextNode] = {}
+        for position, result in enumerate(results):
+            name = result.chunk if isinstance(result, ChunkReference) else result.document
+            name = without_surrogates(name[:MAX_NAME]) or f"result-{position}"
+            while name in nodes:
+                name += f"#{position}"
+            nodes[name] = _node(name, result)
+        made = zip(nodes.values(), results, strict=True)
+        self._made = {node.node_id: (node.text, result) for node, result in made}
+        super().__init__(
+            SUPPLIED_SOURCE,
+            "Results that came with the question.",
+            retriever=_SameNodes(list(nodes.values())),
+            similarity_top_k=max(1, len(nodes)),
+            native_async=True,
+            hybrid=False,
+        )
+
+    def result_of(self, node: BaseNode) -> AnswerReference | None:
+        """Return the result that a node was created from; None if there is none or the node's text was changed."""
+        text, result = self._made.get(node.node_id, ("", None))
+        return result if node.get_content(metadata_mode=MetadataMode.NONE) == text else None
+
+
+def _node(node_id: str, result: AnswerReference) -> TextNode:
+    fields = {"title": result.title, "url": result.uri}
+    own: dict[str, Any] = {}
+    if isinstance(result, ChunkReference):
+        text, own = result.content, result.metadata
+        fields["page_identifier"] = result.page_identifier
+    elif isinstance(result, DocumentReference):
+        text, own = "\n\n".join(chunk.content for chunk in result.chunks if chunk.content), result.metadata
+    else:
+        text = json.dumps(result.data, ensure_ascii=False, default=str) if result.data else ""
+    metadata = {**own, **{key: value for key, value in fields.items() if value}}
+    node = TextNode(id_=node_id, text=without_surrogates(text), metadata=metadata)
+    if isinstance(result, ChunkReference) and result.document:
+        node.relationships[NodeRelationship.SOURCE] = RelatedNodeInfo(node_id=result.document)
+    return node
+
+
+class _SameNodes(BaseRetriever):
+    """Returns the same nodes for every query, without scores."""
+
+    def __init__(self, nodes: Sequence[TextNode]) -> None:
+        super().__init__()
+        self._nodes = list(nodes)
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        del query_bundle
+        return [NodeWithScore(node=node) for node in self._nodes]
+
+    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return self._retrieve(query_bundle)
+
+
+def supplied_retriever(results: Sequence[AnswerReference], like: AgenticRetriever) -> AgenticRetriever:
+    """Return a retriever over supplied results only, unranked, with the model, options and callbacks of another."""
+    names = ("llm", "max_runtime_in_seconds", "principal", "observer", "callback_manager")
+    shared: dict[str, Any] = {name: getattr(like, name) for name in names}
+    return AgenticRetriever(
+        [SuppliedResults(results)],
+        effort=ReasoningEffort.MINIMAL,
+        similarity_top_k=max(1, len(results)),
+        options=replace(like.options, results_processing=ResultsProcessing.NONE, embedding_cache=None),
+        **shared,
+    )
+
+
+def supplied_request(request: RetrievalRequest, results: Sequence[AnswerReference]) -> RetrievalRequest:
+    """Return the request changed so that all results are returned in order, without planning."""
+    return request.model_copy(
+        update={
+            "retrieval_reasoning_effort": ReasoningEffort.MINIMAL,
+            "results_processing": ResultsProcessing.NONE,
+            "max_output_documents": max(1, len(results)),
+            "knowledge_source_params": [],
+        }
+    )
 
 
 # -- references --------------------------------------------------------------------------------------------------------
@@ -85,12 +185,15 @@ def answer_references(retrieval: Retrieval) -> dict[str, AnswerReference]:
     A record is structured (an object under ``struct_data``, or JSON text, or metadata without text), a ``Document`` a
     document, any other node a chunk. The relevance score is a calibrated reranker's score divided by 4, else None.
     """
-    nodes, selected = retrieval.nodes, retrieval.selected
-    return {shown.id: _reference(nodes[int(shown.id)], shown, selected) for shown in retrieval.references}
+    selected = retrieval.selected
+    return {
+        shown.id: _reference(retrieval.nodes[int(shown.id)], shown, selected[shown.knowledge_source_name].source)
+        for shown in retrieval.references
+    }
 
 
-def _reference(node: NodeWithScore, shown: Reference, selected: Mapping[str, SelectedSource]) -> AnswerReference:
-    source, inner = selected[shown.knowledge_source_name].source, node.node
+def _reference(node: NodeWithScore, shown: Reference, source: KnowledgeSource) -> AnswerReference:
+    inner = node.node
     relevance, data = _unit_relevance(shown), shown.source_data
     supplied = source.result_of(inner) if isinstance(source, SuppliedResults) else None
     if supplied is not None:
@@ -133,7 +236,6 @@ def _record(data: SourceData) -> Mapping[str, Any] | None:
 
 
 def _is_flat(value: object, level: int = 0) -> bool:
-    """Return whether data is nested at most ``MAX_LEVELS`` deep."""
     if not isinstance(value, (dict, list)):
         return True
     parts = value.values() if isinstance(value, dict) else value
@@ -158,10 +260,10 @@ def _small_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 def answer_steps(retrieval: Retrieval, mode: ResultMode | None = None) -> list[AnswerStep]:
     """Return a step for each round of searches, including revisions, with an action for each query.
 
-    The results of an action are the evidence that its search found, in mode ``chunks`` as passages: None if the search
-    failed or was skipped. A step has failed if all its searches failed.
+    The results of an action are the evidence that its search found (in mode ``chunks``, its passages). They are None
+    if the search failed or was skipped. A step has failed if all its searches failed.
     """
-    outcomes = _outcomes(retrieval.log.records)
+    outcomes = _outcomes(retrieval)
     for part in retrieval.missing:
         if part.sub_query_id is not None:
             outcomes.setdefault(part.sub_query_id, [part.outcome])
@@ -178,24 +280,19 @@ def answer_steps(retrieval: Retrieval, mode: ResultMode | None = None) -> list[A
             actions.append(AnswerStepAction(query=sub_query.query, results=results))
         ended = [outcome for one in planned for outcome in outcomes.get(one.id, [Outcome.SKIPPED])]
         lost = all(action.results is None for action in actions)
-        steps.append(
-            AnswerStep(
-                state=AnswerState.FAILED if lost else AnswerState.SUCCEEDED,
-                description=_description(planned, ended),
-                thought=thoughts[number],
-                actions=actions,
-            )
-        )
+        state = AnswerState.FAILED if lost else AnswerState.SUCCEEDED
+        about = _description(planned, ended)
+        steps.append(AnswerStep(state=state, description=about, thought=thoughts[number], actions=actions))
     return steps
 
 
-def _outcomes(records: Iterable[ActivityRecord]) -> dict[str, list[Outcome]]:
+def _outcomes(retrieval: Retrieval) -> dict[str, list[Outcome]]:
     """Return the outcomes of the searches by sub-query id; a search without remaining results is EMPTY."""
     outcomes: dict[str, list[Outcome]] = {}
-    for record in records:
+    for record in retrieval.log.records:
         if isinstance(record, SourceActivity):
-            nothing = record.outcome is Outcome.OK and record.count == 0
-            ended = Outcome.EMPTY if nothing else record.outcome or Outcome.SKIPPED
+            is_empty = record.outcome is Outcome.OK and record.count == 0
+            ended = Outcome.EMPTY if is_empty else record.outcome or Outcome.SKIPPED
             outcomes.setdefault(record.sub_query_id, []).append(ended)
     return outcomes
 
@@ -282,8 +379,7 @@ def unanswered_parts(retrieval: Retrieval) -> list[MissingPart]:
 
     The question itself is not reported here: if nothing at all is found, the evidence is reported as missing.
     """
-    plan, records = retrieval.plan, retrieval.log.records
-    outcomes = _outcomes(records)
+    plan, outcomes = retrieval.plan, _outcomes(retrieval)
     parts: dict[str, list[SubQuery]] = {}
     for sub_query in plan.sub_queries:
         if sub_query.origin is not SubQueryOrigin.QUESTION:
@@ -292,7 +388,7 @@ def unanswered_parts(retrieval: Retrieval) -> list[MissingPart]:
     waited_for = {parent for sub_query in plan.sub_queries for parent in sub_query.depends_on}
     read = any(
         isinstance(record, ModelQueryPlanningActivity) and record.purpose == "findings" and record.outcome is Outcome.OK
-        for record in records
+        for record in retrieval.log.records
     )
     missing = []
     for name, branches in parts.items():
@@ -309,59 +405,41 @@ def unanswered_parts(retrieval: Retrieval) -> list[MissingPart]:
     return missing
 
 
-# -- the resource ------------------------------------------------------------------------------------------------------
-
-
-def make_answer(
+def completed(
+    answer: Answer,
     query: AnswerQuery,
-    text: str,
     *,
-    references: Mapping[str, AnswerReference] | None = None,
-    steps: Sequence[AnswerStep] = (),
+    references: Mapping[str, AnswerReference],
     ledger: GroundingLedger | None = None,
-    related_questions: Sequence[str] = (),
     classifications: Sequence[QueryClassification] | None = None,
-    skipped_reasons: Sequence[SkippedReason] = (),
-    safety_ratings: Sequence[SafetyRating] = (),
-    created_at: datetime | None = None,
-    completed_at: datetime | None = None,
-    state: AnswerState = AnswerState.SUCCEEDED,
 ) -> Answer:
-    """Return the ``Answer`` to a query, with the parts that the query requests.
+    """Return an answer with the references, citations and further parts that its query requests.
 
-    A withheld answer has no citations or supports, since its text was replaced, but keeps its steps and references.
+    A withheld answer has no citations or supports, since its text was replaced, but keeps its references.
     """
-    references = references or {}
-    checked = GroundingLedger() if ledger is None or skipped_reasons else ledger
-    checked.check_spans(text)
+    checked = GroundingLedger() if ledger is None or answer.skipped_reasons else ledger
+    checked.check_spans(answer.text)
     ids = list(references)
     scored = query.grounding_supports or query.filtering_level is not None
     judged = {classification.type: classification for classification in classifications or ()}
-    return Answer(
-        state=state,
-        text=text,
-        language=query.language,
-        grounding_score=ledger.grounding_score if ledger is not None and scored else None,
-        citations=ledger_citations(checked, ids) if query.include_citations else [],
-        grounding_supports=ledger_supports(checked, ids) if query.grounding_supports else [],
-        references=list(references.values()),
-        related_questions=list(dict.fromkeys(related_questions)) if query.related_questions else [],
-        steps=list(steps),
+    parts = {
+        "language": query.language,
+        "grounding_score": ledger.grounding_score if ledger is not None and scored else None,
+        "citations": ledger_citations(checked, ids) if query.include_citations else [],
+        "grounding_supports": ledger_supports(checked, ids) if query.grounding_supports else [],
+        "references": list(references.values()),
         # None, rather than an empty list, if none of the requested classes was judged.
-        query_classifications=[judged[kind] for kind in query.classify if kind in judged] or None,
-        skipped_reasons=list(dict.fromkeys(skipped_reasons)),
-        created_at=created_at,
-        completed_at=completed_at,
-        safety_ratings=list(safety_ratings) if query.safety else [],
-    )
+        "query_classifications": [judged[kind] for kind in query.classify if kind in judged] or None,
+        "skipped_reasons": list(dict.fromkeys(answer.skipped_reasons)),
+    }
+    return Answer(**{**dict(answer), **parts})
 
 
 # -- pieces of a stream ------------------------------------------------------------------------------------------------
 
 _ENDS: Final = frozenset(".!?]\n。！？")  # noqa: RUF001 (full-width ends of sentences)
 """Characters after which a claim may have ended."""
-MAX_PARAGRAPH: Final = 8_000
-"""Maximum characters of a paragraph with streamed citations; for longer ones, only the final answer has citations."""
+MAX_PARAGRAPH: Final = 8_000  # maximum characters of a paragraph with streamed citations; the final answer has them all
 READS: Final = 20  # how often a paragraph is parsed again: whenever it has grown by a fraction of ``1 / READS``
 _FENCE: Final = re.compile(r"^[ \t]{0,3}(?:`{3,}|~{3,})", re.MULTILINE)
 
@@ -421,14 +499,9 @@ class Pieces:
             if sources and start < end:
                 pieces.append(CitationPiece(citation=Citation(start=start, end=end, sources=sources)))
         if self._cited < len(claims):
-            self._leave_paragraphs(claims)
+            end = self._raw.rfind("\n\n", base, base + claims[self._cited].span.start)
+            # Go on in the current paragraph, but not within a code block, which may contain empty lines.
+            if end >= 0 and not len(_FENCE.findall(self._raw, base, end)) % 2:
+                self._base = end + 2
+                self._cited = sum(claim.span.start >= self._base - base for claim in claims[: self._cited])
         return pieces
-
-    def _leave_paragraphs(self, claims: Sequence[Claim]) -> None:
-        """Move the start to the current paragraph, but not within a code block, which may contain empty lines."""
-        base = self._base
-        end = self._raw.rfind("\n\n", base, base + claims[self._cited].span.start)
-        if end < 0 or len(_FENCE.findall(self._raw, base, end)) % 2:
-            return
-        self._base = end + 2
-        self._cited = sum(claim.span.start >= self._base - base for claim in claims[: self._cited])

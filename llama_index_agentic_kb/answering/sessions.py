@@ -1,11 +1,4 @@
-"""Sessions: the turns of a query, a LlamaIndex memory over the session store, and the end user's own text chunks.
-
-store = SessionStore("sessions.db")
-memory = SessionMemory(store, owner="alice")
-chat = AgenticChatEngine(engine, memory=memory)       # stores each turn with its answer
-kb.as_retriever(memory=memory)                        # reads the same conversation
-store.get("alice", memory.session_id)                 # returns the session with its turns
-"""
+"""Sessions: the turns of a query, a LlamaIndex memory over the session store, and the end user's own text chunks."""
 
 from __future__ import annotations
 
@@ -21,7 +14,7 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.llms import LLM
 from llama_index.core.memory import BaseMemory
 
-from llama_index_agentic_kb._aio import arun, run
+from llama_index_agentic_kb._aio import bridged
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from llama_index_agentic_kb.grounding.citations import strip_markers
 from llama_index_agentic_kb.guard.permissions import ConversationOwner, current_principal
@@ -31,8 +24,7 @@ from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.prompts import as_data
 from llama_index_agentic_kb.schema import DialogueState, Message, Principal, ScopeState
 from llama_index_agentic_kb.schema._model import Model
-from llama_index_agentic_kb.schema.answer import Answer, Session
-from llama_index_agentic_kb.schema.answer_query import NEW_SESSION, AnswerQuery, EndUserChunk
+from llama_index_agentic_kb.schema.answer import NEW_SESSION, Answer, AnswerQuery, EndUserChunk, Session
 from llama_index_agentic_kb.schema.grounding import GroundingLedger
 
 if TYPE_CHECKING:  # imports SQLAlchemy
@@ -97,7 +89,7 @@ async def read_session(
         return [], {}
     if store is None:
         raise InvalidRequestError("session: sessions are not kept here; pass sessions=SessionStore(...)")
-    if query.makes_session:
+    if session == NEW_SESSION:
         return [], {**parsed_states({}), **states_of(query.request)}
     messages = await store.asession_messages(owner, session, last=MAX_TURNS, deadline=deadline)
     stored = await store.aget_states(owner, session, deadline=deadline)
@@ -125,11 +117,11 @@ async def keep_turn(
     return answer.model_copy(update={"id": turn.answer_id}), session.model_copy(update={"turns": []})
 
 
-# -- memory ------------------------------------------------------------------------------------------------------------
-
-
 class SessionMemory(BaseMemory):
     """A LlamaIndex memory over one session of one owner.
+
+        memory = SessionMemory(SessionStore("sessions.db"), owner="alice")
+        chat = AgenticChatEngine(engine, memory=memory)  # stores each turn with its answer
 
     A turn is stored in one transaction when its answer is put. A question without an answer is buffered in this object
     only; a later question replaces it. Messages that are neither questions nor answers (system messages, tool calls and
@@ -175,29 +167,20 @@ class SessionMemory(BaseMemory):
         self._session_id = uuid.uuid4().hex if self._is_new else session_id
 
     @classmethod
-    def class_name(cls) -> str:
-        """Return the name of the class in serialized forms."""
+    def class_name(cls) -> str:  # noqa: D102 (LlamaIndex's name of serialized forms)
         return "SessionMemory"
 
     @classmethod
-    def from_defaults(  # type: ignore[override]  # named arguments, as LlamaIndex's own memories have
-        cls,
-        chat_history: list[ChatMessage] | None = None,
-        llm: LLM | None = None,
-        *,
-        store: SessionStore | None = None,
-        owner: str | Principal = "",
-        session_id: str = NEW_SESSION,
-        token_limit: int | None = None,
-    ) -> Self:
-        """Create a memory with the arguments of LlamaIndex's memories; ``store`` and ``owner`` are required.
+    def from_defaults(cls, chat_history: list[ChatMessage] | None = None, llm: LLM | None = None, **own: Any) -> Self:
+        """Create a memory with the arguments of LlamaIndex's memories and of the class (``store``, ``owner``, ...).
 
         The default token limit is three quarters of the model's context window.
         """
-        if store is None or not owner:
+        if own.get("store") is None or not own.get("owner"):
             raise ConfigurationError("SessionMemory: store and owner are needed")
-        window = TOKEN_LIMIT if llm is None else int(llm.metadata.context_window * WINDOW_SHARE)
-        memory = cls(store, owner=owner, session_id=session_id, token_limit=token_limit or window)
+        if own.get("token_limit") is None:
+            own["token_limit"] = TOKEN_LIMIT if llm is None else int(llm.metadata.context_window * WINDOW_SHARE)
+        memory = cls(**own)
         if chat_history:
             memory.set(chat_history)
         return memory
@@ -207,7 +190,7 @@ class SessionMemory(BaseMemory):
         """The session's id, which is known even before the first turn creates the session."""
         return self._session_id
 
-    def get(self, input: str | None = None, initial_token_count: int = 0, **kwargs: Any) -> list[ChatMessage]:  # noqa: A002, ARG002 (LlamaIndex's signature)
+    async def aget(self, input: str | None = None, initial_token_count: int = 0, **_: Any) -> list[ChatMessage]:  # noqa: A002, ARG002 (LlamaIndex's signature)
         """Return the newest turns within the token limit, oldest first, and the unanswered question, if any.
 
         Raises:
@@ -215,42 +198,42 @@ class SessionMemory(BaseMemory):
             NotFoundError: The owner has no session of this id.
             DeniedError: The memory belongs to another principal.
         """
-        return run(self._get(initial_token_count))
-
-    async def aget(self, input: str | None = None, initial_token_count: int = 0, **kwargs: Any) -> list[ChatMessage]:  # noqa: A002, ARG002 (same)
-        """Return the newest turns within the token limit; see ``get``."""
-        return await arun(self._get(initial_token_count))
-
-    def get_all(self) -> list[ChatMessage]:
-        """Return the whole session, oldest first, and the unanswered question, if any."""
-        return run(self.aget_all())
+        limit = self.token_limit - initial_token_count
+        if limit < 0:
+            raise InvalidRequestError(
+                f"initial_token_count: {initial_token_count} is above the limit of {self.token_limit}"
+            )
+        stored = await self._read(RECENT)
+        fitting = _fitting(stored, limit)
+        if len(stored) == 2 * RECENT and len(fitting) == len(stored):
+            fitting = _fitting(await self._read(None), limit)
+        return [*fitting, *self._waiting()]
 
     async def aget_all(self) -> list[ChatMessage]:
-        """Return the whole session; see ``get_all``."""
-        return [*(await arun(self._read(None))), *self._waiting()]
+        """Return the whole session, oldest first, and the unanswered question, if any."""
+        return [*(await self._read(None)), *self._waiting()]
 
-    def put(self, message: ChatMessage) -> None:
+    async def aput(self, message: ChatMessage) -> None:
         """Add a message: a question is buffered; an answer completes the turn, which is stored.
 
         Raises:
             InvalidRequestError: The message is an answer, and there is no unanswered question.
             DeniedError: The memory belongs to another principal.
         """
-        run(self._put([message]))
-
-    async def aput(self, message: ChatMessage) -> None:
-        """Add a message; see ``put``."""
-        await arun(self._put([message]))
-
-    def put_messages(self, messages: list[ChatMessage]) -> None:
-        """Add messages in order; see ``put``."""
-        run(self._put(messages))
+        await self.aput_messages([message])
 
     async def aput_messages(self, messages: list[ChatMessage]) -> None:
-        """Add messages in order; see ``put``."""
-        await arun(self._put(messages))
+        """Add messages in order; see ``aput``."""
+        self._speaker.check(current_principal())
+        with self._lock:
+            turns, self._question = _completed(messages, self._question)
+            session_id, is_new = self._session_id, self._is_new
+        if turns:
+            await self._store_turns(session_id, turns, is_new=is_new)
+            with self._lock:  # do not create the session again if it is deleted later
+                self._is_new = self._is_new and session_id != self._session_id
 
-    def set(self, messages: list[ChatMessage]) -> None:
+    async def aset(self, messages: list[ChatMessage]) -> None:
         """Switch to a new session that starts with these messages; the old session is kept.
 
         If the current session already has exactly these turns, it is kept and nothing is stored.
@@ -258,13 +241,18 @@ class SessionMemory(BaseMemory):
         Raises:
             InvalidRequestError: An answer has no question before it.
         """
-        run(self._set(messages))
+        turns, question = _completed(messages, None)
+        stored = await self._read(None)
+        roles = (MessageRole.USER, MessageRole.ASSISTANT)
+        same = [pair for turn in turns for pair in zip(roles, turn, strict=True)]
+        if [(message.role, message.content) for message in stored] == same:
+            self._go_on_in(self._session_id, is_new=self._is_new, question=question)
+            return
+        session_id = uuid.uuid4().hex
+        await self._store_turns(session_id, turns, is_new=True)
+        self._go_on_in(session_id, is_new=not turns, question=question)
 
-    async def aset(self, messages: list[ChatMessage]) -> None:
-        """Switch to a new session that starts with these messages; see ``set``."""
-        await arun(self._set(messages))
-
-    def reset(self) -> None:
+    async def areset(self) -> None:
         """Start a new session. The old one is kept; use ``SessionStore.delete`` to delete it.
 
         Raises:
@@ -273,9 +261,13 @@ class SessionMemory(BaseMemory):
         self._speaker.check(current_principal())
         self._go_on_in(uuid.uuid4().hex, is_new=True, question=None)
 
-    async def areset(self) -> None:
-        """Start a new session; see ``reset``."""
-        self.reset()
+    # Functions, which pydantic takes for methods; the checker reads the base class's signatures.
+    get = bridged(aget)  # type: ignore[arg-type, pydantic-field]
+    get_all = bridged(aget_all)  # type: ignore[arg-type, pydantic-field]
+    put = bridged(aput)  # type: ignore[arg-type, pydantic-field]
+    put_messages = bridged(aput_messages)  # type: ignore[arg-type, pydantic-field]
+    set = bridged(aset)  # type: ignore[arg-type, pydantic-field]
+    reset = bridged(areset)  # type: ignore[arg-type, pydantic-field]
 
     async def aget_states(self) -> dict[str, Any]:
         """Return the state of the session's conversation, by part; empty if there is none."""
@@ -286,15 +278,6 @@ class SessionMemory(BaseMemory):
         """Store the state of the session's conversation; see ``SessionStore.aset_states``."""
         self._speaker.check(current_principal())
         await self._store.aset_states(self.owner, self._session_id, states)
-
-    async def _get(self, used: int) -> list[ChatMessage]:
-        if used > self.token_limit:
-            raise InvalidRequestError(f"initial_token_count: {used} is above the limit of {self.token_limit}")
-        stored = await self._read(RECENT)
-        fitting = _fitting(stored, self.token_limit - used)
-        if len(stored) == 2 * RECENT and len(fitting) == len(stored):
-            fitting = _fitting(await self._read(None), self.token_limit - used)
-        return [*fitting, *self._waiting()]
 
     async def _read(self, last: int | None) -> list[ChatMessage]:
         """Return the messages of the newest stored turns (None for all); empty if the session is new."""
@@ -310,28 +293,6 @@ class SessionMemory(BaseMemory):
     def _waiting(self) -> list[ChatMessage]:
         question = self._question
         return [] if question is None else [ChatMessage(role=MessageRole.USER, content=question)]
-
-    async def _put(self, messages: Sequence[ChatMessage]) -> None:
-        self._speaker.check(current_principal())
-        with self._lock:
-            turns, self._question = _completed(messages, self._question)
-            session_id, is_new = self._session_id, self._is_new
-        if turns:
-            await self._store_turns(session_id, turns, is_new=is_new)
-            with self._lock:  # do not create the session again if it is deleted later
-                self._is_new = self._is_new and session_id != self._session_id
-
-    async def _set(self, messages: Sequence[ChatMessage]) -> None:
-        turns, question = _completed(messages, None)
-        stored = await self._read(None)
-        roles = (MessageRole.USER, MessageRole.ASSISTANT)
-        same = [pair for turn in turns for pair in zip(roles, turn, strict=True)]
-        if [(message.role, message.content) for message in stored] == same:
-            self._go_on_in(self._session_id, is_new=self._is_new, question=question)
-            return
-        session_id = uuid.uuid4().hex
-        await self._store_turns(session_id, turns, is_new=True)
-        self._go_on_in(session_id, is_new=not turns, question=question)
 
     async def _store_turns(self, session_id: str, turns: Sequence[tuple[str, str]], *, is_new: bool) -> None:
         for question, text in turns:

@@ -62,7 +62,7 @@ def calibrate_store(store: KnowledgeStore) -> Iterator[tuple[str, Calibration]]:
     """Make or update the scope index of each source, calibrate and save it; yield the results by source."""
     known = store.scopes()
     for info in store.sources():
-        reader, model = store.vectors(info.name).reader(), embed_model_name(store.embed_model)
+        reader, model = store.reader(info.name), embed_model_name(store.embed_model)
         old = known.get(info.name)
         index = ScopeIndex.build(reader, model) if old is None or old.model != model else old.updated(reader)
         every = list(index.documents)

@@ -103,13 +103,12 @@ class Terms:
     model_seconds: float = 1.5  # of a call; 0 answers with extracts, without a model
 
 
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """The seconds of simulated questions: their mean, their median, and what one in a hundred exceeds."""
+class Latency(NamedTuple):
+    """The seconds of simulated questions."""
 
     mean: float
-    p50: float
-    p99: float
+    p50: float  # the median
+    p99: float  # what one in a hundred exceeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,28 +149,24 @@ def plan(
         model_seconds=terms.model_seconds,
     )  # fmt: skip
     read, written = (planned + answer for planned, answer in zip(work.tokens, ANSWER_TOKENS, strict=True))
-    model = (read * terms.price_in + written * terms.price_out) / 1e3 * with_model
-    hours = chunks * times.chunk / 3600
+    merging = work.searches * times.shard
+    most = {
+        "memory of one server": fits,
+        "a day to build on one machine": 86_400 * terms.cores / times.chunk,
+        "a second of merging shards": fits / merging if merging else math.inf,  # as small as could be measured
+    }
     return Plan(
         chunks, shards, copies, processes, machines,
         memory_gb=(chunks * times.memory * copies + processes * PROCESS_BYTES) / 1e9,
         disk_gb=chunks * times.disk * copies / 1e9,
-        build_hours=hours,
+        build_hours=chunks * times.chunk / 3600,
         latency=latency,
-        money=(model, machines * terms.price_hour / (qps * 3.6)),
-        limits=_limits(chunks, fits, work, times, terms),
+        money=(
+            (read * terms.price_in + written * terms.price_out) / 1e3 * with_model,
+            machines * terms.price_hour / (qps * 3.6),
+        ),
+        limits=tuple(name for name, size in sorted(most.items(), key=lambda item: item[1]) if chunks > size),
     )  # fmt: skip
-
-
-def _limits(chunks: float, fits: float, work: Work, times: ServiceTimes, terms: Terms) -> tuple[str, ...]:
-    """Return what has given way at a size, in the order in which it does as collections grow."""
-    day, merging = 86_400 * terms.cores / times.chunk, work.searches * times.shard
-    found = {
-        "memory of one server": fits,
-        "a day to build on one machine": day,
-        "a second of merging shards": fits / merging if merging else math.inf,  # as small as could be measured
-    }
-    return tuple(name for name, size in sorted(found.items(), key=lambda item: item[1]) if chunks > size)
 
 
 # -- simulation -------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class EvaluationQuery:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """An evaluation set."""
+    """An evaluation set: documents, queries, and the relevant documents of each query."""
 
     name: str  # of the folder
     documents: Sequence[TextNode]  # one node for each document, with the document's id
@@ -66,11 +66,7 @@ class Dataset:
 def read_dataset(folder: str | Path, *, split: str = "test", limit: int | None = None, seed: int = 0) -> Dataset:
     """Read an evaluation set from a folder in BEIR form; raise ``InvalidRequestError`` with file, line and remedy.
 
-    Args:
-        folder: Folder with the files listed in the module's docstring.
-        split: Name of the file in ``qrels/`` that is read if there is no ``qrels.tsv``.
-        limit: Number of queries drawn at random by ``seed``. Defaults to all.
-        seed: Seed of the random draw.
+    Without a ``qrels.tsv`` the ``split`` is read; ``limit`` queries are drawn at random by ``seed``, by default all.
     """
     path = Path(folder)
     documents = [_document(row) for row, _ in _rows(path / "corpus.jsonl")]
@@ -254,8 +250,7 @@ class PlannedLLM(ReplyingLLM):
 
     def __init__(self, name: str, steps: Steps, queries: Iterable[EvaluationQuery]) -> None:
         super().__init__()
-        self._name = name
-        self._steps = steps
+        self._name, self._steps = name, steps
         for query in queries:
             self._queries.setdefault(normalize(as_data(query.text)), []).append(query)
 
@@ -274,15 +269,10 @@ class PlannedLLM(ReplyingLLM):
         steps = self._steps_for(prompt)
         match prompt.rstrip().rpartition("\n")[2]:
             case "Plan:":
-                planned = [
-                    {
-                        "id": f"q{step.id}",
-                        "query": _REFERENCE.sub(r"#q\1", step.text),
-                        "sources": [],
-                        "depends_on": [f"q{parent}" for parent in step.depends_on],
-                    }
-                    for step in steps
-                ]
+                planned: list[dict[str, Any]] = []
+                for step in steps:
+                    query, parents = _REFERENCE.sub(r"#q\1", step.text), [f"q{one}" for one in step.depends_on]
+                    planned.append({"id": f"q{step.id}", "query": query, "sources": [], "depends_on": parents})
                 return json.dumps({"sub_queries": planned})
             case "Findings:":
                 return _findings(steps, prompt)
@@ -308,28 +298,21 @@ class PlannedLLM(ReplyingLLM):
 
 def _findings(steps: Sequence[PlannedStep], prompt: str) -> str:
     """Return the planned answers to the steps listed in a prompt, one JSON line per step; steps are matched by text."""
-    asked = _STEPS.findall(prompt)
-    passages = {
-        int(match[1]): normalize("\n".join([*_TITLE.findall(match[0])[:1], match[2]]))
-        for match in PASSAGE.finditer(prompt)
-    }
+    asked, passages = _STEPS.findall(prompt), dict[int, str]()
+    for match in PASSAGE.finditer(prompt):
+        passages[int(match[1])] = normalize("\n".join([*_TITLE.findall(match[0])[:1], match[2]]))
     lines = []
     for name, query in _STEP.findall(asked[-1]) if asked else []:
-        step = _step_of(name, query, steps)
-        answers = [
-            {"value": value, "ref": _ref_of(value, query, passages), "confidence": "stated"}
-            for value in (step.answers if step is not None else ())
-        ]
+        words, step = set(normalize(query).split()), _step_of(name, query, steps)
+        answers = []
+        for value in step.answers if step is not None else ():
+            pattern = re.compile(rf"(?<![a-z0-9]){re.escape(normalize(value))}(?![a-z0-9])")
+            # Of several passages with the value, the one with most of the query's words.
+            shared = {ref: len(words & set(text.split())) for ref, text in passages.items() if pattern.search(text)}
+            ref = max(shared, key=lambda ref: shared[ref], default=None)
+            answers.append({"value": value, "ref": ref, "confidence": "stated"})
         lines.append(json.dumps({"step": name, "answers": answers}, ensure_ascii=False))
     return "\n".join(lines)
-
-
-def _ref_of(value: str, query: str, passages: Mapping[int, str]) -> int | None:
-    """Return the number of the passage that contains a value; of several, the one with most of the query's words."""
-    pattern = re.compile(rf"(?<![a-z0-9]){re.escape(normalize(value))}(?![a-z0-9])")
-    words = set(normalize(query).split())
-    holding = [number for number, text in passages.items() if pattern.search(text)]
-    return max(holding, key=lambda number: len(words & set(passages[number].split())), default=None)
 
 
 def _step_of(name: str, query: str, steps: Sequence[PlannedStep]) -> PlannedStep | None:

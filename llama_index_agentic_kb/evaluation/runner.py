@@ -18,7 +18,7 @@ from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, TypeAlias, TypedDict
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from llama_index.core.llms import LLM
@@ -48,13 +48,9 @@ from llama_index_agentic_kb.evaluation.systems import (
 )
 
 BASELINE: Final = "hybrid"  # system that others are compared with: a single query with fused dense and BM25 results
-
 PLAIN: Final = "minimal"  # this library's system without a plan; a plan's value is measured against it
-
 ALL: Final = "all"  # name of the group with questions of all kinds
-
 SAMPLES: Final = 2_000  # number of resamples for a bootstrap interval
-
 DRAWS_AT_ONCE: Final = 2_000_000
 """Maximum number of values drawn together: all resamples of 100,000 questions would take gigabytes."""
 
@@ -71,6 +67,10 @@ RECORDED: Final = "recorded:"
 
 Relevant: TypeAlias = Mapping[str, float]
 Estimate: TypeAlias = dict[str, float]
+Summary: TypeAlias = dict[str, Any]
+"""Of one system's run: ``system``, ``kinds`` (by kind: ``questions``, ``metrics``, paired ``differences`` from the
+baseline), ``cost``, ``milliseconds``, ``plan_value`` (shares of relevant documents gained and lost beside ``PLAIN``),
+``failed``, ``warned``."""
 Planning: TypeAlias = "tuple[LLM | None, str, Dataset]"
 """The planning model, its name in the report, and the dataset of planned questions."""
 
@@ -107,26 +107,6 @@ def mean(values: Sequence[float] | np.ndarray) -> Estimate:
     return {"mean": float(array.mean()), "low": float(low), "high": float(high), "p": p}
 
 
-class KindSummary(TypedDict):
-    """Summary of the questions of one kind: estimates by metric, and of the paired differences from the baseline."""
-
-    questions: int
-    metrics: dict[str, Estimate]
-    differences: dict[str, Estimate]
-
-
-class Summary(TypedDict):
-    """Summary of one system's run; ``plan_value``: shares of relevant documents gained and lost beside ``PLAIN``."""
-
-    system: str
-    kinds: dict[str, KindSummary]
-    cost: dict[str, float]
-    milliseconds: dict[str, float]
-    plan_value: dict[str, float] | None
-    failed: int
-    warned: int
-
-
 @dataclass(slots=True)
 class EvaluationRun:
     """The results of an evaluation by system, in the dataset's order of questions; ``relevant`` is by query id."""
@@ -150,29 +130,35 @@ class EvaluationRun:
         """Return a metric's value for each question of a kind, or for all questions."""
         return [result.metrics[metric] for result in self.systems[system] if kind in {ALL, *result.kinds}]
 
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the metrics with their k, such as ``R@5``."""
+        return [f"{metric}@{k}" for k in self.cutoffs for metric in METRICS]
+
     def summary(self) -> list[Summary]:
         """Return a summary of each system: metrics and differences from the baseline by kind, costs, plan value."""
         return [self._summary(system, results) for system, results in self.systems.items()]
 
     def _summary(self, system: str, results: Sequence[QueryResult]) -> Summary:
-        kinds: dict[str, KindSummary] = {}
+        kinds: dict[str, Summary] = {}
         for kind in self.kinds:
-            names = [f"{metric}@{k}" for k in self.cutoffs for metric in METRICS]
-            values = {name: self.values(system, name, kind) for name in names}
+            values = {name: self.values(system, name, kind) for name in self.metrics}
             differences = {}
             if system != BASELINE and BASELINE in self.systems:
-                plain = {name: self.values(BASELINE, name, kind) for name in names}
-                differences = {name: mean(np.subtract(values[name], plain[name])) for name in names}
-            estimates = {name: mean(values[name]) for name in names}
-            kinds[kind] = {"questions": len(values[names[0]]), "metrics": estimates, "differences": differences}
+                plain = {name: self.values(BASELINE, name, kind) for name in values}
+                differences = {name: mean(np.subtract(values[name], plain[name])) for name in values}
+            estimates = {name: mean(found) for name, found in values.items()}
+            kinds[kind] = {
+                "questions": len(next(iter(values.values()))),
+                "metrics": estimates,
+                "differences": differences,
+            }
         times, value = [result.milliseconds for result in results], None
         if system != PLAIN and PLAIN in self.systems:
-            pairs = zip(self.systems[PLAIN], results, strict=True)
             gained = lost = 0
-            for old, new in pairs:
-                had, has = (
-                    self.relevant[new.query_id].keys() & one.documents[: max(self.cutoffs)] for one in (old, new)
-                )
+            for old, new in zip(self.systems[PLAIN], results, strict=True):
+                relevant, top = self.relevant[new.query_id].keys(), max(self.cutoffs)
+                had, has = relevant & old.documents[:top], relevant & new.documents[:top]
                 gained, lost = gained + len(has - had), lost + len(had - has)
             total = sum(len(self.relevant[result.query_id]) for result in results)
             value = {"gained": gained / total, "lost": lost / total}
@@ -220,9 +206,9 @@ def evaluate(
                 result = failed(failure, Cost())
             result.milliseconds = (time.perf_counter() - start) * 1000
         result.query_id, result.kinds = query.id, list(query.kinds)
-        for measured, measure in METRICS.items():
-            for k in cutoffs:
-                result.metrics[f"{measured}@{k}"] = measure(result.documents, relevant[query.id], k)
+        for metric in run.metrics:
+            measure, _, k = metric.partition("@")
+            result.metrics[metric] = METRICS[measure](result.documents, relevant[query.id], int(k))
         progress(name, next(finished), len(dataset.queries))
         return result
 
@@ -241,18 +227,17 @@ def evaluate(
 
 def render_run(run: EvaluationRun, summaries: Sequence[Summary]) -> Group:
     """Return a run and its ``summary()`` as tables: quality with intervals, costs, kinds of questions."""
-    names, top = [f"{metric}@{k}" for k in run.cutoffs for metric in METRICS], max(run.cutoffs)
+    top = max(run.cutoffs)
     title = f"{run.dataset}: {len(run.relevant)} questions; plans: {run.plans}; mean [95 % bootstrap interval]"
-    quality = _table(title, "system", names)
+    quality = _table(title, "system", run.metrics)
     title = (
         f"Cost of a question ({run.settings.get('concurrency', '?')} side by side), and what it found that {PLAIN} "
         f"missed, and missed that {PLAIN} found (top {top}); plans: {run.plans}"
     )
     costs = _table(title, "system", [*COSTS.values(), "p50 ms", "p99 ms", "plan value"])
     for one in summaries:
-        found = [one["kinds"][ALL]["metrics"][name] for name in names]
-        cells = [tuple(100 * estimate[part] for part in ("mean", "low", "high")) for estimate in found]
-        quality.add_row(one["system"], *(f"{middle:.1f} [{low:.1f}, {high:.1f}]" for middle, low, high in cells))
+        found = [[100 * share for share in one["kinds"][ALL]["metrics"][name].values()] for name in run.metrics]
+        quality.add_row(one["system"], *(f"{middle:.1f} [{low:.1f}, {high:.1f}]" for middle, low, high, _ in found))
         value, times = one["plan_value"], one["milliseconds"]
         worth = "-" if value is None else f"+{100 * value['gained']:.1f} % -{100 * value['lost']:.1f} %"
         spent = [f"{one['cost'][name]:.1f}" for name in COSTS]
@@ -266,27 +251,23 @@ def render_run(run: EvaluationRun, summaries: Sequence[Summary]) -> Group:
         cells_of = [_kind_cell(one["kinds"][kind], f"All@{top}") for one in summaries]
         kinds.add_row(f"{printable(kind)} ({summaries[0]['kinds'][kind]['questions']})", *cells_of)
     notes = [Text(printable(note), "yellow") for note in run.notes]
-    troubles = [line for name, results in run.systems.items() for line in _troubles(name, results)]
+    troubles = []
+    for name, results in run.systems.items():
+        errors = [result.error for result in results if result.error is not None]
+        warnings = [result.warnings[0] for result in results if result.warnings]
+        for what, texts, style in (("failed", errors, "red"), ("warned", warnings, "yellow")):
+            first = one_line(printable(next(iter(texts), "")), 300)
+            troubles += [Text(f"{name}: {len(texts)} questions {what}, the first: {first}", style)] if texts else []
     return Group(*notes, quality, costs, kinds, *troubles)
 
 
-def _kind_cell(kind: KindSummary, metric: str) -> str:
+def _kind_cell(kind: Summary, metric: str) -> str:
     shown = f"{100 * kind['metrics'][metric]['mean']:.1f}"
     difference = kind["differences"].get(metric)
     if difference is None:
         return shown
     star = "*" if difference["low"] > 0 or difference["high"] < 0 else ""
     return f"{shown} ({100 * difference['mean']:+.1f}{star})"
-
-
-def _troubles(system: str, results: Sequence[QueryResult]) -> Iterator[Text]:
-    errors = [result.error for result in results if result.error is not None]
-    warnings = [result.warnings[0] for result in results if result.warnings]
-    for what, texts, style in (("failed", errors, "red"), ("warned", warnings, "yellow")):
-        if texts:
-            yield Text(
-                f"{system}: {len(texts)} questions {what}, the first: {one_line(printable(texts[0]), 300)}", style
-            )
 
 
 def _table(title: str, first: str, headings: Sequence[str]) -> Table:

@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.callbacks.base_handler import BaseCallbackHandler
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
@@ -29,11 +29,10 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, Te
 
 from llama_index_agentic_kb._aio import arun
 from llama_index_agentic_kb._text import error_message
-from llama_index_agentic_kb.account.activity_log import with_handlers
+from llama_index_agentic_kb.account import with_handlers
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.evaluation.dataset import Dataset, EvaluationQuery
-from llama_index_agentic_kb.llm import count_tokens
-from llama_index_agentic_kb.llm.replies import text_of, usage_of
+from llama_index_agentic_kb.llm import count_tokens, text_of, usage_of
 from llama_index_agentic_kb.retriever import AgenticRetriever, RetrieverOptions
 from llama_index_agentic_kb.schema import FilterNode, Message, RetrievalRequest, SourceActivity
 from llama_index_agentic_kb.search.embedding import EmbeddingCache
@@ -43,9 +42,7 @@ from llama_index_agentic_kb.sources import KnowledgeSource
 
 BATCH: Final = 256
 COMPLETE: Final = "complete"  # name of the file that marks a cache as complete
-
 DEPTH: Final = 100  # maximum length of each ranked list of the baselines
-
 PLANNING: Final = ("low", "medium", "auto")  # systems that ask a language model for plans
 
 SYSTEMS: Final = ("dense", "bm25", "hybrid", "query_fusion", "minimal", *PLANNING)
@@ -115,12 +112,7 @@ class Meter(BaseCallbackHandler):
         """Ignore traces."""
 
     def on_event_start(
-        self,
-        event_type: CBEventType,
-        payload: dict[str, Any] | None = None,
-        event_id: str = "",
-        parent_id: str = "",  # noqa: ARG002
-        **_: object,
+        self, event_type: CBEventType, payload: dict[str, Any] | None = None, event_id: str = "", *_: Any, **__: Any
     ) -> str:
         """Record the question of an event, because a stream may end in another context."""
         cost = self._question.get()
@@ -153,7 +145,7 @@ def _count_tokens(cost: Cost, asked: Mapping[str, Any], ended: Mapping[str, Any]
     response = ended.get(EventPayload.RESPONSE) or ended.get(EventPayload.COMPLETION)
     if response is None:
         return
-    messages: list[ChatMessage] = list(asked.get(EventPayload.MESSAGES) or ())
+    messages = asked.get(EventPayload.MESSAGES) or ()
     texts = [message.content or "" for message in messages] or [str(asked.get(EventPayload.PROMPT) or "")]
     usage = usage_of(response)
     cost.input_tokens += usage.input_tokens or count_tokens("\n".join(texts))
@@ -197,7 +189,8 @@ class CorpusIndex:
         source_field: str | None = None,
         progress: Callable[[int, int], None] = lambda *_: None,
     ) -> None:
-        from llama_index_agentic_kb.store.chroma import ChromaDirectory  # noqa: PLC0415 (loads chromadb)
+        import chromadb  # noqa: PLC0415 (takes a second)
+        from chromadb.config import Settings  # noqa: PLC0415 (same)
 
         self.meter = Meter()
         self.manager = CallbackManager([self.meter])
@@ -211,11 +204,32 @@ class CorpusIndex:
         if not complete:  # an interrupted run left an incomplete cache
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
-        self._database = ChromaDirectory(folder / "chroma")
+        settings = Settings(
+            _env_file=None,  # no setting from a file in the working directory
+            anonymized_telemetry=False,
+            chroma_api_impl="chromadb.api.rust.RustBindingsAPI",
+        )
+        self._database = chromadb.PersistentClient(folder / "chroma", settings)
+        try:
+            self._fill(groups, complete, progress)
+        except BaseException:  # an open database would fail the next try in this process
+            self.close()
+            raise
+        (folder / COMPLETE).touch()
+
+    def _fill(
+        self, groups: Mapping[str, Sequence[TextNode]], complete: bool, progress: Callable[[int, int], None]
+    ) -> None:
+        from llama_index.vector_stores.chroma import ChromaVectorStore  # noqa: PLC0415 (takes a second)
+
+        # With Chroma's 100 candidates, equal searches found different passages in different processes.
+        hnsw: Any = {"hnsw": {"space": "cosine", "ef_search": 400}}
         self.indexes: dict[str, VectorStoreIndex] = {}
         self.lexical: dict[str, LexicalRetriever] = {}
         for name, nodes in groups.items():
-            store = self._database.vector_store(name)
+            called = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]  # Chroma restricts names
+            collection = self._database.get_or_create_collection(called, embedding_function=None, configuration=hnsw)
+            store = ChromaVectorStore(chroma_collection=collection)
             for start in range(0, 0 if complete else len(nodes), BATCH):
                 batch = nodes[start : start + BATCH]
                 texts = [node.get_content(MetadataMode.EMBED) for node in batch]
@@ -226,7 +240,6 @@ class CorpusIndex:
                 store, embed_model=self.embed_model, callback_manager=self.manager
             )
             self.lexical[name] = LexicalRetriever(nodes, self.manager)
-        (folder / COMPLETE).touch()
 
     def _digest(self, groups: Mapping[str, Sequence[TextNode]]) -> str:
         from llama_index_agentic_kb.store.embedding_model import embed_model_fingerprint  # noqa: PLC0415 (loads torch)
@@ -251,7 +264,7 @@ class CorpusIndex:
 
     def close(self) -> None:
         """Close the vector database."""
-        self._database.close()
+        self._database.close()  # type: ignore[attr-defined]  # of the client's class
 
 
 # -- the systems -------------------------------------------------------------------------------------------------------
@@ -263,28 +276,25 @@ def make_systems(names: Sequence[str], corpus: CorpusIndex, llm: LLM | None, *, 
     Raises ``ConfigurationError`` if a name is unknown, or a system lacks its model.
     """
     check_systems(names, llm)
-
-    def make(name: str) -> _System:
+    made: dict[str, Ask] = {}
+    for name in names:
         if name == "query_fusion":
-            return _query_fusion(corpus, llm, documents)
-        if name in {"dense", "bm25", "hybrid"}:
-            return _single_query(name, corpus, documents)
-        return _ours(name, corpus, None if name == "minimal" else llm, documents)
+            system = _query_fusion(corpus, llm, documents)
+        elif name in {"dense", "bm25", "hybrid"}:
+            system = _single_query(name, corpus, documents)
+        else:
+            system = _ours(name, corpus, None if name == "minimal" else llm, documents)
+        made[name] = partial(_metered, corpus.meter, system)
+    return made
 
-    return {name: _metered(corpus.meter, make(name)) for name in names}
 
-
-def _metered(meter: Meter, system: _System) -> Ask:
-    """Return a system whose cost is counted; a failed question has the cost of the calls until then."""
-
-    async def ask(query: EvaluationQuery) -> QueryResult:
-        with meter.question() as cost:
-            try:
-                return await system(query, cost)
-            except Exception as failure:  # noqa: BLE001 (one question's failure is a result too)
-                return failed(failure, cost)
-
-    return ask
+async def _metered(meter: Meter, system: _System, query: EvaluationQuery) -> QueryResult:
+    """Ask, and count the cost; a failed question has the cost of the calls until then."""
+    with meter.question() as cost:
+        try:
+            return await system(query, cost)
+        except Exception as failure:  # noqa: BLE001 (one question's failure is a result too)
+            return failed(failure, cost)
 
 
 def failed(failure: Exception, cost: Cost) -> QueryResult:
@@ -308,7 +318,10 @@ def _single_query(name: str, corpus: CorpusIndex, documents: int) -> _System:
     lexical = [] if name == "dense" else list(corpus.lexical.values())
 
     async def ask(query: EvaluationQuery, cost: Cost) -> QueryResult:
-        similar, worded = await _lists(dense, query.text), await _lists(lexical, query.text)
+        similar, worded = [
+            await asyncio.gather(*(asyncio.to_thread(retriever.retrieve, query.text) for retriever in retrievers))
+            for retrievers in (dense, lexical)
+        ]
         nodes = [node for found in (similar if dense else worded) for node in found]
         ids = _ids(sorted(nodes, key=lambda node: -(node.score or 0.0)))
         if dense and lexical:
@@ -317,10 +330,6 @@ def _single_query(name: str, corpus: CorpusIndex, documents: int) -> _System:
         return QueryResult(ids[:documents], cost, [query.text])
 
     return ask
-
-
-async def _lists(retrievers: Sequence[BaseRetriever], text: str) -> list[list[NodeWithScore]]:
-    return list(await asyncio.gather(*(asyncio.to_thread(retriever.retrieve, text) for retriever in retrievers)))
 
 
 def _ids(nodes: Sequence[NodeWithScore]) -> list[str]:

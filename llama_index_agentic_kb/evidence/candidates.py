@@ -7,11 +7,11 @@ between the lists and the arrangement.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, pairwise
-from operator import itemgetter
+from itertools import chain, count, pairwise
+from operator import attrgetter, itemgetter
 from typing import Any, Final, TypeAlias
 
 from llama_index.core.schema import BaseNode, ImageNode, IndexNode, NodeRelationship, NodeWithScore, TextNode
@@ -20,9 +20,9 @@ from llama_index_agentic_kb._aio import outside_loop
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.schema import Reference, SubQuery, SubQueryOrigin
 from llama_index_agentic_kb.search.fusion import Fused, Ranked, interleave, merge_by_score, relative_score_fusion
+from llama_index_agentic_kb.sources.base import SelectedSource
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.sources.search import NodeKey, NodeList
-from llama_index_agentic_kb.sources.selection import SelectedSource
 
 PROVENANCE_KEY: Final = "agentic_kb"
 """Metadata key of a node's provenance, a dictionary.
@@ -219,13 +219,14 @@ def lists_by_sub_query(searches: Sequence[SourceSearch], fusion: Fusion) -> list
     """
     by_sub_query: dict[str, dict[Hashable, list[SourceSearch]]] = {}
     for search in searches:
-        scales = (one.scale for one in search.lists if one.scale is not None and _scores(one) is not None)
-        corpus = next(scales, ("search", search.record.id))
+        corpus: Hashable = ("search", search.record.id)
+        for one in reversed(search.lists):
+            if one.scale is not None and _scores(one) is not None:
+                corpus = one.scale
         by_sub_query.setdefault(search.sub_query.id, {}).setdefault(corpus, []).append(search)
     made = []
     for corpora in by_sub_query.values():
-        lists = [_corpus_list(members) for members in corpora.values()]
-        members = [search for found in corpora.values() for search in found]
+        lists, members = list(map(_corpus_list, corpora.values())), list(chain.from_iterable(corpora.values()))
         with outside_loop():  # a custom function may start its own event loop
             fused = Ranked(lists[0].keys, scores=lists[0].scores) if len(lists) == 1 else _as_ranked(fusion(lists))
         sub_query = members[0].sub_query
@@ -252,7 +253,7 @@ def _corpus_list(searches: Sequence[SourceSearch]) -> Ranked[NodeKey]:
             key = found.kind if shared else (search.record.id, position)
             kinds.setdefault(key, []).append((found, search.source.weight))
             weights += [search.source.weight] if found.nodes else []
-    lists = [_one_kind(group) for group in kinds.values()]
+    lists = list(map(_one_kind, kinds.values()))
     fused = lists[0] if len(lists) == 1 else _as_ranked(relative_score_fusion(lists))
     return Ranked(fused.keys, max(weights, default=1.0), fused.scores)
 
@@ -276,12 +277,12 @@ def _one_kind(group: Sequence[tuple[NodeList, float]]) -> Ranked[NodeKey]:
 
 def _scores(found: NodeList) -> list[float] | None:
     """Return the scores of a list; None if any node lacks a score."""
-    scores = [node.score for node in found.nodes if node.score is not None]
-    return scores if len(scores) == len(found.nodes) else None
+    scores: list[Any] = list(map(attrgetter("score"), found.nodes))
+    return None if None in scores else scores
 
 
 def _as_ranked(fused: Sequence[Fused[NodeKey]]) -> Ranked[NodeKey]:
-    return Ranked([item.key for item in fused], scores=[item.score for item in fused])
+    return Ranked(list(map(attrgetter("key"), fused)), scores=list(map(attrgetter("score"), fused)))
 
 
 # -- arrangement ------------------------------------------------------------------------------------------------------
@@ -328,53 +329,54 @@ def arrange(
     A node whose document already has ``max_per_document`` pieces is moved to the end, unless it is proof or a
     sub-query's best evidence.
     """
-    pieces = _Pieces(joining)
-    waiting: list[tuple[_Document, _Part]] = []
+    pieces = _Pieces()
+    waiting: list[tuple[_Document, _Part, list[Hashable]]] = []
     for part in enumerate(nodes):
-        if pieces.join(part):
+        keys = _keys(part[1].node) if joining else []
+        if pieces.join(part, keys):
             continue
         node, mark = part[1].node, provenance(part[1]) or {}
         # a node without a source document counts as its own document
         document = mark.get("source", ""), node.ref_doc_id or f"node {node.node_id}"
         is_full = max_per_document is not None and pieces.per_document[document] >= max_per_document
         if is_full and not (mark.get("best_for") or mark.get("proof")):
-            waiting.append((document, part))
+            waiting.append((document, part, keys))
         elif len(pieces.kept) < limit:
-            pieces.add(document, part)
+            pieces.add(document, part, keys)
         else:
             break
-    for document, part in waiting:
+    for document, part, keys in waiting:
         if len(pieces.kept) >= limit:
             break
-        if not pieces.join(part):
-            pieces.add(document, part)
-    kept = [piece.parts for piece in pieces.kept]
-    return Arrangement([join(parts) for parts in kept], sum(map(len, kept)))
+        if not pieces.join(part, keys):
+            pieces.add(document, part, keys)
+    kept = list(map(attrgetter("parts"), pieces.kept))
+    return Arrangement(list(map(join, kept)), sum(map(len, kept)))
 
 
 @dataclass(slots=True)
 class _Pieces:
     """The pieces that were made so far, found by what may be adjacent to them: comparing all would be quadratic."""
 
-    joining: bool
     kept: list[_Piece] = field(default_factory=list)
     per_document: Counter[_Document] = field(default_factory=Counter)
     places: Iterator[int] = field(default_factory=count)
-    near: defaultdict[Hashable, list[_Piece]] = field(default_factory=lambda: defaultdict(list))
+    near: dict[Hashable, list[_Piece]] = field(default_factory=dict)
 
-    def add(self, document: _Document, part: _Part) -> None:
-        """Add a piece of one node."""
-        piece = _Piece(next(self.places), document, [])
+    def add(self, document: _Document, part: _Part, keys: Sequence[Hashable]) -> None:
+        """Add a piece of one node, which has these ``_keys``."""
+        piece = _Piece(next(self.places), document, [part])
         self.kept.append(piece)
         self.per_document[document] += 1
-        self._extend(piece, [part], [part])
+        for key in keys:
+            self.near.setdefault(key, []).append(piece)
 
-    def join(self, part: _Part) -> bool:
+    def join(self, part: _Part, keys: Sequence[Hashable]) -> bool:
         """Join a node to adjacent pieces if the length allows (merging two pieces); return whether it was joined."""
-        if not self.joining:
-            return False
-        node = part[1].node
-        near = {piece.place: piece for key in _keys(node) for piece in self.near[key] if piece.parts}
+        node, near = part[1].node, dict[int, _Piece]()
+        for key in keys:
+            for piece in self.near.get(key, ()):
+                near |= {piece.place: piece} if piece.parts else {}
         if not near:
             return False
         length = len(node.get_content())
@@ -384,32 +386,31 @@ class _Pieces:
         around = [piece for piece in better_first if piece is after or piece is before]
         if after and before and after.length + length + before.length <= MAX_CHARACTERS:
             better, worse = around
-            self._extend(better, [*after.parts, part, *before.parts], [part, *worse.parts])
+            self._extend(better, [part, *worse.parts])
+            better.parts = [*after.parts, part, *before.parts]
             worse.parts = []
             self.kept.remove(worse)
             self.per_document[worse.document] -= 1
             return True
         for piece in around:
             if piece.length + length <= MAX_CHARACTERS:
-                self._extend(piece, [*piece.parts, part] if piece is after else [part, *piece.parts], [part])
+                self._extend(piece, [part])
+                piece.parts = [*piece.parts, part] if piece is after else [part, *piece.parts]
                 return True
         return False
 
-    def _extend(self, piece: _Piece, parts: list[_Part], new: Sequence[_Part]) -> None:
-        piece.parts = parts
+    def _extend(self, piece: _Piece, new: Sequence[_Part]) -> None:
         for _, node in new:
             for key in _keys(node.node):
-                self.near[key].append(piece)
+                self.near.setdefault(key, []).append(piece)
 
 
-def _keys(node: BaseNode) -> Iterator[Hashable]:
-    """Yield keys of which two nodes share at least one if they are adjacent: ids of nodes, and the document."""
-    yield node.node_id
+def _keys(node: BaseNode) -> list[Hashable]:
+    """Return keys of which two nodes share at least one if they are adjacent: ids of nodes, and the document."""
+    keys: list[Hashable] = [node.node_id]
     for linked in (node.next_node, node.prev_node):
-        if linked is not None:
-            yield linked.node_id
-    if node.ref_doc_id is not None:
-        yield "document", node.ref_doc_id
+        keys += [] if linked is None else [linked.node_id]
+    return keys if node.ref_doc_id is None else [*keys, ("document", node.ref_doc_id)]
 
 
 # -- adjacency -----------------------------------------------------------------------------------------------------

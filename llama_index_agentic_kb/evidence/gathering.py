@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
-from typing import Final, Literal, NamedTuple, TypeVar
+from operator import attrgetter
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
-from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb._aio import Call, WorkerPool, gather, outside_loop
 from llama_index_agentic_kb._text import error_message, normalize, one_line
@@ -35,13 +36,20 @@ from llama_index_agentic_kb.evidence.candidates import (
     provenance,
 )
 from llama_index_agentic_kb.llm import metered
-from llama_index_agentic_kb.schema import MissingPart, Outcome, ResultsProcessing, SourceActivity, SubQueryOrigin
+from llama_index_agentic_kb.schema import (
+    MissingPart,
+    Outcome,
+    ResultsProcessing,
+    SourceActivity,
+    SubQueryOrigin,
+    matcher,
+)
 from llama_index_agentic_kb.search.follow_up import leans
 from llama_index_agentic_kb.search.fusion import Fused, Ranked, interleave, with_coverage
 from llama_index_agentic_kb.search.rerank import Reranked, Reranker
+from llama_index_agentic_kb.sources.base import SelectedSource
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.sources.search import NodeKey, node_key
-from llama_index_agentic_kb.sources.selection import SelectedSource, passing
 
 T = TypeVar("T")
 
@@ -151,7 +159,8 @@ async def gather_evidence(
     """
     found, untouched = 0, set[str]()
     for search in searches:
-        found += sum(len(ranked.nodes) for ranked in search.lists)
+        for listed in search.lists:
+            found += len(listed.nodes)
         chosen = selected.get(search.source.name)
         asked = None if chosen is None else chosen.params.results_processing
         if (asked or options.results_processing) is ResultsProcessing.NONE:
@@ -160,7 +169,8 @@ async def gather_evidence(
     def lists() -> tuple[dict[NodeKey, Candidate], Reranking]:
         made = lists_by_search(searches, untouched) if untouched else lists_by_sub_query(searches, options.fusion)
         made = _planned_first(made) if follows else made
-        return collect(searches), Reranking([one.without(outside) for one in made] if outside else made)
+        made = [one.without(outside) for one in made] if outside else made
+        return collect(searches), Reranking(made)
 
     candidates, reranking = await _off_loop(lists, found)
     if options.reranker is not None:
@@ -168,14 +178,14 @@ async def gather_evidence(
         reranking = await rerank(reranking.lists, candidates, options.reranker, selected, limit=ranked, deadline=ends)
     first = None if untouched else proof
     order = await _off_loop(partial(_order, reranking, candidates, options, limit, first), len(candidates))
-    seen = [candidates[item.key] for item in order[:ranked]]
-    found_by, left = [one.search.source.name for one in seen], PostprocessedNodes([])
-    nodes: Iterable[NodeWithScore]
+    seen, found_by, left = list[Candidate](), list[str](), PostprocessedNodes([])
+    for item in order[:ranked]:
+        seen.append(candidates[item.key])
+        found_by.append(seen[-1].search.source.name)
+    nodes: Iterable[NodeWithScore] = map(Candidate.evidence, seen)  # only those that are looked at are copied
     if options.postprocessors:
-        left = await postprocess([one.evidence() for one in seen], options.postprocessors, bundle, deadline, selected)
+        left = await postprocess(list(nodes), options.postprocessors, bundle, deadline, selected)
         nodes, found_by = left.nodes, [(provenance(node) or {}).get("source", "") for node in left.nodes]
-    else:
-        nodes = (one.evidence() for one in seen)  # only those that are looked at are copied
     allowed = _within_caps(found_by, selected)
     auto = max(3, math.ceil(limit / 3))  # a third of all, before other documents take precedence
     most = auto if options.max_per_document == "auto" else options.max_per_document
@@ -206,18 +216,13 @@ async def gather_evidence(
 
 def _planned_first(lists: list[CandidateList]) -> list[CandidateList]:
     """Return the lists; if any was planned, the question's own with the weight of a question in a conversation."""
-    if not any(one.sub_query.origin is SubQueryOrigin.PLANNER for one in lists):
-        return lists
-    return [
-        replace(one, ranked=replace(one.ranked, weight=one.ranked.weight * _own_weight(one.sub_query.query)))
-        if one.sub_query.origin is SubQueryOrigin.QUESTION
-        else one
-        for one in lists
-    ]
-
-
-def _own_weight(question: str) -> float:
-    return LEANING_WEIGHT if leans(question) else FOLLOWING_WEIGHT
+    weighed = [*lists]
+    is_planned = any(one.sub_query.origin is SubQueryOrigin.PLANNER for one in lists)
+    for place, one in enumerate(lists):
+        if is_planned and one.sub_query.origin is SubQueryOrigin.QUESTION:
+            share = LEANING_WEIGHT if leans(one.sub_query.query) else FOLLOWING_WEIGHT
+            weighed[place] = replace(one, ranked=replace(one.ranked, weight=one.ranked.weight * share))
+    return weighed
 
 
 async def _off_loop(work: Callable[[], T], over: int) -> T:
@@ -237,7 +242,7 @@ def _order(
     With ``proof``, supporting passages come first, then the best of each revision and of each step without an answer,
     then the rest, then near-duplicates. If it is None, the lists are only interleaved, for unprocessed results.
     """
-    lists = [one.ranked for one in reranking.lists]
+    lists: list[Ranked[NodeKey]] = list(map(attrgetter("ranked"), reranking.lists))
     for one in reranking.lists:
         if one.ranked.keys and one.sub_query.id not in (served := candidates[one.ranked.keys[0]].best_for):
             served.append(one.sub_query.id)
@@ -245,7 +250,7 @@ def _order(
         return interleave(lists)
     with outside_loop():  # the user's may start a loop of its own
         fused = options.fusion(lists)
-    rated = [one for one in reranking.lists if one.ranked.keys and one.processed]
+    rated = [one for one in reranking.lists if one.ranked.keys and one.processed] if reranking.read else []
     if rated and all(one.judged and one.ranked.scores is not None for one in rated):
         fused = [replace(item, score=candidates[item.key].reranker_score or 0.0) for item in fused]
         fused.sort(key=lambda item: -item.score)
@@ -438,8 +443,6 @@ async def postprocess(
     selected: Mapping[str, SelectedSource],
 ) -> PostprocessedNodes:
     """Apply postprocessors in order; nodes that they create must pass the filters of the ``selected`` sources."""
-    if not postprocessors:
-        return PostprocessedNodes(nodes)
     dropped = added = 0
     shown = _showing(nodes, selected)
     for postprocessor in postprocessors:
@@ -481,3 +484,32 @@ def _showing(
         return NodeWithScore(node=node.node.model_copy(update={"metadata": metadata}), score=node.score)
 
     return shown
+
+
+def passing(selected: Mapping[str, SelectedSource], found_by: Mapping[str, str]) -> Callable[[BaseNode], bool]:
+    """Return a predicate that checks whether a node returned by a postprocessor may be shown, by its metadata.
+
+    - A node that a search found (``found_by`` has its source) must pass the effective filter of its source.
+    - A node that no search found must pass the effective filter of any source; if some sources have permissions, of
+      any source with permissions. The same applies to a node with permission fields of a source without permissions.
+
+    A source without a filter accepts every node.
+    """
+    declared = {name: kept for name, chosen in selected.items() if (kept := chosen.source.permissions) is not None}
+    checks: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+        name: (lambda _: True) if chosen.filters is None else matcher(chosen.filters)
+        for name, chosen in selected.items()
+        if chosen.denied is None
+    }
+    others = [check for name, check in checks.items() if not declared or name in declared]
+
+    def may_be_shown(node: BaseNode) -> bool:
+        source = found_by.get(node.node_id, "")
+        own = checks.get(source)
+        theirs = source not in declared and any(
+            kept.declares(key) for kept in declared.values() for key in node.metadata
+        )
+        asked = others if own is None or theirs else [own]
+        return not selected or any(check(node.metadata) for check in asked)
+
+    return may_be_shown

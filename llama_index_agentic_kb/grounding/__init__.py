@@ -9,10 +9,8 @@ from importlib import import_module
 from typing import Any, Final
 
 _HOMES: Final = {
-    "check": "acheck_grounding check_grounding grounding_ledger",
+    "check": "acheck_grounding acitation_quality check_grounding citation_quality grounding_ledger",
     "ledger": "ground",
-    "metrics": "acitation_quality citation_quality",
-    "ranking": "arank rank",
     "scorers": "ClaimScorer CrossEncoderScorer LLMJudge LexicalScorer",
     "settings": "Grounding",
     "spans": "TextOffsets",

@@ -29,8 +29,7 @@ class Markers(StrEnum):
 # Every repetition is bounded, which limits the buffered text and the search time.
 _MARKER: Final = re.compile(r"(?P<space>[ \t]{0,8})\[\s{0,3}ref_id\s{0,3}:(?P<ids>[^\[\]\n]{0,120})\]", re.IGNORECASE)
 _OPEN: Final = re.compile(
-    r"[ \t]{0,8}(?:\[\s{0,3}(?:r(?:e(?:f(?:_(?:i(?:d(?:\s{0,3}(?::[^\[\]\n]{0,120})?)?)?)?)?)?)?)?)?\Z",
-    re.IGNORECASE,
+    r"[ \t]{0,8}(?:\[\s{0,3}(?:r(?:e(?:f(?:_(?:i(?:d(?:\s{0,3}(?::[^\[\]\n]{0,120})?)?)?)?)?)?)?)?)?\Z", re.IGNORECASE
 )
 """The end of a text that may become a marker, with the spaces before it; always matches the empty end."""
 _BEGUN: Final = re.compile(r"\s*\[\s*ref_id", re.IGNORECASE)
@@ -343,8 +342,9 @@ class AnswerFilter:
 
     def checked(self, text: str) -> CheckedText:
         """Filter a whole answer."""
-        clean = self.feed(text) + self.close()
-        return CheckedText(clean, self._markers.removed + self._own.removed, self._links.removed, self._hidden.removed)
+        for stage in self._stages:
+            text = stage.feed(text) + stage.close()
+        return CheckedText(text, self._markers.removed + self._own.removed, self._links.removed, self._hidden.removed)
 
 
 def clean_answer(text: str, rules: AnswerRules) -> CheckedText:

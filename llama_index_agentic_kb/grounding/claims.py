@@ -1,4 +1,4 @@
-"""Splits an answer into claims, each of which is checked and cited separately.
+"""Splits an answer into claims, each of which is checked and cited separately; and the types of their scores.
 
 A claim is a sentence, a whole list item with its marker, or a row of a table. Headings, lead-ins that end in a colon,
 table headers and code are not claims. A list item has the lead-in or heading above it as context. Reference markers
@@ -16,14 +16,15 @@ from __future__ import annotations
 import operator
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final
+from operator import attrgetter
+from typing import Any, Final, Protocol, runtime_checkable
 
 from llama_index_agentic_kb.grounding.citations import CITATION, cited_ids
-from llama_index_agentic_kb.grounding.features import EMOJI, MAX_CLAIM, is_negated, words
-from llama_index_agentic_kb.schema.grounding import Span
+from llama_index_agentic_kb.grounding.features import EMOJI, MAX_CLAIM, Premise, is_negated, words
+from llama_index_agentic_kb.schema.grounding import CITATION_THRESHOLD, ConflictKind, Span, Verdict
 from llama_index_agentic_kb.search.tokenizing import FUNCTION_WORDS, detect_language
 
 
@@ -63,8 +64,7 @@ _ROW_RULE: Final = re.compile(r"[ \t]*+\|?[ \t]*+:?-+:?[ \t]*+(?:\|[ \t]*+:?-+:?
 _QUOTED: Final = re.compile(r"[ \t]{0,3}>[ \t]?")
 _LEAD_IN: Final = re.compile(rf"[:：][*_]{{0,3}}(?:\s*{_MARKER})*$", re.IGNORECASE)
 _SIGNS: Final = re.compile(
-    rf"(?<!\s)\s*+(?:{_MARKER}|{EMOJI.pattern})|[*_`]{{2,3}}|(?<!\w)[*_`]|[*_`](?!\w)",
-    re.IGNORECASE,
+    rf"(?<!\s)\s*+(?:{_MARKER}|{EMOJI.pattern})|[*_`]{{2,3}}|(?<!\w)[*_`]|[*_`](?!\w)", re.IGNORECASE
 )
 _MARKER_RUN: Final = re.compile(rf"{_MARKER}(?:\s{{0,8}}{_MARKER})*", re.IGNORECASE)
 _JOINT: Final = re.compile(r"(?:[,;]? (?:and|but|while|whereas|und|aber|et|mais|y|pero|e|ma)|[,;]) ")
@@ -106,12 +106,12 @@ def marked_parts(claim: Claim) -> list[Claim]:
     """Return the parts of a claim up to each run of markers, the last to its end; empty if there are fewer than two."""
     ends = [match.end() for match in _MARKER_RUN.finditer(claim.text)]
     found = []
-    for start, end in pairwise([0, *ends[:-1], len(claim.text)]):
+    for start, end in pairwise([0, *ends[:-1], len(claim.text)] if ends[1:] else ()):
         stretch = claim.text[start:end]
         plain = plain_claim(stretch).strip(" ,;:")
         if _SAYS.search(plain):
             found.append(Claim(stretch, claim.span, plain, tuple(cited_ids(stretch)), context=claim.context))
-    if any(_ATTRIBUTION.fullmatch(part.plain) for part in found):  # its marker stands before what it is about
+    if any(map(_ATTRIBUTION.fullmatch, map(attrgetter("plain"), found))):  # its marker stands before what it is about
         return []
     return found if len(found) > 1 else []
 
@@ -317,3 +317,80 @@ def _closed_stretches(text: str) -> list[tuple[int, int]]:
         elif sign == '"' or sign in _OPENING:
             open_.append((_OPENING.get(sign, sign), at))
     return found
+
+
+# -- scores ------------------------------------------------------------------------------------------------------------
+
+PARTIAL_THRESHOLD: Final = 0.35  # minimum score of a partially supported claim
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The evidence of one passage for a claim."""
+
+    premise: int  # index of the passage
+    score: float  # how far the passage alone supports the claim, 0 to 1
+    spans: tuple[Span, ...] = ()
+    """Positions of the supporting sentences in the passage's text, best first; empty if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """A statement of a passage that differs from the claim: its ``quote``, at ``span`` in the passage's text."""
+
+    kind: ConflictKind
+    claimed: str
+    quote: str
+    premise: int
+    span: Span
+    strength: float = 1.0  # confidence that the passage contradicts the claim, 0 to 1
+
+
+@dataclass(slots=True)
+class ClaimScore:
+    """The result of scoring one claim.
+
+    Args:
+        score: How far the passages together support the claim, 0 to 1. None if the scorer could not judge it.
+        verdict: The verdict for this score.
+        evidence: Evidence by passage, best first; irrelevant passages may be missing.
+        rivals: Statements of passages that differ from the claim.
+        left_out: Whether the scorer skipped the claim, for example a claim missing from a model's reply.
+        parts: Evidence of passages that support only a part of the claim; added by ``ground``.
+        lacking: Position in the answer of the part that lacks support; added by ``ground``. None if unknown.
+    """
+
+    score: float | None
+    verdict: Verdict
+    evidence: list[Evidence] = field(default_factory=list)
+    rivals: list[Rival] = field(default_factory=list)
+    left_out: bool = False
+    parts: list[Evidence] = field(default_factory=list)
+    lacking: Span | None = None
+
+
+@runtime_checkable
+class ClaimScorer(Protocol):
+    """Scores claims against passages."""
+
+    name: str
+
+    def score(
+        self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
+    ) -> Coroutine[Any, Any, list[ClaimScore]]:
+        """Return one score for each claim, in order; ``deadline`` is a value of ``time.monotonic()``.
+
+        Raises:
+            DeadlineExceededError: The deadline has passed.
+            AgenticKBError: The scorer failed.
+        """
+        ...
+
+
+def verdict_of(score: float, *, contradicted: bool = False) -> Verdict:
+    """Return the verdict for a score from 0 to 1; ``contradicted`` is True if a passage contradicts the claim."""
+    if score >= CITATION_THRESHOLD:
+        return Verdict.SUPPORTED
+    if contradicted:
+        return Verdict.CONTRADICTED
+    return Verdict.PARTIALLY_SUPPORTED if score >= PARTIAL_THRESHOLD else Verdict.UNSUPPORTED

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from typing import Final
@@ -45,6 +45,8 @@ _END: Final = re.compile(
     r"(?<!\b[A-Z])(?<!\b[A-Z][a-z])(?<!\bMrs)(?<!\bvs)(?<!\bNo)[.!?…]+[\"'”’»)\]]*\s+(?![a-z])|[。！？．｡]+[」』”’）]*|\n+"
 )
 _NUMBER: Final = re.compile(r"\d+(?:[.,:]\d+)*")
+_IDENTIFIER: Final = re.compile(r"\S*[\d_/.]\S*")
+"""A title that is a file name or a row id and does not describe the text."""
 _NAME: Final = re.compile(r"(?<![.!?]\s)(?<!^)\b[^\W\d_a-z][\w’'-]*", re.UNICODE)
 
 
@@ -96,11 +98,12 @@ def is_negated(text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
-    """A passage of the evidence; ``head`` are its title and attributes."""
+class Premise:
+    """A passage that claims are checked against; its title and attributes ("author": ...) count as evidence too."""
 
     text: str
-    head: str = ""
+    title: str = ""
+    attributes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +113,10 @@ class Window:
     passage: int
     places: tuple[int, ...]  # indices in ``Corpus.sentences`` of the sentences that cover most of the claim, best first
     spans: tuple[Span, ...]  # positions of these sentences in the passage's text
-    text: str  # the passage's head, these sentences and their neighbours, as input for a cross-encoder
+    text: str  # the passage's title and attributes, these sentences and their neighbours, for a cross-encoder
     coverage: float  # weighted share of the claim's terms in the window
     alone: str
-    """The head and the best sentence, if this has nearly all of the claim's terms and is not the whole window."""
+    """The same with the best sentence only, if this has nearly all of the claim's terms and is not the whole window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,26 +171,27 @@ def passage_sentences(text: str) -> list[tuple[int, int]]:
 
 
 class Corpus:
-    """Indexed passages that claims are compared with; at most 50,000 characters of each are read.
+    """Indexed passages that claims are compared with; at most 50,000 characters of each are read."""
 
-    Args:
-        passages: The passages of the evidence.
-    """
-
-    def __init__(self, passages: Sequence[Passage]) -> None:
-        self.passages = passages
-        sample = " ".join(passage.text[:400] for passage in passages[:8])
+    def __init__(self, premises: Sequence[Premise]) -> None:
+        self.texts = [EMOJI.sub(" ", premise.text[:MAX_CHARACTERS]) for premise in premises]
+        sample = " ".join(text[:400] for text in self.texts[:8])
         self.language = detect_language(split_words(sample)) if sample else DEFAULT_LANGUAGE
         self.sentences: list[_Sentence] = []
-        self.heads = [frozenset(_terms(passage.head, self.language)) for passage in passages]
-        self.numbers = frozenset[str]().union(*(numbers_of(f"{one.head}\n{one.text}") for one in passages))
+        self._heads: list[str] = []  # title and attributes of each passage, as a sentence
+        for premise in premises:
+            title = "" if _IDENTIFIER.fullmatch(premise.title) else premise.title
+            head = ". ".join(part for part in (title, *map(str, premise.attributes.values())) if part)
+            self._heads.append(head + "." if head and not head.endswith(".") else head)
+        self._head_terms = [frozenset(_terms(head, self.language)) for head in self._heads]
+        self._numbers = frozenset[str]().union(*map(numbers_of, (*self._heads, *self.texts)))
         self._firsts: list[int] = []  # index of the first sentence of each passage
         self._holders: dict[str, list[int]] = {}
-        for number, passage in enumerate(passages):
+        for number, text in enumerate(self.texts):
             self._firsts.append(len(self.sentences))
-            for start, end in passage_sentences(passage.text[:MAX_CHARACTERS]):
-                said = split_words(passage.text[start:end])
-                terms = frozenset(_terms(passage.text[start:end], self.language))
+            for start, end in passage_sentences(text):
+                said = split_words(text[start:end])
+                terms = frozenset(_terms(text[start:end], self.language))
                 for term in terms:
                     self._holders.setdefault(term, []).append(len(self.sentences))
                 negated = not _NEGATIONS.isdisjoint(said)
@@ -197,21 +201,11 @@ class Corpus:
 
     def read(self, text: str) -> Reading:
         """Return a claim's features and the windows that could support it."""
-        claim, telling = self._claim(text[:MAX_CLAIM])
-        windows = self._windows(claim)
-        best = windows[0].passage if windows else 0
-        length = self._firsts[best + 1] - self._firsts[best] if windows else 0
-        named = bool(claim.names or claim.numbers)
-        return Reading(self._features(claim, windows), tuple(windows), telling, named, length)
-
-    def _claim(self, text: str) -> tuple[_Claim, int]:
-        """Return an analyzed claim, and the number of its terms that are not function words."""
-        terms = _terms(text, self.language)
-        ignored = _function_stems(self.language)
+        text = text[:MAX_CLAIM]
+        terms, ignored = _terms(text, self.language), _function_stems(self.language)
         content = [term for term in terms if term not in ignored]
-        kept = content or terms
         # Spärck Jones's inverse document frequency over the sentences.
-        rarity = {term: math.log(1 + self._total / (len(self._holders.get(term, ())) + 1)) for term in kept}
+        rarity = {term: math.log(1 + self._total / (len(self._holders.get(term, ())) + 1)) for term in content or terms}
         total = sum(rarity.values())
         weights = {term: weight / total for term, weight in rarity.items()}
         held: dict[int, float] = {}
@@ -219,20 +213,25 @@ class Corpus:
             for place in self._holders.get(term, ()):
                 held[place] = held.get(place, 0.0) + weight
         names = frozenset(term for name in _NAME.findall(text) for term in _terms(name, self.language)) - ignored
-        return _Claim(weights, held, numbers_of(text), names, is_negated(text)), len(set(content))
+        claim = _Claim(weights, held, numbers_of(text), names, is_negated(text))
+        windows = self._windows(claim)
+        best = windows[0].passage if windows else 0
+        length = self._firsts[best + 1] - self._firsts[best] if windows else 0
+        named = bool(claim.names or claim.numbers)
+        return Reading(self._features(claim, windows), tuple(windows), len(set(content)), named, length)
 
     def _windows(self, claim: _Claim) -> list[Window]:
         """Return one window for each of the passages that cover most of the claim."""
         places: dict[int, list[int]] = {}
         for place in sorted(claim.held, key=lambda one: -claim.held[one]):
             places.setdefault(self.sentences[place].passage, []).append(place)
-        if len(self.passages) <= _MOST_WINDOWS:  # a paraphrase may share no term with its passage
-            for number in range(len(self.passages)):
+        if len(self.texts) <= _MOST_WINDOWS or not places:  # a paraphrase may share no term with its passage
+            for number in range(min(len(self.texts), _MOST_WINDOWS)):
                 if self._firsts[number] < self._firsts[number + 1]:
                     places.setdefault(number, [self._firsts[number]])
 
         def promise(number: int) -> float:
-            return claim.held.get(places[number][0], 0.0) + 0.5 * claim.within(self.heads[number])
+            return claim.held.get(places[number][0], 0.0) + 0.5 * claim.within(self._head_terms[number])
 
         ranked = sorted(places, key=promise, reverse=True)[:_MOST_WINDOWS]
         windows = [self._window(number, places[number], claim) for number in ranked]
@@ -240,7 +239,7 @@ class Corpus:
 
     def _window(self, number: int, places: Sequence[int], claim: _Claim) -> Window:
         """Return a window of a passage: the sentences that cover most of the claim, and others beside them."""
-        chosen = self._covering(claim, places[:24], self.heads[number], _MOST_SENTENCES) or [places[0]]
+        chosen = self._covering(claim, places[:24], self._head_terms[number], _MOST_SENTENCES) or [places[0]]
         first, last = self._firsts[number], self._firsts[number + 1]
         picked, words = list[int](), 0
         # Neighbours resolve pronouns; in a short passage, a paraphrase may be in any sentence.
@@ -251,10 +250,10 @@ class Corpus:
                     picked.append(place)
                     words += count
         chosen = [place for place in chosen if place in picked]
-        passage = self.passages[number]
+        head, whole = self._heads[number], self.texts[number]
         spans = {place: Span(start=self.sentences[place].start, end=self.sentences[place].end) for place in picked}
         text, alone = (
-            " ".join(part for part in (passage.head, *(spans[place].of(passage.text) for place in places)) if part)
+            " ".join(part for part in (head, *(spans[place].of(whole) for place in places)) if part)
             for places in (sorted(picked), chosen[:1])
         )
         if text == alone or claim.within(self._known(number, chosen[:1])) < _IN_ONE:
@@ -264,18 +263,18 @@ class Corpus:
 
     def _known(self, passage: int, places: Sequence[int]) -> frozenset[str]:
         """Return the terms of a passage's head and of some sentences."""
-        return self.heads[passage].union(*(self.sentences[place].terms for place in places))
+        return self._head_terms[passage].union(*(self.sentences[place].terms for place in places))
 
     def _features(self, claim: _Claim, windows: Sequence[Window]) -> tuple[float, ...]:
         if not windows:
-            return (0.0, _share(claim.numbers, self.numbers), _share(claim.names, ()), 0.0)
+            return (0.0, _share(claim.numbers, self._numbers), _share(claim.names, ()), 0.0)
         best = windows[0]
         most = sorted(claim.held, key=lambda one: -claim.held[one])[:40]
-        covering = self._covering(claim, most, self.heads[best.passage], _COVERING)
+        covering = self._covering(claim, most, self._head_terms[best.passage], _COVERING)
         denied = any(self.sentences[place].negated for place in best.places[:2])
         return (
             claim.within(self._known(best.passage, covering)),
-            _share(claim.numbers, self.numbers),
+            _share(claim.numbers, self._numbers),
             _share(claim.names, self._known(best.passage, best.places)),
             float(claim.negated != denied),
         )

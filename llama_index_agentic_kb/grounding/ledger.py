@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from operator import attrgetter
+from typing import Final, TypeVar
 
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.errors import DeadlineExceededError
-from llama_index_agentic_kb.grounding.claims import Claim, beginnings, marked_parts, split_claims
-from llama_index_agentic_kb.grounding.scorers import (
-    CITATION_THRESHOLD,
+from llama_index_agentic_kb.grounding.claims import (
     PARTIAL_THRESHOLD,
+    Claim,
     ClaimScore,
     ClaimScorer,
     Evidence,
-    LLMJudge,
-    Premise,
-    ScorerLike,
-    SmallScorer,
-    as_scorer,
+    beginnings,
+    marked_parts,
+    split_claims,
     verdict_of,
 )
+from llama_index_agentic_kb.grounding.features import Premise
+from llama_index_agentic_kb.grounding.scorers import LLMJudge, ScorerLike, SmallScorer, as_scorer
 from llama_index_agentic_kb.schema.grounding import (
+    CITATION_THRESHOLD,
     ClaimFlag,
     Conflict,
     ConflictingValue,
@@ -36,7 +37,10 @@ from llama_index_agentic_kb.schema.grounding import (
 )
 from llama_index_agentic_kb.search.tokenizing import FUNCTION_WORDS, split_words
 
-_LONG: Final = 20_000  # maximum characters of an answer that is split on the event loop (about 20 ms)
+T = TypeVar("T")
+_Scored = Sequence[tuple[Claim, ClaimScore]]
+
+_LONG: Final = 20_000  # maximum characters of an answer that is split and entered on the event loop (about 20 ms)
 _SURE_RIVAL: Final = 0.5  # minimum strength at which a differing statement of another source is a conflict
 _WHOLE: Final = 0.3  # weight of the whole of a claim with several markers, beside its weakest part (docs/proof.md)
 _SHORT_PARTS: Final = 0.1  # added to these, because the model's scores of short statements are lower
@@ -69,11 +73,13 @@ async def ground(
     A failing scorer raises no error: if it fails or exceeds the deadline, the ledger has the claims without scores,
     flagged ``notScored``, and a warning. For ``scorer`` see ``as_scorer``.
     """
+
+    async def off_the_loop(work: Callable[[], T]) -> T:
+        """Do work on all claims; that of a short answer at once, and after the deadline too."""
+        return work() if len(answer) <= _LONG else await Call(sync=work, deadline=deadline, what="claims")
+
     try:
-        if len(answer) <= _LONG:  # after the deadline too: its claims are then flagged ``notScored``
-            claims = split_claims(answer)
-        else:
-            claims = await Call(sync=partial(split_claims, answer), deadline=deadline, what="claims")
+        claims = await off_the_loop(partial(split_claims, answer))
     except DeadlineExceededError as error:
         return GroundingLedger(warnings=[f"the answer's claims were not checked: {error}"])
     asked = [claim for claim in claims if claim.check_required]
@@ -86,25 +92,26 @@ async def ground(
                 scorer = await Call(sync=partial(as_scorer, scorer), deadline=deadline, what="loading the scorer")
             name = scorer.name
             scores = await scorer.score(asked, sources, deadline=deadline)
-            await _add_parts(asked, scores, sources, scorer, threshold, deadline)
-            _bind_lead(asked, scores)
+            scored = list(zip(asked, scores, strict=False))
+            await _add_parts(scored, sources, scorer, threshold, deadline)
+            _bind_lead(scored)
             if not isinstance(scorer, LLMJudge):  # its calls cost money
-                await _mark_lacking(asked, scores, sources, scorer, deadline)
+                await _mark_lacking(scored, sources, scorer, deadline)
         except Exception as error:  # noqa: BLE001 (any error of a user's scorer leaves the claims unscored)
             what = "the parts of the answer's claims" if scores else "the answer's claims"
             warnings.append(f"{what} were not checked: {one_line(error_message(error))}")
     elif asked:
         scores = [ClaimScore(0.0, Verdict.UNSUPPORTED) for _ in asked]
-    return _ledger(claims, scores, sources, name, threshold, warnings)
+    try:
+        ledger = await off_the_loop(partial(_ledger, claims, scores, sources, threshold))
+    except DeadlineExceededError as error:
+        return GroundingLedger(warnings=[*warnings, f"the answer's claims were not checked: {error}"])
+    ledger.scorer, ledger.warnings = name, [*warnings, *ledger.warnings]
+    return ledger
 
 
 async def _add_parts(
-    claims: Sequence[Claim],
-    scores: Sequence[ClaimScore],
-    sources: Sequence[GroundingSource],
-    scorer: ClaimScorer,
-    threshold: float,
-    deadline: float | None,
+    scored: _Scored, sources: Sequence[GroundingSource], scorer: ClaimScorer, threshold: float, deadline: float | None
 ) -> None:
     """Score the part before each marker of a claim against what the marker cites.
 
@@ -114,7 +121,7 @@ async def _add_parts(
     is_small = isinstance(scorer, SmallScorer)
     places = {source.reference_id: number for number, source in enumerate(sources)}
     asked: dict[tuple[int, ...], list[tuple[Claim, int]]] = {}
-    for place, (claim, score) in enumerate(zip(claims, scores, strict=False)):
+    for place, (claim, score) in enumerate(scored):
         if score.verdict is Verdict.SUPPORTED or (is_small and score.score is not None):
             bearing = {one.premise for one in score.evidence if one.score >= threshold}
             for part in marked_parts(claim):
@@ -130,7 +137,7 @@ async def _add_parts(
             evidence = [replace(one, premise=cited[one.premise]) for one in part_score.evidence]
             found.setdefault(place, []).append(replace(part_score, evidence=evidence))
     for place, parts in found.items():
-        _weigh(scores[place], parts, by_parts=is_small)
+        _weigh(scored[place][1], parts, by_parts=is_small)
 
 
 def _weigh(score: ClaimScore, parts: Sequence[ClaimScore], *, by_parts: bool) -> None:
@@ -146,14 +153,14 @@ def _weigh(score: ClaimScore, parts: Sequence[ClaimScore], *, by_parts: bool) ->
         score.parts = [one for one in shown if one.score >= PARTIAL_THRESHOLD]
 
 
-def _bind_lead(claims: Sequence[Claim], scores: Sequence[ClaimScore]) -> None:
+def _bind_lead(scored: _Scored) -> None:
     """Score a bare value that begins an answer as the cited sentence that repeats it, which says what the value is of.
 
     "Graz. He was born in Graz [ref_id:1].": "Graz" by itself would be supported by any passage that names the town. If
     no cited sentence repeats the value, it is at most partially supported.
     """
-    lead, score = claims[0], scores[0]
-    cited = [(claim, own) for claim, own in zip(claims[1:], scores[1:], strict=False) if claim.cited]
+    lead, score = scored[0]
+    cited = [(claim, own) for claim, own in scored[1:] if claim.cited]
     if lead.cited or lead.context or not cited or score.score is None or len(lead.plain.split()) > _LONGEST_VALUE:
         return
     value = set(split_words(lead.plain))
@@ -162,32 +169,26 @@ def _bind_lead(claims: Sequence[Claim], scores: Sequence[ClaimScore]) -> None:
         score.score, score.verdict = about.score, about.verdict
         score.evidence, score.parts = list(about.evidence), list(about.parts)
         score.rivals = list(about.rivals) if about.verdict is Verdict.CONTRADICTED else []
-    elif score.verdict is Verdict.SUPPORTED and not _states(lead.plain):
-        own = min(score.score, _UNBOUND)
-        score.score, score.verdict = own, verdict_of(own, contradicted=False)
-        score.evidence = [replace(one, score=min(one.score, own)) for one in score.evidence]
-
-
-def _states(text: str) -> bool:
-    """Return whether a short text has a content word in lower case, as "It rained" has, and "20 July 1969" has not."""
-    found = (word.strip(".,;") for word in text.split())
-    return any(word.islower() and word not in FUNCTION_WORDS["english"] for word in found)
+        return
+    # "It rained" has a content word in lower case and states something, "20 July 1969" has none.
+    found = (word.strip(".,;") for word in lead.plain.split())
+    states = any(word.islower() and word not in FUNCTION_WORDS["english"] for word in found)
+    if score.verdict is Verdict.SUPPORTED and not states:
+        score.score = min(score.score, _UNBOUND)
+        score.verdict = verdict_of(score.score)
+        score.evidence = [replace(one, score=min(one.score, _UNBOUND)) for one in score.evidence]
 
 
 async def _mark_lacking(
-    claims: Sequence[Claim],
-    scores: Sequence[ClaimScore],
-    premises: Sequence[Premise],
-    scorer: ClaimScorer,
-    deadline: float | None,
+    scored: _Scored, sources: Sequence[GroundingSource], scorer: ClaimScorer, deadline: float | None
 ) -> None:
     """Set ``lacking`` in the scores of claims of which only a beginning is supported."""
     waiting: list[tuple[Claim, ClaimScore, Claim]] = []
-    for claim, score in zip(claims, scores, strict=False):
+    for claim, score in scored:
         if score.score is not None and score.verdict is not Verdict.SUPPORTED:
             waiting += [(claim, score, part) for part in beginnings(claim)]
     waiting = waiting[:_MOST_BEGINNINGS]
-    found = await scorer.score([part for *_, part in waiting], premises, deadline=deadline) if waiting else []
+    found = await scorer.score([part for *_, part in waiting], sources, deadline=deadline) if waiting else []
     for (claim, score, part), own in zip(waiting, found, strict=False):
         if own.verdict is Verdict.SUPPORTED:  # the longest beginning comes last
             rest = claim.text[len(part.text) :]
@@ -195,19 +196,8 @@ async def _mark_lacking(
             score.lacking = Span(start=start, end=claim.span.end)
 
 
-def grounding_score(claims: Sequence[GroundedClaim]) -> float | None:
-    """Return the mean score of the claims that need a check and have a score, as in Google's ``groundingScore``."""
-    scores = [claim.score for claim in claims if claim.check_required and claim.score is not None]
-    return sum(scores) / len(scores) if scores else None
-
-
 def _ledger(
-    claims: Sequence[Claim],
-    scores: Sequence[ClaimScore],
-    sources: Sequence[GroundingSource],
-    name: str,
-    threshold: float,
-    warnings: list[str],
+    claims: Sequence[Claim], scores: Sequence[ClaimScore], sources: Sequence[GroundingSource], threshold: float
 ) -> GroundingLedger:
     remaining = iter(scores)
     grounded: list[GroundedClaim] = []
@@ -220,15 +210,13 @@ def _ledger(
             found = _conflicts(number, score, entry.supports[0], sources)
             conflicts += found
             entry.flags += [ClaimFlag.CONFLICTING_SOURCES] if found else []
-    left_out = sum(score.left_out for score in scores)
-    if left_out:
-        warnings = [*warnings, f"{left_out} of {len(scores)} claims were not judged: the scorer left them out"]
+    left_out = sum(map(attrgetter("left_out"), scores))
+    judged = [claim.score for claim in grounded if claim.score is not None]
     return GroundingLedger(
         claims=grounded,
-        grounding_score=grounding_score(grounded),
-        scorer=name,
+        grounding_score=sum(judged) / len(judged) if judged else None,  # as Google's ``groundingScore``
         conflicts=conflicts,
-        warnings=warnings,
+        warnings=[f"{left_out} of {len(scores)} claims were not judged: the scorer left them out"] if left_out else [],
     )
 
 

@@ -1,8 +1,4 @@
-"""Converts spans of a text from characters to UTF-8 bytes and UTF-16 units.
-
-Python counts characters (code points), Google's Answer counts UTF-8 bytes, browsers and Java count UTF-16 units: "é😀"
-is 2 characters, 6 bytes and 3 units long.
-"""
+"""Spans of a text in characters (Python), UTF-8 bytes (Google's Answer) and UTF-16 units (browsers, Java)."""
 
 from __future__ import annotations
 
@@ -29,14 +25,13 @@ class TextOffsets:
 
     def to_bytes(self, span: Span) -> tuple[int, int]:
         """Return a span of characters in UTF-8 bytes."""
-        return _out(span, self._bytes)
+        return self._out(span, self._bytes)
 
     def to_utf16(self, span: Span) -> tuple[int, int]:
         """Return a span of characters in UTF-16 units."""
-        return _out(span, self._units)
+        return self._out(span, self._units)
 
-
-def _out(span: Span, starts: Sequence[int]) -> tuple[int, int]:
-    if span.end >= len(starts):
-        raise InvalidRequestError(f"span: end {span.end} lies behind the text of {len(starts) - 1} characters")
-    return starts[span.start], starts[span.end]
+    def _out(self, span: Span, starts: Sequence[int]) -> tuple[int, int]:
+        if span.end >= len(starts):
+            raise InvalidRequestError(f"span: end {span.end} lies behind the text of {len(starts) - 1} characters")
+        return starts[span.start], starts[span.end]

@@ -133,11 +133,9 @@ class LinkFilter:
         """The number of links removed so far."""
         known = {address for address in addresses if len(address) <= MAX and _WEB.fullmatch(address)}
         self._allowed = sorted(known, key=len, reverse=True)
-        self._held = ""
-        self._swallows = False
+        self._held = self._last = self._before = ""
+        self._swallows = self._in_braces = False
         self._ends_here = True
-        self._in_braces = False
-        self._last = self._before = ""
 
     def feed(self, delta: str) -> str:
         """Add a piece of text and return the filtered text that later pieces can't change."""
@@ -174,31 +172,34 @@ class LinkFilter:
     def _plain(self, text: str, *, ends_here: bool) -> str:
         """Return a text without bare addresses; it ends with the stream, or before a Markdown or HTML construct."""
         self._ends_here = ends_here
-        return _BARE.sub(self._bare, self._after_address(text, ended=True) if self._swallows else text)
+        return _BARE.sub(self._bare, self._after_address(text, ended=True))
 
     def _but_the_last_word(self, text: str) -> str:
         """Return a filtered text without its last word, which is buffered, since it may become an address."""
-        text = self._after_address(text, ended=False) if self._swallows else text
+        text = self._after_address(text, ended=False)
         head = text.rstrip(_URL_SIGNS)
         word = text[len(head) :]
         clean = _BARE.sub(self._bare, head)
         if len(word) <= MAX:
             self._held = word
             return clean
-        begun = next((one for one in _BARE.finditer(word) if one.lastgroup not in ("brace", "attribute")), None)
+        first = _BARE.search(word)
+        rest = () if first is None else _BARE.finditer(word, first.start())
+        begun = next((one for one in rest if one.lastgroup not in ("brace", "attribute")), None)
         if begun is None:  # no scheme, and no attribute, is as long as what is held
             cut = _LETTERS.search(word, 0, len(word) - 128)
             at = len(word) - 128 if cut is None else cut.start()
             self._held = word[at:]
-            return clean + _BARE.sub(self._bare, word[:at])
+            return clean + (word[:at] if first is None else _BARE.sub(self._bare, word[:at]))
         self.removed += 1
         self._swallows = True
         return clean + word[: begun.start()] + _removed(word[: begun.start()][-1:])
 
     def _after_address(self, text: str, *, ended: bool) -> str:
         """Return a text without the rest of an address that was too long to buffer."""
-        text = text.lstrip(_URL_SIGNS)
-        self._swallows = not text and not ended
+        if self._swallows:
+            text = text.lstrip(_URL_SIGNS)
+            self._swallows = not text and not ended
         return text
 
     def _bare(self, found: re.Match[str]) -> str:
@@ -239,10 +240,8 @@ class LinkFilter:
     def _construct(self, text: str, start: int, *, final: bool) -> tuple[str, int] | None:
         """Return the replacement of a construct and the position after it; None if later text may change it."""
         following = text[start + 1 : start + 2]
-        if following == "(":
-            return self._inline(text, start, final=final)
-        if following == ":":
-            return self._definition(text, start, final=final)
+        if following in ("(", ":"):
+            return (self._inline if following == "(" else self._definition)(text, start, final=final)
         if not following:
             return ("<", start + 1) if final else None
         return ("< ", start + 1) if following in "!?" else self._tag(text, start, final=final)
@@ -281,9 +280,11 @@ class LinkFilter:
         return ("]:" if is_prose and _GOES_ON.match(text, defined.end()) else "] :"), start + 2
 
     def _tag(self, text: str, start: int, *, final: bool) -> tuple[str, int] | None:
-        link = _AUTOLINK.match(text, start)
-        if link is not None:
-            return self._autolink(link)
+        if (link := _AUTOLINK.match(text, start)) is not None:
+            address, leads = self._known(link["address"]), _BARE.match(link["address"]) is not None
+            self.removed += leads and address is None
+            removed = (_removed(self._before), link.end()) if leads else ("< ", start + 1)  # std::vector<std::string>
+            return removed if address is None else (f"<{address}>", link.end())
         if not final and _AUTOLINK_BEGUN.match(text, start):
             return None
         name = _NAME.match(text, start)
@@ -303,19 +304,10 @@ class LinkFilter:
             counted, broken = dangerous, True
         else:
             counted = dangerous or decides.group() == "="
-            several = "\n" in follows[: decides.start()] or "\r" in follows[: decides.start()]  # ">" may mark a quote
-            broken = counted or several or _NO_NAME.search(name.group(), 1) is not None
+            several = re.search(r"[\n\r]", follows[: decides.start()])  # ">" may mark a quote
+            broken = bool(counted or several or _NO_NAME.search(name.group(), 1))
         self.removed += counted
         return ("< " if broken else "<"), start + 1
-
-    def _autolink(self, link: re.Match[str]) -> tuple[str, int]:
-        address = self._known(link["address"])
-        if address is not None:
-            return f"<{address}>", link.end()
-        if _BARE.match(link["address"]) is None:  # std::vector<std::string>
-            return "< ", link.start() + 1
-        self.removed += 1
-        return _removed(self._before), link.end()
 
     def _known(self, written: str) -> str | None:
         """Return the reference's address that an escaped address stands for; None if it is no reference's address."""

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
+from itertools import filterfalse
 from threading import Lock
 from typing import Any, Final, TypeVar
 
@@ -71,12 +72,11 @@ class Permissions:
         if not declared:
             raise ConfigurationError("Permissions: declare at least one field, such as tenant='tenant'")
         for role, name in declared.items():
-            if not _NAME.fullmatch(name):
-                raise ConfigurationError(
-                    f"Permissions.{role}: {name!r} is no plain name of letters, digits and underscores"
+            if not _NAME.fullmatch(name) or name in RESERVED:
+                wrong = (
+                    "a key that stores write themselves" if name in RESERVED else "no plain name of A-Z, a-z, 0-9 and _"
                 )
-            if name in RESERVED:
-                raise ConfigurationError(f"Permissions.{role}: {name!r} is a key that stores write themselves")
+                raise ConfigurationError(f"Permissions.{role}: {name!r} is {wrong}")
         plain = [name for role, name in declared.items() if role not in ("users", "groups")]
         if len(set(plain)) < len(plain):
             raise ConfigurationError("Permissions: tenant, owner and public must be different keys")
@@ -96,11 +96,13 @@ class Permissions:
         """
         if principal is None:
             raise DeniedError(_NOBODY)
-        if self.tenant is not None and principal.tenant is None:
-            raise DeniedError("the principal has no tenant, and the documents' permissions are by tenant")
-        of_tenant = None if self.tenant is None else Condition(key=self.tenant, value=principal.tenant or "")
-        if of_tenant is not None and self.owner is self.users is self.groups is self.public is None:
-            return of_tenant
+        of_tenant = None
+        if self.tenant is not None:
+            if principal.tenant is None:
+                raise DeniedError("the principal has no tenant, and the documents' permissions are by tenant")
+            of_tenant = Condition(key=self.tenant, value=principal.tenant)
+            if self.owner is self.users is self.groups is self.public is None:
+                return of_tenant
         user, flags = principal.user, [] if self.public is None else [self.public]
         flags += [] if self.users is None or user is None else [_key(self.users, user)]
         flags += [] if self.groups is None else [_key(self.groups, group) for group in sorted(principal.groups)]
@@ -127,14 +129,6 @@ class Permissions:
 
         Existing values of the declared keys are removed: a document can't grant access to itself.
 
-        Args:
-            metadata: The document's metadata.
-            tenant: The tenant that the document belongs to.
-            owner: The user who owns the document.
-            users: The users that the document is shared with.
-            groups: The groups that the document is shared with.
-            public: Whether everybody (in its tenant) may see the document.
-
         Raises:
             ConfigurationError: An argument has no declared field, or the required tenant is missing.
         """
@@ -156,10 +150,7 @@ class Permissions:
         return stamped
 
     def protect(self, document: Document, **access: Any) -> Document:
-        """Return a copy of a LlamaIndex document or node with the permission fields of ``stamp(**access)``.
-
-        They are excluded from embeddings and prompts.
-        """
+        """Return a copy of a document or node with the fields of ``stamp``, which embeddings and prompts leave out."""
         stamped = self.stamp(document.metadata, **access)
         hidden = [key for key in stamped if self.declares(key)]
         left_out = {name: list(dict.fromkeys([*getattr(document, name), *hidden])) for name in _EXCLUDED}
@@ -169,20 +160,21 @@ class Permissions:
     def conceal(self, node: Document) -> Document:
         """Return a copy of a LlamaIndex node without permission fields; the node itself if it has none."""
 
-        def plain(related: Document) -> Document:
-            copy: Document = related.model_copy(update={"metadata": self.without(related.metadata)})
-            return copy
+        def plain(related: Any) -> Any:
+            if isinstance(related, list):
+                return [plain(one) for one in related]
+            return related.model_copy(update={"metadata": self.without(related.metadata)})
 
-        change: dict[str, Any] = {name: [k for k in getattr(node, name) if not self.declares(k)] for name in _EXCLUDED}
-        change["metadata"] = self.without(node.metadata)
-        change["relationships"] = {
-            kind: [plain(one) for one in related] if isinstance(related, list) else plain(related)
-            for kind, related in node.relationships.items()
-        }
-        if all(getattr(node, name) == value for name, value in change.items()):
-            return node
-        copy: Document = node.model_copy(update=change)
-        return copy
+        change: dict[str, Any] = {"metadata": self.without(node.metadata), "relationships": {}}
+        for name in _EXCLUDED:
+            change[name] = [*filterfalse(self.declares, getattr(node, name))]
+        for kind, related in node.relationships.items():
+            change["relationships"][kind] = plain(related)
+        for name, value in change.items():
+            if getattr(node, name) != value:
+                copy: Document = node.model_copy(update=change)
+                return copy
+        return node
 
     def without(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """Return a copy of metadata without the permission fields."""
@@ -199,12 +191,8 @@ class Permissions:
 
 
 def _key(prefix: str, name: str) -> str:
-    """Return the boolean key of a name: letters and digits unchanged, every other byte as ``_`` and two hex digits.
-
-    Distinct names have distinct keys, and every key is valid in OData and in all stores.
-    """
-    encoded = _OTHER.sub(lambda byte: b"_%02X" % byte[0][0], name.encode("utf-8"))
-    return prefix + encoded.decode("ascii")
+    """Return a name's boolean key, which all stores take: all but letters and digits as ``_`` and two hex digits."""
+    return prefix + _OTHER.sub(lambda byte: b"_%02X" % byte[0][0], name.encode("utf-8")).decode("ascii")
 
 
 @contextmanager
@@ -215,11 +203,8 @@ def acting_as(principal: Principal) -> Iterator[None]:
             agent_answer = agent.chat("What is our margin?")
 
     It applies to this thread or task, to tasks started from it, and to streams created inside and read outside. Inside
-    a generator it applies to the code that reads the generator too, between two items.
-
-    Raises:
-        ConfigurationError: The argument is not a ``Principal``.
-        DeniedError: The context, or the retriever that is asked, already has a different principal.
+    a generator it applies to the code that reads the generator too, between two items. A context or a retriever that
+    has a different principal raises ``DeniedError``.
     """
     if not isinstance(principal, Principal):
         raise ConfigurationError(f"principal: expected a Principal, got {type(principal).__name__}")
@@ -231,7 +216,7 @@ def acting_as(principal: Principal) -> Iterator[None]:
 
 
 def current_principal() -> Principal | None:
-    """Return the principal on whose behalf this code runs; None outside of ``acting_as``."""
+    """Return the principal on whose behalf this code runs, if any."""
     return _current.get()
 
 
@@ -239,10 +224,9 @@ def merge_principals(*given: Principal | None, required: bool = False) -> Princi
     """Return the principal of a request, of those that are bound to the retriever, passed, or set in the context.
 
     Raises:
-        DeniedError: Two principals differ, or a required principal is missing. No place takes precedence, since a
-            caller could then choose the principal with more rights.
+        DeniedError: A required one is missing, or two differ: if one had precedence, a caller could choose its rights.
     """
-    distinct = {one for one in given if one is not None}
+    distinct = {*given} - {None}
     if len(distinct) > 1:
         raise DeniedError(
             "two principals were given for one request (bound to the retriever, passed with the request, or by "
@@ -276,11 +260,7 @@ class ConversationOwner:
         """The number of conversations that ended before the current one."""
 
     def claim(self, principal: Principal | None) -> int:
-        """Make a principal the owner if there is none, and return the conversation's number.
-
-        Raises:
-            DeniedError: The conversation belongs to another principal.
-        """
+        """Make a principal the owner if there is none; return the conversation's number, or raise ``DeniedError``."""
         with self._lock:
             self._owner = self._owner or _who(principal)
             if self._owner != _who(principal):

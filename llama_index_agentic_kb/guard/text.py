@@ -34,6 +34,8 @@ import re
 import unicodedata
 from typing import Final
 
+from llama_index_agentic_kb._text import one_line, without_surrogates
+
 # -- invisible characters ---------------------------------------------------------------------------------------------
 
 _BREAKS: Final = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
@@ -67,7 +69,7 @@ _EMOJI: Final = re.compile(
 
 
 def strip_invisible(text: str) -> str:
-    """Return a text without invisible characters, see the module; the same object if it has none."""
+    """Return a text without invisible characters, see the module."""
     return without_hidden(text)[0]
 
 
@@ -78,20 +80,14 @@ def without_hidden(text: str) -> tuple[str, int]:
     """
     if (_CONTROLS if text.isascii() else _SUSPECT).search(text) is None:
         return text, 0
-    if _HALVES.search(text) is not None:
-        joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")  # pairs become characters
-        kept, removed = without_hidden(joined)
-        return kept, removed + joined.count("\ufffd") - text.count("\ufffd")
-    clean = _BREAKS.sub("\n", text) if _BREAKS.search(text) is not None else text
-    length = len(clean)
-    if _HIDDEN.search(clean) is not None:
-        clean = _HIDDEN.sub(_needed, clean)
-    clean = _ASTRAL.sub(_needed, clean)
-    return clean, length - len(clean)
+    joined = without_surrogates(text)
+    halves = joined.count("\ufffd") - text.count("\ufffd")
+    whole = _BREAKS.sub("\n", joined)
+    clean = _ASTRAL.sub(_needed, _HIDDEN.sub(_needed, whole))
+    return clean, len(whole) - len(clean) + halves
 
 
 def _needed(found: re.Match[str]) -> str:
-    """Return the part of a run of hidden characters that is needed: a selector, a joiner, both or nothing."""
     run, text = found.group(), found.string
     if not found.start() or len(run) > 2:  # noqa: PLR2004 (a selector and a joiner)
         return ""
@@ -124,14 +120,13 @@ def _joins(joiner: str, before: str, after: str) -> bool:
     return joiner == "\u200d" and pictures and not after.isascii()
 
 
-MAX_HELD: Final = 1_000
-"""The maximum number of hidden characters that a stream buffers; no text needs more than two."""
+_MAX_HELD: Final = 1_000  # hidden characters that a stream buffers; no text needs more than two
 
 
 class HiddenFilter:
     """A streaming filter that removes invisible characters; the result does not depend on how the text is split.
 
-    Only invisible characters and carriage returns at the end of a piece are buffered, until the next piece.
+    Only invisible characters and carriage returns at the end of a piece are buffered.
     """
 
     def __init__(self) -> None:
@@ -145,7 +140,7 @@ class HiddenFilter:
         text = self._held + delta
         end = len(text)
         open_ends = (_HIDDEN, _ASTRAL, _HALVES)  # the next character decides what becomes of these
-        while end > max(0, len(text) - MAX_HELD) and any(kind.match(text[end - 1]) for kind in open_ends):
+        while end > max(0, len(text) - _MAX_HELD) and any(kind.match(text[end - 1]) for kind in open_ends):
             end -= 1
         self._held = text[end:]
         return self._clean(text[:end])
@@ -165,21 +160,11 @@ class HiddenFilter:
 
 # -- sequences that a model could read as structure -------------------------------------------------------------------
 
-# fmt: off
-BLOCKS: Final = (
-    "passage", "evidence", "sources", "conversation", "partial_answer", "steps", "later_steps", "found", "searches",
-    "end_user",
-)
-# fmt: on
+BLOCKS: Final = "passage evidence sources conversation partial_answer steps later_steps found searches end_user".split()
 """The names of the blocks (XML-like elements) in this package's prompts."""
 
 
-def _apart(name: str) -> str:
-    """Return a regex for a name whose letters may be separated by one non-letter each."""
-    return r"[\W_]?".join("[\\W_]?" if letter == "_" else letter for letter in name)
-
-
-_NAMES: Final = "|".join(map(_apart, BLOCKS))
+_NAMES: Final = "|".join(r"[\W_]?".join(name).replace("?_[", r"?[\W_]?[") for name in BLOCKS)  # letters may be apart
 # With up to eight signs and spaces between "<" and the name, a model still reads a tag; with spaces only, just if a tag
 # continues after the name ("if n < found:" is code).
 _TAG: Final = re.compile(
@@ -214,9 +199,8 @@ _LOOK_ALIKES: Final = (
 # Unicode ranges of variants of ASCII characters: full width, mathematical, enclosed, small, superscript.
 _FORMS: Final = (
     range(0x2070, 0x20A0),
-    range(0x2100, 0x2150),
+    range(0x2100, 0x2180),
     range(0x24B6, 0x24EA),
-    range(0x2170, 0x2180),
     range(0xFE50, 0xFE70),
     range(0xFF01, 0xFF5F),
     range(0x1D400, 0x1D800),
@@ -226,7 +210,7 @@ _FORMS: Final = (
 
 @functools.cache
 def _folding() -> tuple[dict[int, str], re.Pattern[str]]:
-    """Return the translation table from look-alike characters to ASCII, and a pattern of them, built on first use."""
+    """Return the translation table from look-alike characters to ASCII, and a pattern of them."""
     table = {
         code: form
         for code in (code for codes in _FORMS for code in codes)
@@ -239,11 +223,9 @@ def _folding() -> tuple[dict[int, str], re.Pattern[str]]:
 def sanitize(text: str, *, cites: bool = False) -> str:
     """Return a text that is safe to insert into a prompt; see the module. Takes linear time.
 
-    Args:
-        text: Any text.
-        cites: Whether its citation markers stay: a model's own earlier text.
+    ``cites`` says that its citation markers stay: a model's own earlier text.
     """
-    text, _ = without_hidden(text)
+    text = strip_invisible(text)
     if _OPENER.search(text) is None:
         return text
     folded = text
@@ -264,8 +246,7 @@ def sanitize(text: str, *, cites: bool = False) -> str:
 
 def quoted(text: str, most: int = 300) -> str:
     """Return a metadata value for use within double quotes in a prompt: sanitized, one line, ``most`` characters."""
-    line = " ".join(sanitize(text[: 4 * most]).split()).replace('"', "'")
-    return line if len(line) <= most else line[: most - 1].rstrip() + "\u2026"
+    return one_line(sanitize(text[: 4 * most]), most).replace('"', "'")
 
 
 _STRUCTURE: Final = re.compile(
@@ -277,8 +258,5 @@ _STRUCTURE: Final = re.compile(
 
 
 def plain_value(text: str) -> str:
-    """Return a search text that a model took from passages as one line of plain words.
-
-    Addresses, tags, citation markers, JSON and invisible characters are removed, so that no structure is left.
-    """
+    """Return a text as one line of plain words: no address, tag, citation marker, JSON or invisible character."""
     return " ".join(_STRUCTURE.sub(" ", strip_invisible(text)).split())

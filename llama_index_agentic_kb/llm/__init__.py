@@ -8,65 +8,53 @@ A bill (``billed``) adds up what calls cost, also those that a LlamaIndex compon
 from __future__ import annotations
 
 import copy
+import json
+import re
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial
 from types import MethodType
 from typing import Any, Final, TypeVar
 
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse
+import json_repair
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole, ToolCallBlock
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
+from llama_index.core.callbacks.token_counting import get_tokens_from_response
 from llama_index.core.llms import LLM
 from pydantic import BaseModel
 
-from llama_index_agentic_kb._aio import END, emit
-from llama_index_agentic_kb.account.activity_log import ActivityLog, EventHandler, with_handlers
+from llama_index_agentic_kb._aio import END, Call, emit
+from llama_index_agentic_kb._text import error_message, one_line, redacted_excerpt
+from llama_index_agentic_kb.account import ActivityLog, EventHandler, with_handlers
 from llama_index_agentic_kb.account.pickling import NotPickled
-from llama_index_agentic_kb.errors import LLMError
-from llama_index_agentic_kb.guard.failures import is_transient
+from llama_index_agentic_kb.errors import AgenticKBError, LLMError
+from llama_index_agentic_kb.guard.failures import breaks_connection, is_transient, status_of
 from llama_index_agentic_kb.guard.resilience import NO_RETRIES, RetryPolicy, retried
 from llama_index_agentic_kb.llm.calls import (
     calls_of,
-    chats,
     count_tokens,
     is_function_calling,
     is_openai,
+    metadata_of,
     model_name,
     of_any_name,
     once,
-    prompt_of,
     resolve_llm,
     retries_itself,
-    share_clients,
+    speaks_openai,
     structured_output,
     tokens_of,
     warm_up_llm,
-)
-from llama_index_agentic_kb.llm.replies import (
-    CUT_SHORT,
-    Choice,
-    Reply,
-    ThoughtFilter,
-    Usage,
-    as_llm_error,
-    parsed,
-    read_json,
-    refuses_form,
-    repair_json,
-    strip_code_fence,
-    tool_arguments_of,
-    usage_of,
-    without_thoughts,
 )
 from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, ModelInfo, Outcome
 from llama_index_agentic_kb.schema.activity import Purpose
 
 __all__ = [
     "CUT_SHORT",
-    "FALLBACK_CONTEXT_WINDOW",
     "LanguageModel",
     "Reply",
     "Usage",
@@ -80,7 +68,6 @@ __all__ = [
     "read_json",
     "recorded_calls",
     "refuses_form",
-    "repair_json",
     "resolve_llm",
     "strip_code_fence",
     "structured_output",
@@ -89,9 +76,9 @@ __all__ = [
 ]
 
 C = TypeVar("C")
+T = TypeVar("T")
 
-FALLBACK_CONTEXT_WINDOW: Final = 8_192
-"""Context window in tokens that is assumed if a model's ``metadata`` does not have it."""
+FALLBACK_CONTEXT_WINDOW: Final = 8_192  # in tokens, for a model without ``metadata``
 
 NOTHING_CAME: Final = "the model's server sent no piece of a reply: a web page, or nothing, in place of a stream"
 NO_CHOICES: Final = "the model's server sent a reply without choices"
@@ -99,6 +86,275 @@ NO_CHOICES: Final = "the model's server sent a reply without choices"
 MAX_REPLY: Final = 200_000
 MAX_THOUGHTS: Final = 200_000
 """Maximum number of characters of a reply, and of reasoning text in a stream; after that, reading stops."""
+MAX_PIECE: Final = 20_000  # characters of a streamed reply that are filtered in one turn of the event loop
+FORM_REFUSED: Final = (400, 404, 415, 422, 501)  # HTTP statuses of servers that don't support an output format
+
+MAX_REPAIRED: Final = 8_000
+"""Maximum number of characters of broken JSON to repair; repair takes quadratic time (7 s for 20,000 brackets)."""
+MAX_INLINE: Final = 2_000
+"""Maximum number of characters of a reply that is parsed on the event loop: at worst 0.1 s, if it needs repair."""
+SHOWN: Final = 200
+READ: Final = 2_000
+"""Maximum number of characters of a server's message that are quoted in an error message, and that are read for it."""
+
+_FENCE: Final = re.compile(r"```(?:json)?(.*?)```", re.DOTALL | re.IGNORECASE)  # no \s*: it would be quadratic
+
+CUT_SHORT: Final = "the model stopped before it was done"
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token usage and number of model calls; a token count is None if no reply reported it."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    calls: int = 0
+    model: str | None = None  # the name of the last model; set in the sum of several calls
+
+    @property
+    def tokens(self) -> int | None:
+        """Input and output tokens together; None if there were calls and no reply reported them."""
+        if self.input_tokens is None and self.output_tokens is None:
+            return None if self.calls else 0
+        return (self.input_tokens or 0) + (self.output_tokens or 0)
+
+    def add(self, other: Usage) -> None:
+        """Add another usage to this one."""
+        if other.input_tokens is not None:
+            self.input_tokens = (self.input_tokens or 0) + other.input_tokens
+        if other.output_tokens is not None:
+            self.output_tokens = (self.output_tokens or 0) + other.output_tokens
+        self.calls += other.calls
+
+
+@dataclass(slots=True)
+class Reply:
+    """The reply of a model."""
+
+    text: str
+    usage: Usage = field(default_factory=Usage)
+    finish_reason: str | None = None
+    tool_arguments: dict[str, Any] | None = None
+    thoughts: int = 0  # number of reasoning characters that were removed from the text
+    refusal: str = ""
+
+    @classmethod
+    def of(cls, response: ChatResponse | CompletionResponse) -> Reply:
+        """Build a reply from a complete response, without its reasoning text."""
+        text, thoughts, (_, reason, refusal) = text_of(response), ThoughtFilter(), _choice_of(response.raw)
+        if len(text) > MAX_REPLY:
+            text, reason = text[:MAX_REPLY], "length"
+        shown = thoughts.feed(text) + thoughts.close()
+        return cls(shown, usage_of(response), reason, thoughts=thoughts.left_out, refusal=refusal)
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the reply ended at the token limit."""
+        return self.finish_reason in ("length", "max_tokens")
+
+    def check(self) -> None:
+        """Raise ``LLMError`` if the reply is empty, the model refused, or a content filter stopped it."""
+        if self.refusal:
+            raise LLMError(f"the model refused: {self.refusal}", usage=self.usage)
+        if self.finish_reason == "content_filter":
+            raise LLMError("the model's reply was stopped by a content filter", usage=self.usage)
+        if not self.text.strip():
+            why = f": {CUT_SHORT}" if self.cut_short else ""
+            raise LLMError(f"the model's reply is empty{why}", empty=True, usage=self.usage)
+
+
+def _choice_of(raw: Any) -> tuple[bool, str | None, str]:
+    """Return whether a raw response or chunk has a choice, with its finish reason and (a piece of) its refusal."""
+    choices = _get(raw, "choices")
+    if not choices:
+        return False, None, ""
+    reason = _get(choices[0], "finish_reason")
+    said = _get(choices[0], "message") or _get(choices[0], "delta")
+    return True, reason if isinstance(reason, str) else None, _get(said, "refusal") or ""
+
+
+def _get(thing: Any, name: str) -> Any:
+    return thing.get(name) if isinstance(thing, dict) else getattr(thing, name, None)
+
+
+def text_of(response: ChatResponse | CompletionResponse) -> str:
+    """Return a response's text."""
+    return response.text if isinstance(response, CompletionResponse) else response.message.content or ""
+
+
+def usage_of(response: ChatResponse | CompletionResponse) -> Usage:
+    """Return the token usage that a response reports."""
+    try:
+        read, written = get_tokens_from_response(response)
+    except (TypeError, ValueError, AttributeError):  # a raw reply of a shape that core doesn't know
+        read, written = 0, 0
+    counted = bool(read or written)
+    return Usage(read if counted else None, written if counted else None, calls=1)
+
+
+def refuses_form(error: BaseException) -> bool:
+    """Return whether an error's HTTP status may mean that the server does not support structured output."""
+    return status_of(error) in FORM_REFUSED
+
+
+async def parsed(read: Callable[[], T], text: str, *, deadline: float | None = None, max_inline: int = MAX_INLINE) -> T:
+    """Return what a function reads from a reply; for a long reply it runs on a thread, not on the event loop."""
+    if len(text) <= max_inline:
+        return read()
+    return await Call(sync=read, deadline=deadline, what="reading a reply")
+
+
+def strip_code_fence(text: str) -> str:
+    """Return the content of a reply's first code fence, or the reply itself if it has none."""
+    fence = _FENCE.search(text)
+    return fence.group(1) if fence else text
+
+
+def read_json(text: str, opening: str = "{") -> Any:
+    """Return the JSON value in a reply, also in a code fence, behind a preamble or broken; None if there is none.
+
+    It begins at the first of the ``opening`` signs. Of a broken one, at most ``MAX_REPAIRED`` characters are used.
+    """
+    body = strip_code_fence(text)
+    start = min((at for at in map(body.find, opening) if at >= 0), default=-1)
+    try:
+        return json_repair.loads(body[start:][:MAX_REPAIRED]) if start >= 0 else None
+    except (ValueError, RecursionError):
+        return None
+
+
+# -- reasoning text ---------------------------------------------------------------------------------------------------
+
+_THOUGHTS: Final = ("think", "thinking", "thought", "reasoning")
+_OPEN: Final = re.compile(rf"(?<!`)<({'|'.join(_THOUGHTS)})>", re.IGNORECASE)
+_CLOSE: Final = re.compile(rf"(?<!`)</(?:{'|'.join(_THOUGHTS)})>", re.IGNORECASE)
+_BEGUN: Final = re.compile(r"</?[a-z]{0,9}\Z", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class ThoughtFilter:
+    """Removes reasoning blocks from a reply that arrives in pieces.
+
+    A tag after a backquote is normal text. A closing tag without an opening one ends reasoning that began in the
+    prompt: all text before it is removed, in a stream only the text that was not returned yet.
+    """
+
+    left_out: int = 0  # number of reasoning characters removed so far
+    _held: str = ""
+    _inside: str | None = None
+    _started: bool = False  # whether any visible text was returned
+    _last: str = ""
+
+    def feed(self, delta: str) -> str:
+        """Process a piece of the reply and return the text that can be shown now."""
+        text, passed, self._held = self._held + delta, "", ""
+        while text:
+            if self._inside is not None:
+                end, tag = text.lower().find(f"</{self._inside}>"), len(self._inside) + 3
+                cut = end if end >= 0 else max(0, len(text) - tag + 1)
+                self.left_out += cut
+                if end >= 0:
+                    self._inside, text = None, text[end + tag :]
+                else:
+                    self._held, text = text[cut:], ""
+                continue
+            # The previous character decides whether this is a tag: a backquote makes it text.
+            found = _OPEN.search(self._last + text) or None
+            ended = _CLOSE.search(self._last + text)
+            if ended is not None and (found is None or ended.start() < found.start()):
+                self.left_out += len(passed) + ended.end() - len(self._last)
+                text, passed, self._last = text[ended.end() - len(self._last) :], "", ""
+            elif found is not None:
+                start = found.start() - len(self._last)
+                passed += text[:start]
+                text = text[found.end() - len(self._last) :]
+                self._inside, self._last = found[1].lower(), ""
+            else:
+                begun = _BEGUN.search(text)
+                at = len(text) if begun is None else begun.start()
+                passed += text[:at]
+                self._last, self._held, text = (text[:at] or self._last)[-1:], text[at:], ""
+        return self._given(passed)
+
+    def close(self) -> str:
+        """Return the remaining text at the end of the reply; an unclosed reasoning block is removed."""
+        rest, self._held = self._held, ""
+        if self._inside is not None:
+            self.left_out += len(rest)
+            return ""
+        return self._given(rest)
+
+    def _given(self, text: str) -> str:
+        """Return a text, without whitespace between the reasoning and the reply's first word."""
+        shown = text if self._started or not self.left_out else text.lstrip()
+        self._started = self._started or bool(shown.strip())
+        return shown
+
+
+# -- failures ---------------------------------------------------------------------------------------------------------
+
+
+def as_llm_error(error: Exception) -> LLMError:
+    """Return an ``LLMError`` that describes an error of the model's client, to be raised ``from`` it."""
+    status, body = status_of(error), getattr(error, "body", None)
+    if isinstance(error, LLMError):
+        return error
+    if status is not None:
+        said = _message_in(body) if isinstance(body, dict) else str(error)
+        reason = f"the model's server answered with status {status}: {_words(said)}"
+    elif isinstance(error, AgenticKBError):
+        reason = error_message(error)
+    elif (sent := _sent_instead(error, body)) is not None:
+        reason = f"the model's server sent {sent}"
+    elif breaks_connection(error):  # OpenAI's client says only "Connection error."
+        reason = f"the connection to the model's server failed: {_named(error.__cause__ or error)}"
+    else:
+        reason = _named(error)
+    return LLMError(reason)
+
+
+def _sent_instead(error: Exception, body: object) -> str | None:
+    """Return a description of an unusable response from the server; None if the error has another cause."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"JSON that is broken off or malformed: {_words(str(error))}"
+    page = getattr(error, "obj", None)
+    if isinstance(error, AttributeError) and isinstance(page, str):
+        kind = "a web page" if page.lstrip().startswith("<") else "plain text"
+        return f"{kind} in place of JSON: {_words(page)!r}"
+    if not isinstance(body, dict):  # OpenAI's client sets a dictionary for errors in a stream
+        reply = _reply_in(error) if isinstance(error, (IndexError, TypeError, AttributeError)) else None
+        body = getattr(reply, "error", None)
+        if not body:
+            return None if reply is None else "a reply without choices"
+    return f"an error in place of a reply: {_words(_message_in(body))}"
+
+
+def _reply_in(error: Exception) -> Any:
+    """Return the parsed reply without choices that a client failed on, taken from the error's traceback."""
+    reply, traceback = None, error.__traceback__
+    while traceback is not None:
+        response = traceback.tb_frame.f_locals.get("response")
+        if hasattr(response, "choices"):
+            reply = response
+        traceback = traceback.tb_next
+    return reply if reply is not None and not reply.choices else None
+
+
+def _named(error: BaseException) -> str:
+    words = one_line(redacted_excerpt(str(error), READ), SHOWN)
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
+
+def _message_in(body: Any) -> str:
+    message = body.get("message") if isinstance(body, dict) else None
+    return str(message or body)
+
+
+def _words(text: str) -> str:
+    return one_line(redacted_excerpt(text, READ), SHOWN) or "nothing said"
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
 
 
 class LanguageModel(NotPickled):
@@ -129,10 +385,8 @@ class LanguageModel(NotPickled):
     @property
     def context_window(self) -> int:
         """Maximum number of tokens of prompt and reply together."""
-        try:
-            return self.llm.metadata.context_window
-        except ValueError:  # llama_index's OpenAI raises for names that it doesn't know
-            return FALLBACK_CONTEXT_WINDOW
+        known = metadata_of(self.llm)
+        return FALLBACK_CONTEXT_WINDOW if known is None else known.context_window
 
     def ready(self) -> LLM:
         """Return the LLM copy to call, cached while the handlers stay the same so that its client is reused."""
@@ -143,24 +397,14 @@ class LanguageModel(NotPickled):
             self._ready = (key, once(with_handlers(self.llm, self._manager()), self.llm))
         return self._ready[1]
 
-    # -- whole replies ---------------------------------------------------------------------------------------------
-
     def chat(
         self, messages: Sequence[ChatMessage], *, deadline: float | None, **kwargs: Any
     ) -> Coroutine[Any, Any, Reply]:
-        """Return a coroutine that requests a complete reply, without streaming.
-
-        Raises:
-            LLMError: The call failed, the model refused, or the reply is empty or was filtered.
-            DeadlineExceededError: The reply did not arrive by ``deadline``.
-        """
+        """Return a coroutine that requests a complete reply, without streaming; for its errors see ``read``."""
 
         async def attempt(until: float | None) -> Reply:
             llm, method, prompt, arguments = self._arguments("chat", messages, kwargs)
             reply = self._billed(Reply.of(await self._calls.call(llm, method, prompt, deadline=until, **arguments)))
-            if len(reply.text) > MAX_REPLY:
-                reply.text, reply.finish_reason = reply.text[:MAX_REPLY], "length"
-            reply.text, reply.thoughts = without_thoughts(reply.text)
             reply.check()
             return reply
 
@@ -169,23 +413,19 @@ class LanguageModel(NotPickled):
     def call_tool(
         self, messages: Sequence[ChatMessage], tool: Any, *, deadline: float | None, **kwargs: Any
     ) -> Coroutine[Any, Any, Reply]:
-        """Return a coroutine that asks a function-calling model to call one tool; see the reply's ``tool_arguments``.
-
-        Raises:
-            LLMError: The call failed, or the reply has neither a tool call nor usable text.
-            DeadlineExceededError: The reply did not arrive by ``deadline``.
-        """
+        """Return a coroutine that asks a model to call one tool; see the reply's ``tool_arguments``."""
         arguments = {"tools": [tool], "chat_history": list(messages), "tool_required": True, **kwargs}
 
         async def attempt(until: float | None) -> Reply:
             llm: Any = self.ready()
             response: ChatResponse = await self._calls.call(llm, "chat_with_tools", deadline=until, **arguments)
-            reply, written = self._billed(Reply.of(response)), tool_arguments_of(response)
+            reply, message = self._billed(Reply.of(response)), response.message
+            blocks = [str(block.tool_kwargs) for block in message.blocks if isinstance(block, ToolCallBlock)]
+            written = "".join(blocks) or str(message.additional_kwargs.get("tool_calls", ""))
             if len(written) > MAX_REPLY:
                 raise LLMError(f"the model's reply is longer than {MAX_REPLY:,} characters", usage=reply.usage)
             read = partial(llm.get_tool_calls_from_response, response, error_on_no_tool_call=False)
             calls = await parsed(read, written, deadline=until)
-            reply.text, reply.thoughts = without_thoughts(reply.text)
             if calls:
                 reply.tool_arguments = dict(calls[0].tool_kwargs)
             else:
@@ -193,8 +433,6 @@ class LanguageModel(NotPickled):
             return reply
 
         return retried(attempt, policy=self._retries, deadline=deadline)
-
-    # -- streams ---------------------------------------------------------------------------------------------------
 
     def stream(
         self,
@@ -207,8 +445,9 @@ class LanguageModel(NotPickled):
         """Return a coroutine that emits each piece of a streamed reply, changed by ``through``; see ``read``."""
 
         async def pass_on(delta: str, _: str) -> None:
-            if text := through(delta):
-                await emit(text)
+            for at in range(0, len(delta), MAX_PIECE):
+                if text := through(delta[at : at + MAX_PIECE]):
+                    await emit(text)
 
         return self.read(messages, pass_on, deadline=deadline, **kwargs)
 
@@ -221,69 +460,51 @@ class LanguageModel(NotPickled):
         max_chars: int = MAX_REPLY,
         **kwargs: Any,
     ) -> Coroutine[Any, Any, Reply]:
-        """Return a coroutine that requests a streamed reply and awaits a function for each piece as it arrives.
+        """Return a coroutine that requests a streamed reply; it awaits ``each`` with each piece and the text so far.
 
-        Args:
-            messages: The prompt messages.
-            each: Awaited with each piece of text and the whole text so far.
-            deadline: ``time.monotonic()`` by which the stream must have ended; None is no limit.
-            max_chars: Number of characters after which reading stops.
-            kwargs: Further arguments of the model's ``stream_chat``.
+        After ``max_chars`` characters, reading stops.
 
         Raises:
             LLMError: The call failed, the model refused, the reply is empty or was filtered, or the stream broke off.
             DeadlineExceededError: The stream did not end by ``deadline``.
         """
-        reply = Reply("")
-        attempt = partial(self._read_once, messages, each, reply, max_chars, kwargs)
+        reply, of_openai = Reply(""), is_openai(self.llm)
+        if of_openai:  # usage is only sent at the end of a stream on request
+            kwargs = {"stream_options": {"include_usage": True}, **kwargs}
+
+        async def attempt(until: float | None) -> Reply:
+            llm, method, prompt, arguments = self._arguments("stream_chat", messages, kwargs)
+            reply.refusal, wrong, thoughts = "", NOTHING_CAME, ThoughtFilter()
+            async with self._calls.stream(llm, method, prompt, deadline=until, **arguments) as next_chunk:
+                while (chunk := await next_chunk()) is not END:
+                    usage, (is_there, finish_reason, refusal) = usage_of(chunk), _choice_of(chunk.raw)
+                    if usage.input_tokens is not None:  # once, in the last chunks, or as a running total
+                        reply.usage = usage
+                    reply.finish_reason = finish_reason or reply.finish_reason
+                    reply.refusal += refusal
+                    wrong = "" if chunk.raw is None or is_there else wrong and NO_CHOICES
+                    delta = thoughts.feed((chunk.delta or "")[: max_chars + 1])
+                    reply.text += delta
+                    await each(delta, reply.text)
+                    if len(reply.text) > max_chars or thoughts.left_out > MAX_THOUGHTS:
+                        reply.finish_reason = "length"
+                        break
+            if rest := thoughts.close():
+                reply.text += rest
+                await each(rest, reply.text)
+            reply.thoughts, reply.usage.calls = thoughts.left_out, 1
+            self._billed(reply)
+            if not (wrong and of_openai):
+                reply.check()
+                wrong = "" if reply.finish_reason else "the model's stream ended before the model did"
+            if wrong and of_openai:
+                raise LLMError(wrong, usage=reply.usage)
+            return reply
 
         def is_worth(error: BaseException) -> bool:
             return not reply.text and is_transient(error)
 
         return retried(attempt, policy=self._retries, deadline=deadline, is_worth=is_worth)
-
-    async def _read_once(
-        self,
-        messages: Sequence[ChatMessage],
-        each: Callable[[str, str], Coroutine[Any, Any, None]],
-        reply: Reply,
-        max_chars: int,
-        kwargs: dict[str, Any],
-        deadline: float | None,
-    ) -> Reply:
-        speaks_openai = is_openai(self.llm)
-        if speaks_openai:  # usage is only sent at the end of a stream on request
-            kwargs = {"stream_options": {"include_usage": True}, **kwargs}
-        llm, method, prompt, arguments = self._arguments("stream_chat", messages, kwargs)
-        reply.refusal, wrong, thoughts = "", NOTHING_CAME, ThoughtFilter()
-        async with self._calls.stream(llm, method, prompt, deadline=deadline, **arguments) as next_chunk:
-            while (chunk := await next_chunk()) is not END:
-                usage, choice = usage_of(chunk), Choice.of(chunk.raw)
-                if usage.input_tokens is not None:  # once, in the last chunks, or as a running total
-                    reply.usage = usage
-                reply.finish_reason = choice.finish_reason or reply.finish_reason
-                reply.refusal += choice.refusal
-                wrong = "" if chunk.raw is None or choice.is_there else wrong and NO_CHOICES
-                delta = thoughts.feed((chunk.delta or "")[: max_chars + 1])
-                reply.text += delta
-                await each(delta, reply.text)
-                if len(reply.text) > max_chars or thoughts.left_out > MAX_THOUGHTS:
-                    reply.finish_reason = "length"
-                    break
-        if rest := thoughts.close():
-            reply.text += rest
-            await each(rest, reply.text)
-        reply.thoughts = thoughts.left_out
-        reply.usage.calls = 1
-        self._billed(reply)
-        if wrong and speaks_openai:
-            raise LLMError(wrong, usage=reply.usage)
-        reply.check()
-        if reply.finish_reason is None and speaks_openai:
-            raise LLMError("the model's stream ended before the model did", usage=reply.usage)
-        return reply
-
-    # -- shared helpers --------------------------------------------------------------------------------------------
 
     def _billed(self, reply: Reply) -> Reply:
         """Return a reply, with its usage added to the current bill."""
@@ -296,10 +517,13 @@ class LanguageModel(NotPickled):
         self, method: str, messages: Sequence[ChatMessage], kwargs: dict[str, Any]
     ) -> tuple[Any, str, Any, dict[str, Any]]:
         """Return model, method, prompt and arguments; a completion model gets a prompt instead of messages."""
-        llm = self.ready()
-        if chats(llm):
+        llm: Any = self.ready()
+        known = metadata_of(llm)
+        if known is None or known.is_chat_model:
             return llm, method, messages, kwargs
-        return llm, method.replace("chat", "complete"), prompt_of(llm, messages), {**kwargs, "formatted": True}
+        single = len(messages) == 1 and messages[0].role is MessageRole.USER
+        prompt = llm.completion_to_prompt(messages[0].content or "") if single else llm.messages_to_prompt(messages)
+        return llm, method.replace("chat", "complete"), prompt, {**kwargs, "formatted": True}
 
 
 # -- what calls cost --------------------------------------------------------------------------------------------------
@@ -336,10 +560,10 @@ def recorded_calls(log: ActivityLog, purpose: Purpose) -> Iterator[None]:
 
 @contextmanager
 def metered(component: C, *, only_core: bool = False) -> Iterator[C]:
-    """Yield a copy of a LlamaIndex component whose model's calls are added to the current bill.
+    """Yield a copy of a LlamaIndex component whose model's calls are added to the current ``Bill``.
 
-    Without a bill, or if the component has no model of its own, it is the component itself. With ``only_core``, so is
-    a component of a class that is not LlamaIndex's: a copy may lose what it changes in itself.
+    Without a bill, or if the component has no model of its own, yield the component itself. With ``only_core``, copy
+    only LlamaIndex's own classes: changes that another component makes to itself would be lost with the copy.
     """
     bill, fields = _bill.get(), ("llm", "_llm")
     name = next((name for name in fields if isinstance(getattr(component, name, None), LLM)), "")
@@ -348,7 +572,9 @@ def metered(component: C, *, only_core: bool = False) -> Iterator[C]:
         yield component
         return
     meter, own = _Meter(), getattr(component, name)
-    share_clients(own)
+    if speaks_openai(own) and getattr(own, "reuse_client", False):  # the copy shares the clients
+        own._get_client()  # noqa: SLF001 (they have no public name)
+        own._get_aclient()  # noqa: SLF001
     model = with_handlers(own, CallbackManager([meter]))
     twin: Any = component.model_copy() if isinstance(component, BaseModel) else copy.copy(component)
     setattr(twin, name, model)
@@ -368,8 +594,7 @@ class _Meter(EventHandler):
     def __init__(self) -> None:
         super().__init__()
         self.usages: list[Usage] = []
-        self._open: dict[str, bool] = {}
-        """By event id, whether the call is inside another."""
+        self._open: dict[str, bool] = {}  # by event id, whether the call is inside another
 
     def on_event_start(
         self,

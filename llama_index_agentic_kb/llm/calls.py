@@ -17,14 +17,15 @@ import socket
 import sys
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.base.llms.types import LLMMetadata
 from llama_index.core.llms import LLM, CustomLLM, MockLLM
 from llama_index.core.settings import Settings
 from llama_index.core.utils import get_tokenizer
@@ -32,16 +33,13 @@ from llama_index.core.utils import get_tokenizer
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import know_secrets
 from llama_index_agentic_kb.errors import DeadlineExceededError
-from llama_index_agentic_kb.guard.bulkhead import Bulkhead, Permit
+from llama_index_agentic_kb.guard.resilience import Bulkhead, Permit
 
 if TYPE_CHECKING:
     import httpx
 
-DEFAULT_MODEL: Final = "gpt-4o-mini"
-"""The chat model asked of a server that the environment names."""
-
-MAX_PIECE: Final = 100_000
-"""Maximum number of characters that are tokenized at once."""
+DEFAULT_MODEL: Final = "gpt-4o-mini"  # asked of a server that the environment names
+MAX_PIECE: Final = 100_000  # maximum number of characters that are tokenized at once
 
 
 def resolve_llm(llm: LLM | None) -> LLM | None:
@@ -66,9 +64,7 @@ def of_any_name(llm: LLM) -> LLM:
     module = sys.modules.get("llama_index.llms.openai.base")
     if module is None or type(llm) is not module.OpenAI:
         return llm
-    try:
-        _ = llm.metadata
-    except ValueError:
+    if metadata_of(llm) is None:
         from llama_index_agentic_kb.llm.openai_compatible import OpenAICompatible  # noqa: PLC0415 (loads the client)
 
         # Core has no public names for a user's own HTTP clients.
@@ -109,8 +105,6 @@ def tokens_of(text: str) -> list[Any]:
     Long texts are split, which adds a token or two: OpenAI's tokenizer raises on a text of a million spaces.
     """
     encode = get_tokenizer()
-    if len(text) <= MAX_PIECE:
-        return encode(text)
     return [token for start in range(0, len(text), MAX_PIECE) for token in encode(text[start : start + MAX_PIECE])]
 
 
@@ -119,15 +113,18 @@ def count_tokens(text: str) -> int:
     return len(tokens_of(text))
 
 
+def metadata_of(llm: LLM) -> LLMMetadata | None:
+    """Return a model's metadata; None if there is none: LlamaIndex's OpenAI raises for names that it does not know."""
+    try:
+        return llm.metadata
+    except ValueError:
+        return None
+
+
 def model_name(llm: LLM) -> str | None:
     """Return a model's name, or None if it has none."""
     name = getattr(llm, "model", None) or getattr(llm, "model_name", None)
-    if isinstance(name, str):
-        return name
-    try:
-        return llm.metadata.model_name
-    except ValueError:
-        return None
+    return name if isinstance(name, str) else getattr(metadata_of(llm), "model_name", None)
 
 
 def structured_output(llm: LLM, name: str, schema: dict[str, Any]) -> dict[str, Any] | None:
@@ -140,25 +137,7 @@ def structured_output(llm: LLM, name: str, schema: dict[str, Any]) -> dict[str, 
 
 def is_function_calling(llm: LLM) -> bool:
     """Return whether a model supports function calling."""
-    try:
-        return bool(llm.metadata.is_function_calling_model) and hasattr(llm, "chat_with_tools")
-    except ValueError:
-        return False
-
-
-def chats(llm: LLM) -> bool:
-    """Return whether a model is a chat model; otherwise it only completes prompts."""
-    try:
-        return bool(llm.metadata.is_chat_model)
-    except ValueError:  # llama_index's OpenAI raises for names that it doesn't know
-        return True
-
-
-def prompt_of(llm: LLM, messages: Sequence[ChatMessage]) -> str:
-    """Return messages as one prompt for a completion model, in the form that LlamaIndex core makes."""
-    if len(messages) == 1 and messages[0].role is MessageRole.USER:
-        return llm.completion_to_prompt(messages[0].content or "")  # type: ignore[misc]  # core's validators set both
-    return llm.messages_to_prompt(messages)  # type: ignore[misc]
+    return bool(getattr(metadata_of(llm), "is_function_calling_model", False)) and hasattr(llm, "chat_with_tools")
 
 
 def is_openai(llm: LLM) -> bool:
@@ -167,47 +146,28 @@ def is_openai(llm: LLM) -> bool:
     return module is not None and isinstance(llm, module.OpenAI)
 
 
-def has_native_async(llm: LLM, method: str = "achat") -> bool:
-    """Return whether an async method is truly async; that of core's ``CustomLLM`` blocks the event loop."""
-    if not isinstance(llm, CustomLLM):
-        return True
-    return inspect.unwrap(getattr(type(llm), method)) is not inspect.unwrap(getattr(CustomLLM, method))  # core's spans
-
-
 # -- calls ------------------------------------------------------------------------------------------------------------
 
-MODEL_PLACES: Final = 128
-"""Maximum number of concurrent calls of one model object, including abandoned ones; further calls wait."""
-GRACE_SECONDS: Final = 0.1
-"""Seconds after its deadline at which a sync call ends itself; its caller has the timeout error by then."""
+MODEL_PLACES: Final = 128  # concurrent calls of one model object, including abandoned ones; further calls wait
+GRACE_SECONDS: Final = 0.1  # after its deadline, when a sync call ends itself; its caller has the timeout error by then
 
 NextChunk: TypeAlias = Callable[[], Awaitable[Any]]
 
 
 class ModelCalls:
-    """Calls a model's methods by name; all users of a model share one object (see ``calls_of``).
-
-    Args:
-        model: The user's model, weakly referenced. Calls are made on a copy of it (see ``once``).
-        what: The model's name in error messages.
-        as_failure: Converts an exception of the model's client to the one that is raised.
-    """
+    """Calls a model's methods by name; all users of a model share one object (see ``calls_of``)."""
 
     def __init__(self, model: Any, what: str, as_failure: Callable[[Exception], Exception]) -> None:
         self.what = what
         self.bulkhead = Bulkhead(what, MODEL_PLACES)
-        self._model = weakref.ref(model)
-        self._as_failure = as_failure
+        self._model = weakref.ref(model)  # the user's; calls are made on a copy of it (see ``once``)
+        self._as_failure = as_failure  # converts an exception of the model's client to the one that is raised
+        self._speaks_openai = speaks_openai(model)
         self._clients: dict[str, tuple[Any, Any]] = {}
         know_secrets(secrets_of(model))
 
     async def call(self, model: Any, method: str, *args: Any, deadline: float | None, **kwargs: Any) -> Any:
-        """Call a method of ``model``, a copy, by its sync name; the async method has the prefix "a".
-
-        Raises:
-            Exception: The call failed; the error is the result of ``as_failure``, with the client's own as its cause.
-            DeadlineExceededError: The call did not return by ``deadline``.
-        """
+        """Call a method of ``model``, a copy, by its sync name; the async method has the prefix "a"."""
         held, permit = _HeldSocket(deadline), Permit()
         work = self._works(held, model, method, args, kwargs)
         try:
@@ -260,7 +220,7 @@ class ModelCalls:
         self, held: _HeldSocket, model: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Callable[[], Any], Callable[[], Awaitable[Any]] | None]:
         """Return functions that call a method synchronously and natively async; the latter is None if unsupported."""
-        speaks, async_method = speaks_openai(model), f"a{method}"
+        speaks, async_method = self._speaks_openai, f"a{method}"
 
         def sync() -> Any:
             _held_socket.set(held)  # each call has its own context
@@ -273,7 +233,10 @@ class ModelCalls:
                 self._set_client(model, is_async=True)
             return await getattr(model, async_method)(*args, **kwargs)
 
-        return sync, native if has_native_async(model, async_method) else None
+        # The async methods of core's ``CustomLLM``, which spans wrap, block the event loop.
+        kinds = (type(model), CustomLLM) if isinstance(model, CustomLLM) else ()
+        blocks = len({inspect.unwrap(getattr(kind, async_method)) for kind in kinds}) == 1
+        return sync, None if blocks else native
 
     def _set_client(self, model: Any, *, is_async: bool) -> None:
         """Set the client of a copied model to a cached one that does not retry, made of the user's model's own.
@@ -300,17 +263,11 @@ _SECRET: Final = re.compile(
 
 _PLAIN_HEADERS: Final = re.compile(r"accept|connection$|content-|host$|user-agent$|x-stainless", re.IGNORECASE)
 
-MAX_DEPTH: Final = 4
-"""Maximum nesting depth of clients that are searched for secrets."""
+MAX_DEPTH: Final = 4  # maximum nesting depth of clients that are searched for secrets
 
 
 def secrets_of(client: object, depth: int = MAX_DEPTH) -> Iterator[str]:
-    """Yield the secrets of a client: API keys, header values, and credentials in URLs and environment variables.
-
-    Args:
-        client: A model, its client, or a mapping of arguments.
-        depth: Remaining nesting depth of clients to search.
-    """
+    """Yield the secrets of a model, a client or arguments: keys, headers, credentials in URLs and the environment."""
     if depth == MAX_DEPTH:
         yield from (value for name, value in os.environ.items() if _SECRET.search(name) and not value.startswith("/"))
     private = getattr(client, "__pydantic_private__", None) or {}
@@ -350,14 +307,7 @@ def speaks_openai(model: Any) -> bool:
 
 def is_a(model: object, *names: str) -> bool:
     """Return whether a model's class or one of its bases has one of these names, without importing the integration."""
-    return not {kind.__name__ for kind in type(model).__mro__}.isdisjoint(names)
-
-
-def share_clients(model: Any) -> None:
-    """Create the clients of a model with OpenAI's client, so that copies of the model share them."""
-    if speaks_openai(model) and getattr(model, "reuse_client", False):
-        model._get_client()  # noqa: SLF001 (they have no public name)
-        model._get_aclient()  # noqa: SLF001
+    return not set(names).isdisjoint(map(attrgetter("__name__"), type(model).__mro__))
 
 
 def retries_itself(model: Any) -> bool:

@@ -39,12 +39,8 @@ class OpenAICompatible(OpenAI):
         is_function_calling_model: Whether a model with an unknown name supports function calling. Defaults to False.
     """
 
-    context_window: int = Field(
-        default=8_192, gt=0, description="Tokens of prompt and reply together, for a model name that is unknown."
-    )
-    is_function_calling_model: bool = Field(
-        default=False, description="Whether a model whose name is unknown can be made to call tools."
-    )
+    context_window: int = Field(default=8_192, gt=0)
+    is_function_calling_model: bool = False
 
     @classmethod
     def class_name(cls) -> str:
@@ -88,15 +84,17 @@ class OpenAICompatible(OpenAI):
     @model_serializer(mode="wrap")
     def custom_model_dump(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         """Return the serialized fields without keys, headers and credentials, also inside other serialized objects."""
-        data = super().custom_model_dump(handler, info)
-        kept = {name: value for name, value in data.items() if name not in SECRET_FIELDS}
-        return {**kept, "api_base": redacted(kept["api_base"])} if "api_base" in kept else kept
+        return _public(super().custom_model_dump(handler, info))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle, without keys, headers and credentials."""
         state = super().__getstate__()
-        kept = {name: value for name, value in state["__dict__"].items() if name not in SECRET_FIELDS}
-        return {**state, "__dict__": {**kept, "api_base": redacted(self.api_base or "") or None}}
+        return {**state, "__dict__": _public(state["__dict__"])}
+
+
+def _public(fields: dict[str, Any]) -> dict[str, Any]:
+    shown = {name: value for name, value in fields.items() if name not in SECRET_FIELDS}
+    return {name: redacted(value) if name == "api_base" and value else value for name, value in shown.items()}
 
 
 class _GlobalTokenizer:

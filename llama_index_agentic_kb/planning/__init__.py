@@ -2,11 +2,10 @@
 
     scope ─▶ planner (a model's reply ─▶ plan_graph) ─▶ rounds (search ─▶ findings ─▶ search … ─▶ verdict)
 
-``rounds`` is the search loop; ``effort`` limits it. ``classification`` classifies the question in the planner's call.
+``rounds`` is the search loop; ``effort`` limits it. The planner's call also classifies the question.
 """
 
-from llama_index_agentic_kb.planning.classification import ClassificationSpec
 from llama_index_agentic_kb.planning.effort import DEFAULT_LIMITS, EffortLimits
-from llama_index_agentic_kb.planning.scope import Scope
+from llama_index_agentic_kb.planning.scope import ClassificationSpec, Scope
 
 __all__ = ["DEFAULT_LIMITS", "ClassificationSpec", "EffortLimits", "Scope"]

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from llama_index.core.schema import NodeWithScore
-from numpy.typing import NDArray
 
 from llama_index_agentic_kb._aio import Call, call_deadline, deadline_after, earliest
 from llama_index_agentic_kb._text import error_message
@@ -46,16 +45,11 @@ RECENT_DOCUMENTS: Final = 5
 class Contraction:
     """A turn's scope, as far as its documents were asked for."""
 
-    documents: frozenset[tuple[str, str]] = frozenset()
-    """Those of the documents asked for that are in the scope, as (source, document)."""
-    sources: frozenset[str] = frozenset()
-    """The sources that the scope covers; documents of others are always in it."""
-    total: int = 0
-    """The number of documents of these sources."""
-    size: int = 0
-    """The number of documents in the scope; an estimate for a source of more than ``SAMPLE`` documents."""
-    reason: ScopeReason | None = None
-    """Why there is no scope; None if there is one."""
+    documents: frozenset[tuple[str, str]] = frozenset()  # those asked for that are in it, as (source, document)
+    sources: frozenset[str] = frozenset()  # the sources that it covers; documents of others are always in it
+    total: int = 0  # the number of documents of these sources
+    size: int = 0  # the number of documents in it; an estimate for a source of more than ``SAMPLE`` documents
+    reason: ScopeReason | None = None  # why there is no scope
 
     def holds(self, source: str, document: str) -> bool:
         """Return whether a document is in the scope."""
@@ -72,16 +66,11 @@ def contract(
 ) -> Contraction:
     """Return the scope of a turn: the documents that stand out by their similarity to any of its views.
 
-    A document stands out if its similarity is ``deviations`` standard deviations above the mean of all documents. The
-    scope has about ``MIN_SCOPE`` documents at least, ``MAX_SHARE`` of all at most, and those of ``kept``. Of a large
-    source, a sample of the documents stands for all, so that a turn costs the same whatever the size.
-
-    Args:
-        indexes: The scope indexes of the searched sources, of one embedding model.
-        views: The vectors of the message, which comes first, and of its context and its query.
-        asked: The documents that may be in the scope, by source.
-        kept: Documents that stay in the scope, as (source, document).
-        is_shift: Whether the message changes the topic: it then stands alone, and its own scope is wider.
+    The views are the vectors of the message, which comes first, and of its context and its query. Of the documents that
+    were ``asked`` for, by source, one stands out if its similarity is ``deviations`` standard deviations above the mean
+    of all. The scope has about ``MIN_SCOPE`` documents at least, ``MAX_SHARE`` of all at most, and those of ``kept``.
+    Of a large source, a sample stands for all documents, so that a turn costs the same whatever the size. A message
+    that changes the topic (``is_shift``) stands alone, and its own scope is wider.
     """
     total = sum(len(index.documents) for index in indexes.values())
     if total < SMALL_CORPUS:
@@ -96,7 +85,9 @@ def contract(
     )
     if float(max(every.max(), few.max(initial=-1.0))) < settings.floor:
         return Contraction(total=total, reason=ScopeReason.LOW_SIMILARITY)
-    weights = np.concatenate([_weights(index) for index in indexes.values()])
+    samples = [(len(index.sample.documents), len(index.documents)) for index in indexes.values()]
+    # the number of documents that each of a sample stands for
+    weights = np.concatenate([np.full(sampled, count / max(1, sampled)) for sampled, count in samples])
     mean = np.average(every, axis=1, weights=weights)[:, None]
     deviation = np.sqrt(np.average((every - mean) ** 2, axis=1, weights=weights))[:, None]
     margins = np.array([[SHIFT_MARGIN if is_shift else 0.0]] + [[0.0]] * (len(rows) - 1))
@@ -116,43 +107,26 @@ def _of(documents: Iterable[tuple[str, str]], source: str) -> list[str]:
     return [document for name, document in documents if name == source]
 
 
-def _weights(index: ScopeIndex) -> NDArray[np.float64]:
-    """Return the number of documents that each of an index's sample stands for."""
-    count = len(index.sample.documents)
-    return np.full(count, len(index.documents) / max(1, count))
-
-
 def strictest(settings: Sequence[ScopeSettings]) -> ScopeSettings:
     """Return the settings for several sources: those that keep the most documents, and report the fewest shifts."""
-    listed = settings or [ScopeSettings()]
-    return ScopeSettings(
-        min(one.deviations for one in listed), min(one.floor for one in listed), min(one.shift for one in listed)
-    )
+    listed = map(astuple, settings or [ScopeSettings()])
+    return ScopeSettings(*map(min, zip(*listed, strict=True)))
 
 
 class Narrowing(NamedTuple):
     """How a turn was searched (None without a conversation), and the passages to leave out."""
 
-    turn: TurnScope | None
+    turn: TurnScope | None = None
     outside: frozenset[NodeKey] = frozenset()
 
 
-NOT_NARROWED: Final = Narrowing(None)
-
-
 class Conversation:
-    """The conversation of one request: how its question is searched, and which results are kept.
-
-    Args:
-        fan_out: The request's searches; without a ``follow_up`` if a model plans, which reads the conversation itself.
-        state: The state after the last turn; None if the caller keeps none.
-        indexes: The scope indexes by source.
-    """
+    """The conversation of one request: how its question is searched, and which results are kept."""
 
     def __init__(self, fan_out: FanOut, state: ScopeState | None, indexes: Mapping[str, ScopeIndex]) -> None:
-        self._fan_out = fan_out
+        self._fan_out = fan_out  # without a ``follow_up`` if a model plans, which reads the conversation itself
         self._state = state or ScopeState()
-        self._indexes = indexes
+        self._indexes = indexes  # by source
 
     async def narrow(self, searches: Sequence[SourceSearch], limit: int) -> Narrowing:
         """Return how the turn was searched, and the passages outside its scope, which are to be left out.
@@ -165,19 +139,28 @@ class Conversation:
         if not follow_up.earlier:
             return Narrowing(made(reason=ScopeReason.NO_HISTORY))
         searches = [search for search in searches if search.sub_query.origin is SubQueryOrigin.QUESTION]
-        groups = await self._groups(searches)
+        groups: dict[int, _Group] = {}  # by embedding model
+        for name, source in {search.source.name: search.source for search in searches}.items():
+            found = await self._fan_out.compared(source, MAX_SECONDS)
+            if found is not None:
+                model, compared = found
+                index, group = self._indexes.get(name), groups.setdefault(id(model), _Group(compared, {}, []))
+                if index is not None and index.model == model_name_of(model):
+                    group.indexes[name] = index
+                    group.readers.append((index.version, vector_reader(source)))
         if not groups:
             return Narrowing(made(topic=Topic.UNKNOWN, reason=ScopeReason.NO_INDEX))
-        compared, indexes = groups[0].compared, [index for group in groups for index in group.indexes.values()]
-        drift, shift = compared.drift or 0.0, strictest([index.settings for index in indexes]).shift
+        group = max(groups.values(), key=lambda one: len(one.indexes))  # vectors of several models can't be compared
+        compared = group.compared
+        drift, shift = compared.drift or 0.0, strictest([one.settings for one in group.indexes.values()]).shift
         topic = Topic.CONTINUED if compared.expanded or drift >= shift else Topic.SHIFTED
         turn = made(topic=topic, drift=round(drift, 4), expanded=compared.expanded)
-        if not indexes:
+        if not group.indexes:
             return Narrowing(turn.model_copy(update={"reason": ScopeReason.NO_INDEX}))
         started = time.monotonic()
         deadline = earliest(call_deadline(), deadline_after(MAX_SECONDS))
         try:
-            scope = await Call(sync=partial(self._contracted, groups, searches, topic), deadline=deadline, what="scope")
+            scope = await Call(sync=partial(self._contracted, group, searches, topic), deadline=deadline, what="scope")
         except Exception as error:  # noqa: BLE001 (a search that is not narrowed loses nothing)
             logger.warning("the search was not narrowed: %s", error_message(error))
             scope = Contraction(reason=ScopeReason.FAILED)
@@ -191,48 +174,20 @@ class Conversation:
 
     def after(self, turn: TurnScope, nodes: Sequence[NodeWithScore]) -> ScopeState:
         """Return the state after a turn that found these passages."""
-        marks = [(provenance(node) or {}, _document(node)) for node in nodes]
-        found = dict.fromkeys((str(mark["source"]), document) for mark, document in marks if mark.get("source"))
+        marks = [((provenance(node) or {}).get("source"), _document(node)) for node in nodes]
+        found = dict.fromkeys((str(source), document) for source, document in marks if source)
         documents = [ScopedDocument(source=source, document=document) for source, document in found]
         return self._state.after(turn, tuple(documents[:RECENT_DOCUMENTS]))
 
-    async def _groups(self, searches: Sequence[SourceSearch]) -> list[_Group]:
-        """Return the embedding models that the question was searched with."""
-        groups: dict[int, _Group] = {}
-        for name, source in {search.source.name: search.source for search in searches}.items():
-            found = await self._fan_out.compared(source, MAX_SECONDS)
-            if found is not None:
-                model, compared = found
-                index, group = self._indexes.get(name), groups.setdefault(id(model), _Group(compared, {}, []))
-                if index is not None and index.model == model_name_of(model):
-                    group.indexes[name] = index
-                    group.readers.append((index.version, vector_reader(source)))
-        return list(groups.values())
-
-    def _contracted(self, groups: Sequence[_Group], searches: Sequence[SourceSearch], topic: Topic) -> Contraction:
-        """Return the scope over all embedding models."""
-        groups = [group for group in groups if group.indexes]
-        if any(reader is None or reader.version() != version for group in groups for version, reader in group.readers):
+    def _contracted(self, group: _Group, searches: Sequence[SourceSearch], topic: Topic) -> Contraction:
+        """Return the scope of the turn."""
+        if any(reader is None or reader.version() != version for version, reader in group.readers):
             return Contraction(reason=ScopeReason.INDEX_STALE)
         kept = {(one.source, one.document) for listed in (self._state.pinned, *self._state.recent) for one in listed}
         asked: dict[str, set[str]] = {}
         for search in searches:
             asked.setdefault(search.source.name, set()).update(map(_document, search.nodes))
-        parts = [
-            contract(group.indexes, self._views(group), asked, kept, is_shift=topic is Topic.SHIFTED)
-            for group in groups
-        ]
-        made = [part for part in parts if part.reason is None]
-        return Contraction(
-            frozenset[tuple[str, str]]().union(*(part.documents for part in made)),
-            frozenset[str]().union(*(part.sources for part in made)),
-            sum(part.total for part in parts),
-            sum(part.size for part in made),
-            None if made else parts[0].reason,
-        )
-
-    def _views(self, group: _Group) -> list[Floats]:
-        """Return the vectors of the message, its context (earlier messages, last documents), and its own query."""
+        # The vectors of the message, its context (earlier messages, last documents), and its own query.
         compared, latest = group.compared, self._state.recent[-1] if self._state.recent else ()
         own, query = unit_rows(np.array([compared.own, compared.query], np.float32))
         found = [(one.source, one.document) for one in latest]
@@ -242,7 +197,7 @@ class Conversation:
             context += DECAY * compared.history.astype(np.float32)
         if len(rows):
             context += DECAY * unit_rows(rows.mean(axis=0, keepdims=True))[0]
-        return [own, context, query]
+        return contract(group.indexes, [own, context, query], asked, kept, is_shift=topic is Topic.SHIFTED)
 
 
 class _Group(NamedTuple):
@@ -250,8 +205,7 @@ class _Group(NamedTuple):
 
     compared: Compared
     indexes: dict[str, ScopeIndex]
-    readers: list[tuple[str, VectorReader | None]]
-    """Each index's version, and the reader of its source."""
+    readers: list[tuple[str, VectorReader | None]]  # each index's version, and the reader of its source
 
 
 def _document(node: NodeWithScore) -> str:

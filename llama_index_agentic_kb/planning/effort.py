@@ -12,11 +12,8 @@ from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestErro
 from llama_index_agentic_kb.schema import EffortUse, FilterNode, ReasoningEffort, RetrievalRequest
 from llama_index_agentic_kb.schema.filters import Condition
 
-MAX_SOURCES: Final = 10
-"""Maximum number of sources of one planned sub-query; the question itself is searched in all sources."""
-
-MAX_RANKED: Final = 50
-"""Maximum number of fused documents passed to rerankers and postprocessors; a cross-encoder scores 50 in about 1 s."""
+MAX_SOURCES: Final = 10  # of one planned sub-query; the question itself is searched in all sources
+MAX_RANKED: Final = 50  # fused documents passed to rerankers and postprocessors; a cross-encoder scores 50 in about 1 s
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +73,7 @@ def as_effort(value: ReasoningEffort | str) -> ReasoningEffort:
 
 
 def as_limits(own: Mapping[ReasoningEffort, EffortLimits] | None) -> dict[ReasoningEffort, EffortLimits]:
-    """Return the limits of every level of effort: the entries of ``own``, else the defaults.
-
-    Raises:
-        ConfigurationError: ``own`` is not a mapping, or has an unknown level of effort.
-    """
+    """Return the limits of every level of effort: the entries of ``own``, else the defaults."""
     if own is not None and not isinstance(own, Mapping):
         raise ConfigurationError("limits: expected a mapping from efforts to EffortLimits, {'low': EffortLimits(...)}")
     return {**DEFAULT_LIMITS, **{as_effort(effort): limits for effort, limits in (own or {}).items()}}

@@ -13,20 +13,27 @@ import re
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Final, TypeAlias
 
+from llama_index.core.schema import NodeWithScore
+
 from llama_index_agentic_kb._aio import Call
-from llama_index_agentic_kb._text import one_line
+from llama_index_agentic_kb._text import excerpt, normalize, one_line, sentence_spans
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.errors import PlanningError
-from llama_index_agentic_kb.guard.spotlighting import Spotlight, draw
+from llama_index_agentic_kb.evidence.candidates import Candidate, Fusion, best_of, shown_metadata
+from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, draw
 from llama_index_agentic_kb.guard.text import plain_value, strip_invisible
 from llama_index_agentic_kb.llm import read_json
-from llama_index_agentic_kb.planning.passages import CUT, MAX_PASSAGES, PassageSet, ShownPassage
-from llama_index_agentic_kb.planning.plan_graph import PlannerSource, Proposal, refers
-from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel, describe_sources, read_proposals
-from llama_index_agentic_kb.prompts import ON_SEARCHING, with_instructions
+from llama_index_agentic_kb.planning.plan_graph import PlannerSource, Proposal, read_proposals, refers
+from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel, describe_sources
+from llama_index_agentic_kb.planning.scope import Scope
+from llama_index_agentic_kb.prompts import ON_SEARCHING, Passage, format_passages, with_instructions
 from llama_index_agentic_kb.schema import Confidence, Finding
+from llama_index_agentic_kb.sources.base import KnowledgeSource
+from llama_index_agentic_kb.sources.fan_out import SourceSearch
+from llama_index_agentic_kb.sources.search import NodeKey, node_key
 
 MAX_BRANCHES: Final = 3
 """Maximum number of answers used per step, and of searches made from one step (three directors, two candidates)."""
@@ -38,6 +45,156 @@ MAX_GAPS: Final = 10
 
 _STEP: Final = re.compile(r'\{\s*"step"')
 _NOTHING: Final = ("none", "null", "unknown", "n/a", "not stated", "not found", "not mentioned")
+
+MAX_PASSAGES: Final = 30  # in one prompt, whatever the number of sub-queries
+PASSAGES_PER_QUERY: Final = 5  # the answer to a well-worded query is nearly always in the top five
+
+# Words to which a passage is shortened, around the sub-query's words: usually (a paragraph); if it supports a finding;
+# if the model asked for its full text, which may be a whole file. Up to WHOLE_WORDS it is not shortened at all.
+PASSAGE_WORDS: Final = 110
+PROOF_WORDS: Final = 400
+ASKED_WORDS: Final = 2_000
+WHOLE_WORDS: Final = 150
+
+CUT: Final = "[...]"  # marker for omitted text in a passage
+_HYPHEN: Final = re.compile(r"(?<=[^\W\d_])[-\u2010-\u2015](?=[^\W\d_])")  # a hyphen inside a word
+_BREAK: Final = re.compile(
+    r"\s+(?:[-\u2010-\u2015]\s+)?|(?<=\w)[-\u2010-\u2015](?=\w)|(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])"
+)
+"""A place in a name where texts write a space, a hyphen, both or nothing: "B-29", "B - 29", "B29"."""
+
+
+# -- passages ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPassage:
+    """A passage as shown to the model."""
+
+    ref: int
+    node: NodeWithScore
+    source: KnowledgeSource
+    title: str
+    content: str
+    metadata: str = ""
+
+    def says(self, value: str) -> bool:
+        """Return whether the passage or its title has all words of the value's name, the part before "(" or ","."""
+        text = normalize(f"{self.title}\n{self.content}\n{self.source.source_data(self.node).content}")
+        text += "\n" + _HYPHEN.sub("", text)
+        form = normalize(value)
+        name = form.split("(", maxsplit=1)[0].split(",", maxsplit=1)[0].strip() or form
+        whole, *parts = (_pattern(one).search(text) is not None for one in (form, *name.split()))
+        return whole or all(parts)
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    """Return a pattern of a name in other spellings; two of its numbers never run together ("2-1" is not "21")."""
+    first, *rest = _BREAK.split(name)
+    pattern = re.escape(first)
+    for before, part in pairwise([first, *rest]):
+        apart = "+" if before[-1:].isdigit() and part[:1].isdigit() else "*"
+        pattern += rf"[\s\-\u2010-\u2015]{apart}{re.escape(part)}"
+    return re.compile(rf"(?<![a-z0-9]){pattern}(?![a-z0-9])")
+
+
+@dataclass(slots=True)
+class PassageSet:
+    """The passages of one prompt, numbered from 0, and shortened to ``words``, by node id."""
+
+    words: Mapping[str, int] = field(default_factory=dict)
+    passages: dict[int, ShownPassage] = field(default_factory=dict)
+    seen: set[NodeKey] = field(default_factory=set)
+
+    def add(self, query: str, found: Sequence[Candidate]) -> None:
+        """Add the passages that a query found, best first, each shortened around the query's words."""
+        for candidate in found:
+            node, source = candidate.node, candidate.search.source
+            key = node_key(node.node)
+            if key in self.seen or len(self.passages) >= MAX_PASSAGES:
+                continue
+            self.seen.add(key)
+            ref, data = len(self.passages), source.source_data(node)
+            shown = passage_excerpt(data.content, query, self.words.get(node.node_id, PASSAGE_WORDS))
+            metadata = shown_metadata(node, source.permissions, (data.title, data.content, data.url))
+            self.passages[ref] = ShownPassage(ref, node, source, data.title, shown, metadata)
+
+    def as_prompt(self, spotlight: Spotlight = PLAIN) -> str:
+        """Return the passages as prompt text, marked as data by ``spotlight``."""
+        return format_passages(
+            Passage(one.ref, one.title, one.content, one.source.name, spotlight=spotlight, metadata=one.metadata)
+            for one in self.passages.values()
+        )
+
+    def refs(self) -> dict[str, int]:
+        """Return the number of each passage by node id."""
+        return {passage.node.node_id: ref for ref, passage in self.passages.items()}
+
+
+def passage_excerpt(text: str, query: str, words: int) -> str:
+    """Return the sentences of a text that best match a query, in the text's order, with ``CUT`` for omitted text.
+
+    The first is preferred, as it usually names the subject. A query word weighs more if fewer sentences contain it.
+    """
+    if len(text.split()) <= max(words, WHOLE_WORDS):
+        return text
+    sentences = [text[start:end] for start, end in sentence_spans(text)]
+    held = [{*re.findall(r"\w{3,}", normalize(sentence))} for sentence in sentences]
+    wanted = {word: sum(word in own for own in held) for word in re.findall(r"\w{3,}", normalize(query))}
+    scores = [sum(1 / wanted[word] for word in wanted if word in own) for own in held]
+    best = scores.index(max(scores))
+    order = sorted(range(len(sentences)), key=lambda at: (at > 0, -scores[at], abs(at - best), -at))
+    room, chosen = words, dict[int, str]()
+    for at in order:
+        length = len(sentences[at].split())
+        if length <= room:
+            chosen[at] = sentences[at]
+        elif not chosen or (len(chosen) == 1 and scores[at] and room > words // 2):
+            chosen[at] = excerpt(sentences[at], query, room // 2)
+            length = room // 2
+        else:
+            continue
+        room -= length
+    parts, last = [], -1
+    for at in sorted(chosen):
+        parts += [CUT] if at > last + 1 else []
+        parts.append(chosen[at].strip())
+        last = at
+    return " ".join([*parts, CUT] if last < len(sentences) - 1 else parts)
+
+
+def best_passages(
+    searches: Sequence[SourceSearch],
+    per_query: Mapping[str, int],
+    fusion: Fusion,
+    proof: Sequence[str],
+    in_full: Iterable[str],
+    known: Iterable[str],
+    whole: int,
+) -> PassageSet:
+    """Return the passages for a prompt: those of ``proof`` (node ids), then ``per_query`` of each search.
+
+    A page whose title is a ``known`` value in the search's query comes before its others. ``in_full`` are passages that
+    the model asked for; the ``whole`` best of each search are shortened as proof is.
+    """
+    by_query: dict[str, list[SourceSearch]] = {}
+    for search in searches:
+        by_query.setdefault(search.sub_query.id, []).append(search)
+    best: dict[str, tuple[str, list[Candidate]]] = {}
+    for name, found in by_query.items():
+        query = found[0].sub_query.query
+        values, ranked = {value for value in known if value in normalize(query)}, best_of(found, fusion)
+        if values:
+            ranked.sort(key=lambda one: normalize(one.search.source.source_data(one.node).title) not in values)
+        best[name] = (query, ranked)
+    shown = [(best[name][0], best[name][1][:count]) for name, count in per_query.items() if name in best]
+    supports = [*proof, *(one.node.node_id for _, found in shown for one in found[:whole])]
+    words = {**dict.fromkeys(supports, PROOF_WORDS), **dict.fromkeys(in_full, ASKED_WORDS)}
+    passages = PassageSet(words)
+    by_id = {one.node.node.node_id: (query, [one]) for query, found in [*best.values(), *shown[::-1]] for one in found}
+    for query, ranked in [*(by_id[node_id] for node_id in proof if node_id in by_id), *shown]:
+        passages.add(query, ranked)
+    return passages
 
 
 # -- answers of steps ----------------------------------------------------------------------------------------------
@@ -73,8 +230,7 @@ async def read_findings(
     ``steps`` are searched queries by id. ``later`` are queries that wait for answers: those that the passages answer
     have a line too. ``known`` are findings of earlier calls, which the reply may correct.
     """
-    call = ModelCall()
-    spotlight = draw(models.spotlighting)
+    call, spotlight = ModelCall(), draw(models.spotlighting)
     intake = FindingsIntake(steps, {*steps, *later, *known}, passages, take, spotlight)
     found = {name: as_found(answers, passages.refs()) for name, answers in known.items()}
     with call.recorded(log, models.model, "findings"):
@@ -96,7 +252,7 @@ async def read_findings(
 
 
 def as_found(findings: Iterable[Finding], refs: Mapping[str, int]) -> str:
-    """Return findings as prompt text; "stated" is said only where the passage is shown, by its number in ``refs``."""
+    """Return findings as prompt text. ``refs`` numbers the passages shown in the prompt; only these prove "stated"."""
     shown = []
     for one in findings:
         ref = refs.get(one.node_id or "")
@@ -109,57 +265,56 @@ def _one_a_line(steps: Mapping[str, str]) -> str:
     return "\n".join(f"{name}: {' '.join(text.split())}" for name, text in steps.items())
 
 
+@dataclass(slots=True)
 class FindingsIntake:
     """Parses a reply while it is streamed: a line for each step ``asked``, and for some others of ``steps``."""
 
-    def __init__(
-        self, asked: Iterable[str], steps: Collection[str], passages: PassageSet, take: Take, spotlight: Spotlight
-    ) -> None:
-        self._asked = {*asked}
-        self._steps = steps
-        self._passages = passages.passages
-        self._hand_on = take
-        self._spotlight = spotlight
-        self._position = 0
-        self._taken: set[str] = set()
+    asked: Collection[str]
+    steps: Collection[str]
+    passages: PassageSet
+    take: Take
+    spotlight: Spotlight
+    position: int = 0
+    taken: set[str] = field(default_factory=set)
 
     @property
     def is_complete(self) -> bool:
         """Whether the reply had a line for every searched step."""
-        return self._taken >= self._asked
+        return self.taken.issuperset(self.asked)
 
     async def read(self, delta: str, text: str) -> None:
         """Parse the reply when a JSON object may have ended; a broken object is skipped."""
-        position, decoder = self._position, json.JSONDecoder()
+        position, decoder = self.position, json.JSONDecoder()
         while "}" in delta and (start := _STEP.search(text, position)) is not None:
             try:
                 line, position = decoder.raw_decode(text, start.start())
             except (ValueError, RecursionError):
                 position = start.end()
                 continue
-            self._position = position
+            self.position = position
             await self._take(line)
 
     async def finish(self, lines: Sequence[dict[str, object]]) -> None:
         """Take the repaired lines of the complete reply, for steps that had no valid line while it was streamed."""
-        before = set(self._taken)
+        before = {*self.taken}
         for line in lines:
-            if _step_of(line, self._steps) not in before:
+            if _step_of(line, self.steps) not in before:
                 await self._take(line)
 
     async def _take(self, line: dict[str, object]) -> None:
-        step = _step_of(line, self._steps)
-        if step not in self._steps:
+        step = _step_of(line, self.steps)
+        if step not in self.steps:
             return
-        self._taken.add(step)
-        wanted = [self._passages.get(_number(ref)) for ref in _listed(line.get("whole"))]
+        self.taken.add(step)
+        wanted = [self.passages.passages.get(_number(ref)) for ref in _listed(line.get("whole"))]
         whole = {one.node.node_id for one in wanted if one is not None and CUT in one.content}
-        answers, found = _answers_in(line), _findings_in([line], step, self._passages, self._spotlight)
         # models write it beside the answers as well as in one of them
-        search = next((one["next"] for one in (*answers, line) if isinstance(one, dict) and one.get("next")), "")
-        words = self._spotlight.unmarked(search[:MAX_READ]) if isinstance(search, str) else ""
+        parts = [one for one in (*_answers_in(line), line) if isinstance(one, dict)]
+        search = next((one["next"] for one in parts if one.get("next")), "")
+        words = self.spotlight.unmarked(search[:MAX_READ]) if isinstance(search, str) else ""
         following = one_line(plain_value(words), MAX_VALUE)
-        await self._hand_on(step, StepAnswer(found, "" if refers(following) else following, whole))
+        found = _findings_in([line], step, self.passages, self.spotlight)
+        await self.take(step, StepAnswer(found, "" if refers(following) else following, whole))
 
 
 def _step_of(line: Mapping[str, object], steps: Collection[str]) -> str:
@@ -177,32 +332,28 @@ def _answers_in(line: dict[str, object]) -> list[object]:
 
 
 def _findings_in(
-    lines: Iterable[dict[str, object]], step: str, passages: Mapping[int, ShownPassage], spotlight: Spotlight
+    lines: Iterable[dict[str, object]], step: str, passages: PassageSet, spotlight: Spotlight
 ) -> list[Finding]:
-    """Return the valid answers in the lines of a step, each once."""
+    """Return the valid answers in the lines of a step, each once; "stated" only if the referenced passage says it."""
     distinct: dict[str, Finding] = {}
     for answer in (answer for line in lines for answer in _answers_in(line)):
-        if (finding := _finding(step, answer, passages, spotlight)) is not None:
-            distinct.setdefault(finding.value.casefold(), finding)
+        fields = answer if isinstance(answer, dict) else {"value": answer}
+        value = fields.get("value", fields.get("answer"))
+        sure = str(fields.get("confidence") or "stated").strip().lower()
+        if not isinstance(value, (str, int, float)) or isinstance(value, bool) or sure == "none":
+            continue
+        written = spotlight.unmarked(str(value)[:MAX_READ])
+        text = one_line(plain_value(written), MAX_VALUE)
+        if re.search(r"\w", text) is None or text.casefold() in _NOTHING or refers(written) or refers(text):
+            continue
+        passage = passages.passages.get(_number(fields.get("ref", fields.get("ref_id"))))
+        confidence = Confidence.PARTIAL if sure == "partial" else Confidence.IMPLIED
+        if sure == "stated" and passage is not None and passage.says(text):
+            confidence = Confidence.STATED
+        node_id, title = (None, None) if passage is None else (passage.node.node_id, passage.title)
+        made = Finding(sub_query_id=step, value=text, confidence=confidence, node_id=node_id, title=title)
+        distinct.setdefault(text.casefold(), made)
     return list(distinct.values())
-
-
-def _finding(step: str, answer: object, passages: Mapping[int, ShownPassage], spotlight: Spotlight) -> Finding | None:
-    """Return an answer as a finding (None if invalid), "stated" only if the referenced passage contains it."""
-    fields = answer if isinstance(answer, dict) else {"value": answer}
-    value = fields.get("value", fields.get("answer"))
-    sure = str(fields.get("confidence") or "stated").strip().lower()
-    if not isinstance(value, (str, int, float)) or isinstance(value, bool) or sure == "none":
-        return None
-    written = spotlight.unmarked(str(value)[:MAX_READ])
-    text = one_line(plain_value(written), MAX_VALUE)
-    if re.search(r"\w", text) is None or text.casefold() in _NOTHING or refers(written) or refers(text):
-        return None
-    passage = passages.get(_number(fields.get("ref", fields.get("ref_id"))))
-    is_stated = sure == "stated" and passage is not None and passage.says(text)
-    confidence = Confidence.STATED if is_stated else Confidence.PARTIAL if sure == "partial" else Confidence.IMPLIED
-    node_id, title = (None, None) if passage is None else (passage.node.node_id, passage.title)
-    return Finding(sub_query_id=step, value=text, confidence=confidence, node_id=node_id, title=title)
 
 
 def _listed(value: object) -> list[object]:
@@ -246,11 +397,7 @@ class Verdict(ModelCall):
     warnings: list[str] = field(default_factory=list)
 
     def read(self, text: str, steps: Collection[str], passages: PassageSet, spotlight: Spotlight) -> None:
-        """Parse a reply and fill the fields of this verdict; ``steps`` are the open steps.
-
-        Raises:
-            PlanningError: The reply contains no verdict.
-        """
+        """Fill the fields by a reply, for the open ``steps``; raise ``PlanningError`` if it contains no verdict."""
         value = read_json(spotlight.unmarked(text))
         if not isinstance(value, dict) or not {"sufficient", "sub_queries", "gaps"} & value.keys():
             raise PlanningError(f"the model's reply holds no verdict: {one_line(text[:400], 80)!r}")
@@ -262,7 +409,7 @@ class Verdict(ModelCall):
         lines = [line for line in _listed(value.get("values"))[:MAX_PASSAGES] if isinstance(line, dict)]
         for step in steps:
             own = [line for line in lines if _step_of(line, steps) == step]
-            if found := _findings_in(own, step, passages.passages, spotlight)[:MAX_BRANCHES]:
+            if found := _findings_in(own, step, passages, spotlight)[:MAX_BRANCHES]:
                 self.values[step] = found
         if self.sufficient or not isinstance(proposed, list):
             return
@@ -277,7 +424,7 @@ class Verdict(ModelCall):
 
 async def look_for_gaps(
     models: PlanningModel,
-    question: str,
+    scope: Scope,
     searches: Mapping[str, str],
     open_steps: Collection[str],
     passages: PassageSet,
@@ -286,11 +433,9 @@ async def look_for_gaps(
     limit: int,
     deadline: float | None,
     log: ActivityLog,
-    instructions: str = "",
 ) -> Verdict:
     """Ask whether the evidence is sufficient, or for at most ``limit`` further searches; a failure is in the result."""
-    verdict = Verdict(fields={"sub_queries": []})
-    spotlight = draw(models.spotlighting)
+    verdict, spotlight = Verdict(fields={"sub_queries": []}), draw(models.spotlighting)
     with verdict.recorded(log, models.model, "revision"):
         messages = models.messages(
             "revision_prompt",
@@ -298,9 +443,9 @@ async def look_for_gaps(
             max_sub_queries=str(limit),
             sources=describe_sources(sources),
             searches=_one_a_line(searches),
-            query_str=question,
+            query_str=scope.question,
         )
-        messages = with_instructions(messages, instructions, ON_SEARCHING)
+        messages = with_instructions(messages, scope.retrieval_instructions, ON_SEARCHING)
         reply = await models.model.chat(messages, deadline=deadline)
         verdict.usage = reply.usage
         read = partial(verdict.read, reply.text, open_steps, passages, spotlight)

@@ -6,42 +6,49 @@
 
 The question itself is searched while the model plans, and a sub-query as soon as it is in the plan. A dependent step is
 searched as soon as the answers that it needs are read. If a model call fails, the steps that wait for its answers are
-searched with descriptions of these answers, in the question's own words.
+searched with descriptions of these answers, in the question's own words. ``Steps`` knows which steps wait, which were
+searched, what was found, and which source may get what.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice, product, zip_longest
+from operator import attrgetter
 from typing import Final
+
+from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb._aio import Call, deadline_after, earliest, start, wait
 from llama_index_agentic_kb._text import normalize
-from llama_index_agentic_kb.account.budget import current_budget
+from llama_index_agentic_kb.account import ActivityLog, Budget, current_budget
 from llama_index_agentic_kb.errors import LLMError, PlanningError
-from llama_index_agentic_kb.evidence.candidates import Proof
-from llama_index_agentic_kb.planning.classification import classify, requested
+from llama_index_agentic_kb.evidence.candidates import Fusion, Proof, provenance
+from llama_index_agentic_kb.llm import Usage
+from llama_index_agentic_kb.planning.effort import EffortLimits
 from llama_index_agentic_kb.planning.findings import (
     MAX_BRANCHES,
+    MAX_PASSAGES,
+    PASSAGES_PER_QUERY,
+    PassageSet,
     StepAnswer,
     Verdict,
     as_found,
+    best_passages,
     look_for_gaps,
     read_findings,
 )
-from llama_index_agentic_kb.planning.passages import MAX_PASSAGES, PASSAGES_PER_QUERY, PassageSet, best_passages
-from llama_index_agentic_kb.planning.plan_graph import (
-    PlanGraph,
-    PlannerSource,
-    plain_plan,
-)
-from llama_index_agentic_kb.planning.planner import ModelCall, Planning, PlanningModel, plan_searches
-from llama_index_agentic_kb.planning.scope import evidence_strength, is_simple
-from llama_index_agentic_kb.planning.steps import PlanOutcome, Steps, Task
+from llama_index_agentic_kb.planning.plan_graph import PlanGraph, PlannerSource, asked_for, fill, plain_plan
+from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel, classify, plan_searches
+from llama_index_agentic_kb.planning.scope import Scope, coverage_of, is_simple
 from llama_index_agentic_kb.schema import (
     Confidence,
+    EffortUse,
     Finding,
     MissingPart,
     ModelQueryPlanningActivity,
@@ -51,16 +58,85 @@ from llama_index_agentic_kb.schema import (
     SubQuery,
     SubQueryOrigin,
 )
-from llama_index_agentic_kb.sources.fan_out import SourceSearch
+from llama_index_agentic_kb.sources.fan_out import FanOut, SourceSearch
 
+# Seconds that the model call of a round waits for searches that none of its steps depends on.
 OTHERS_SECONDS: Final = 1.0
-"""Seconds that the model call of a round waits for searches that none of its steps depends on."""
-
+# Passages in a verdict's prompt of what the question itself found (a plan may have missed a part of it), and of each
+# search without a stated answer that it shows whole (a cut may cost a revision).
 QUESTIONS_OWN: Final = 2
-"""Passages in a verdict's prompt of what the question itself found: a plan may have missed a part of it."""
-
 WHOLE: Final = 2
-"""Passages of each search without a stated answer that a verdict's prompt shows whole: a cut may cost a revision."""
+# Searches of one step: a model that keeps correcting answers would otherwise search endlessly.
+MAX_SEARCHES: Final = 2 * MAX_BRANCHES
+
+_SURE: Final = {Confidence.PARTIAL: 1, Confidence.IMPLIED: 2, Confidence.STATED: 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """The question, limits and components of one request's search."""
+
+    scope: Scope
+    effort: ReasoningEffort
+    limits: EffortLimits
+    model: PlanningModel | None  # plans and reads; without one, the question is searched unplanned
+    fusion: Fusion  # fuses ranked lists of different corpora into the passages that the model reads
+    fan_out: FanOut
+    log: ActivityLog
+
+
+@dataclass(frozen=True, slots=True)
+class FoundStep:
+    """A step of the reasoning chain: its query, with earlier answers filled in, and its findings."""
+
+    id: str
+    query: str
+    findings: list[Finding]
+
+
+@dataclass(slots=True)
+class PlanOutcome:
+    """The searches of a request, their findings and their costs."""
+
+    plan: QueryPlan  # the plan of all searched queries, in the order in which their evidence is fused
+    searches: list[SourceSearch] = field(default_factory=list)  # finished, one per (query, source), in the plan's order
+    findings: list[Finding] = field(default_factory=list)  # all findings, in the order in which they were read
+    chain: list[FoundStep] = field(default_factory=list)  # each step comes after those that it depends on
+    # Whether the proof was found to hold all that the question needs: by a verdict that names passages, or because
+    # every step has an answer with its passage.
+    sufficient: bool = False
+    # The passages that support the chain's findings, and those that support the verdict on the evidence.
+    proof: list[Proof] = field(default_factory=list)
+    # The sources that did not get queries, because these were written after reading passages that they may not get.
+    withheld: list[MissingPart] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
+    rounds: int = 1
+    revisions: int = 0
+    planned: bool = False
+    decision: str = ""  # explanation of why a model planned or not, and why the search stopped
+    signals: dict[str, float] | None = None  # strength of the unplanned question's evidence, if it was rated
+
+    def spent(self, budget: Budget, ranked: int) -> EffortUse:
+        """Return the resources that the search used; ``ranked`` is the number of ranked documents."""
+        queries = [one for one in self.plan.sub_queries if one.origin is not SubQueryOrigin.QUESTION]
+        return EffortUse(
+            sub_queries=len(queries),
+            sources=max(map(len, map(attrgetter("sources"), queries)), default=0),
+            waves=self.rounds,
+            revisions=self.revisions,
+            tokens=self.usage.tokens or 0,
+            seconds=round(time.monotonic() - budget.started, 3),
+            documents_ranked=ranked,
+        )
+
+
+def chain_lines(chain: Sequence[FoundStep], nodes: Sequence[NodeWithScore]) -> list[str]:
+    """Return the chain's steps for the answer prompt, one per line, with findings and reference numbers."""
+    refs: dict[str, int] = {}
+    for ref, node in enumerate(nodes):
+        for part in (provenance(node) or {}).get("parts") or [{"node_id": node.node.node_id}]:
+            refs.setdefault(part["node_id"], ref)
+    return [f"- {step.query} -> {as_found(step.findings, refs)}" for step in chain if step.findings]
 
 
 async def search_question(task: Task) -> PlanOutcome:
@@ -78,16 +154,15 @@ async def search_question(task: Task) -> PlanOutcome:
     loop = MultiHopSearch(task, task.model, sources)
     if task.effort is not ReasoningEffort.AUTO:
         return await loop.search(plain)
-    if scope.classification is not None and requested(scope.classification) is not None:
+    if scope.classification is not None and scope.classification.keys:
         return await loop.search(plain, why="planned: the question is to be classified")
     if is_simple(scope):
         return PlanOutcome(plain, await fan_out.search(plain), decision="not planned: a simple question")
     found = await fan_out.search(plain)
-    strength = evidence_strength(scope, found, task.fusion)
-    if strength.sufficient:
-        return PlanOutcome(plain, found, signals=strength.signals, decision=strength.reason)
-    outcome = await loop.search(plain, found, why=strength.reason)
-    outcome.signals = strength.signals
+    coverage, weak = coverage_of(scope, found, task.fusion)
+    strong = PlanOutcome(plain, found, decision="not planned: the question's own evidence is strong")
+    outcome = await loop.search(plain, found, why=f"planned: {weak}") if weak else strong
+    outcome.signals = {"coverage": coverage}
     return outcome
 
 
@@ -101,52 +176,75 @@ class MultiHopSearch:
         self._limits = task.limits
         self._deadline = current_budget().retrieval_deadline
         every = {name: chosen.source for name, chosen in task.fan_out.selected.items()}
-        self._learns = {
+        self._planned = self._readable = {*every}  # the names of sources; see ``search``
+        learns = {
             name: {other for other, read in every.items() if source.may_learn_from(read)}
             for name, source in every.items()
         }
-        self._planned = self._readable = {*every}  # see ``_take_plan``
-        self._steps = Steps(self._learns)
+        self._steps = Steps(learns)
         self._running: list[SourceSearch] = []  # started searches, in the order in which they were planned
         self._in_full: set[str] = set()  # ids of passages whose full text the model asked for
         self._seen: set[int] = set()  # ids of the records of searches whose passages a model call was shown
         self._rests_on: list[str] = []  # ids of passages that support a verdict
         self._outcome = PlanOutcome(QueryPlan(sub_queries=[]), planned=True)
+        # Whether a call got no reply. The model is then not called again: each call would use its full timeout.
         self._model_lost = False
-        """Whether a call got no reply. The model is then not called again: each call would use its full timeout."""
 
     async def search(
         self, question: QueryPlan, first: Sequence[SourceSearch] | None = None, why: str = ""
     ) -> PlanOutcome:
         """Plan and search, beside the question, until the evidence is complete or a limit is reached."""
-        if why:
-            self._decide(why)
-        deadline, log, begin = self._call_deadline, self._task.log, self._search
-        scope = self._task.scope
-        work = plan_searches(self._model, scope, self._sources, self._limits, deadline=deadline, log=log, begin=begin)
+        self._decide(why)
+        task, deadline, begin = self._task, self._call_deadline, self._search
+        work = plan_searches(
+            self._model, task.scope, self._sources, task.limits, deadline=deadline, log=task.log, begin=begin
+        )
         planning = start(work)
         await asyncio.sleep(0)  # the planning call is recorded first
         await self._search(question.sub_queries, first)
         await wait([planning])
-        self._take_plan(planning.result())
+        made = planning.result()
+        self._count(made)
+        outcome, steps, planned = self._outcome, self._steps, made.plan
+        plan = outcome.plan
+        plan.warnings, plan.classifications, plan.labels = planned.warnings, planned.classifications, planned.labels
+        steps.plan(planned.sub_queries, made.graph.finds)
+        own = [one for one in planned.sub_queries if one.origin is SubQueryOrigin.PLANNER]
+        self._planned = set[str]().union(*map(attrgetter("sources"), own)) if own else {*steps.learns}
+        # Passages that only the question found are not read if a planned source could then get no further query.
+        self._readable = self._planned | set[str].intersection(*map(set, map(steps.learns.__getitem__, self._planned)))
         await self._follow(1)
-        while self._outcome.revisions < self._limits.revisions and await self._revised():
-            await self._follow(self._outcome.rounds + 1)
-        await wait([search.job for search in self._running])
-        return self._finished()
+        while outcome.revisions < task.limits.revisions and await self._revised():
+            await self._follow(outcome.rounds + 1)
+        await wait(list(map(attrgetter("job"), self._running)))
+        for name, ids in steps.withheld.items():
+            read = ", ".join(sorted(steps.read - steps.learns[name]))
+            written = f"it did not get what was written for {', '.join(ids)} after reading {read}"
+            reason = f"{written} (KnowledgeSource.trust)"
+            self._warn(f"{name}: {reason}")
+            outcome.withheld.append(MissingPart(what=name, outcome=Outcome.SKIPPED, reason=reason))
+        outcome.plan.sub_queries = list(steps.searched.values())
+        outcome.findings = [finding for found in steps.found.values() for finding in found]
+        outcome.searches, outcome.chain, outcome.proof = self._done, steps.chain(), self._proof()
+        warning = "; ".join(outcome.plan.warnings) or None
+        records = [one for one in task.log.records if isinstance(one, ModelQueryPlanningActivity)]
+        record = next((one for one in records if one.purpose == "plan"), None)
+        if record is not None and record.warning != warning:  # later warnings than the planning call's
+            task.log.amend(record, warning=warning)
+        return outcome
 
     async def _search(self, sub_queries: Sequence[SubQuery], running: Sequence[SourceSearch] | None = None) -> None:
         """Start the searches of sub-queries (embedded in one batch), or record ``running`` searches as started."""
         if not sub_queries:
             return
-        copies = [one.model_copy() for one in sub_queries]  # the recorded ones may get further sources later
-        names = [source.name for source in self._sources]
+        copies = list(map(SubQuery.model_copy, sub_queries))  # the recorded ones may get further sources later
+        names = list(map(attrgetter("name"), self._sources))
         for one in sub_queries:
             self._steps.note(one, names)
             self._outcome.rounds = max(self._outcome.rounds, one.wave)
         self._running += running or self._task.fan_out.begin(QueryPlan(sub_queries=copies))
 
-    async def _search_steps(self, steps: Sequence[SubQuery], number: int) -> None:
+    async def _search_steps(self, steps: Iterable[SubQuery], number: int) -> None:
         """Search steps, with the answers that are known so far filled in."""
         started: list[SubQuery] = []
         for step in steps:
@@ -160,37 +258,20 @@ class MultiHopSearch:
         await wait(jobs, deadline=earliest(self._deadline, deadline_after(OTHERS_SECONDS)))
         for search in self._running:
             if not search.job.done:
-                name = search.source.name
-                self._warn(f"the model read without what {name} finds for {search.sub_query.id}: it was too slow")
+                late = f"{search.source.name} finds for {search.sub_query.id}"
+                self._warn(f"the model read without what {late}: it was too slow")
 
     @property
     def _done(self) -> list[SourceSearch]:
         """The results of finished searches, in the order in which they were planned."""
-        order = {name: position for position, name in enumerate(self._steps.searched)}
-        searches = [search for search in self._running if search.job.done]
-        return sorted(searches, key=lambda search: order[search.sub_query.id])
-
-    # -- rounds ----------------------------------------------------------------------------------------------------
-
-    def _take_plan(self, planning: Planning) -> None:
-        self._count(planning)
-        plan, planned = self._outcome.plan, planning.plan
-        plan.warnings, plan.classifications, plan.labels = planned.warnings, planned.classifications, planned.labels
-        self._steps.plan(planned.sub_queries, planning.finds)
-        chosen = [one.sources for one in planned.sub_queries if one.origin is SubQueryOrigin.PLANNER]
-        self._planned = {name for names in chosen or [[*self._learns]] for name in names}
-        # Passages that only the question found are not read if a planned source could then get no further query.
-        common = set[str].intersection(*({*self._learns[name]} for name in self._planned))
-        self._readable = self._planned | common
+        done = [search for search in self._running if search.job.done]
+        return [search for name in self._steps.searched for search in done if search.sub_query.id == name]
 
     async def _follow(self, number: int) -> None:
         """Search the independent steps, then dependent ones as answers are read; ``number`` is the first round's."""
         steps, revised = self._steps, self._outcome.revisions > 0
-        new = [
-            one
-            for name, one in steps.planned.items()
-            if name not in steps.waiting and not (steps.searches_of([name]) or steps.answers_of(name))
-        ]
+        ready = [one for name, one in steps.planned.items() if name not in steps.waiting]
+        new = [one for one in ready if not (steps.searches_of([one.id]) or steps.answers_of(one.id))]
         await self._search_steps(new, number)
         if steps.waiting:
             await self._search_ready(number)
@@ -207,20 +288,18 @@ class MultiHopSearch:
             call = await self._read(to_read, number, asked)
             self._count(call)
             if call.error is not None:
-                unread = "what the searches found could not be read"
-                self._warn(f"{unread}; the rest is searched in the question's own words")
+                rest = "the rest is searched in the question's own words"
+                self._warn(f"what the searches found could not be read; {rest}")
                 break
             again = {step for step in to_read if step in steps.next or not asked.isdisjoint(steps.searches_of([step]))}
             await self._search_ready(number, read={*to_read} - again)  # the others are read once more
         else:
             if steps.waiting and number >= last:
-                self._warn(
-                    f"{len(steps.waiting)} sub-queries lie deeper than the effort goes (EffortLimits.rounds is "
-                    f"{self._limits.rounds}); they were searched in the question's own words"
-                )
-        rest = [*steps.waiting.values()]  # with known answers filled in, and missing ones described
+                deep = f"{len(steps.waiting)} sub-queries lie deeper than the effort goes (EffortLimits.rounds is"
+                self._warn(f"{deep} {self._limits.rounds}); they were searched in the question's own words")
+        left = [*steps.waiting.values()]  # with known answers filled in, and missing ones described
         steps.waiting.clear()
-        await self._search_steps(rest, min(number + 1, last))
+        await self._search_steps(left, min(number + 1, last))
 
     async def _read(self, to_read: Sequence[str], number: int, asked: set[str]) -> ModelCall:
         """Read the answers of steps; searches of dependent steps start as soon as answers arrive."""
@@ -234,13 +313,23 @@ class MultiHopSearch:
             self._in_full.update(read.whole)
             if more := [one.value for one in read.findings[MAX_BRANCHES:]]:
                 self._warn(f"{name} has more than {MAX_BRANCHES} answers; not used: {'; '.join(more)}")
-            await self._search_next(name, read, number)
+            for step in [step for step in steps.planned if name in steps.searches_of([step])]:
+                steps.next.discard(step)
+                if read.search and not steps.answers_of(step) and number < self._last_round:  # partial: search for more
+                    started = steps.searches_for(steps.planned[step], number, (), read.search)
+                    if started:
+                        steps.next.add(step)
+                    await self._search(started)
             await self._search_ready(number)
             # with a further branch's answers, or corrected ones
             await self._search_steps(steps.started_children_of(name), number)
 
         share = min(max(1, MAX_PASSAGES // max(1, len(searches))), PASSAGES_PER_QUERY)
-        passages = await self._passages(dict.fromkeys([*searches, *self._unread], share))
+        # Besides, the passages that no model call has read, and those of findings that name none.
+        unproven = {name for name, read in steps.found.items() if any(one.node_id is None for one in read)}
+        names = [(search.sub_query.id, search.record.id) for search in self._readable_searches]
+        unread = [name for name, record in names if record not in self._seen or name in unproven]
+        passages = await self._passages(dict.fromkeys([*searches, *unread], share))
         return await read_findings(
             self._model,
             self._task.scope.question,
@@ -266,26 +355,14 @@ class MultiHopSearch:
             values = "; ".join(answer.value for answer in answers)
             self._warn(f"{name} was read again: {values}, not {'; '.join(answer.value for answer in before)}")
 
-    async def _search_next(self, name: str, read: StepAnswer, number: int) -> None:
-        """Search the follow-up query of steps whose findings are only partial."""
-        steps = self._steps
-        served = [step for step in steps.planned if name in steps.searches_of([step])]
-        for step in served:
-            steps.next.discard(step)
-            if read.search and not steps.answers_of(step) and number < self._last_round:
-                started = steps.searches_for(steps.planned[step], number, (), read.search)
-                if started:
-                    steps.next.add(step)
-                await self._search(started)
-
     async def _search_ready(self, number: int, read: Collection[str] = ()) -> None:
         """Search the waiting steps whose parents have answers, or were read; missing answers are described."""
         steps, started = self._steps, list[SubQuery]()
-        while ready := [
-            one
-            for one in steps.waiting.values()
-            if all(parent in read or steps.answers_of(parent) for parent in one.depends_on)
-        ]:
+
+        def is_ready(child: SubQuery) -> bool:
+            return all(parent in read or steps.answers_of(parent) for parent in child.depends_on)
+
+        while ready := [*filter(is_ready, steps.waiting.values())]:
             for child in ready:  # a step that shares a search may have answers at once: check again
                 del steps.waiting[child.id]
                 started += steps.searches_for(child, number, started)
@@ -313,22 +390,18 @@ class MultiHopSearch:
             outcome.sufficient = bool(verdict.sufficient and (verdict.refs or steps.are_answered))
             self._decide("the evidence is sufficient" if verdict.sufficient else "no verdict on the evidence")
             return False
-        for warning in verdict.warnings:
-            self._warn(warning)
+        self._warn(*verdict.warnings)
         plan = QueryPlan(sub_queries=[one.model_copy(deep=True) for one in steps.searched.values()])
         known = {name: one for name, one in steps.planned.items() if one.origin is not SubQueryOrigin.QUESTION}
-        allowed = self._may_revise
+        allowed, number = self._may_revise, outcome.revisions
         if verdict.proposals:
             held = [one.name for one in self._sources if one.name in self._planned and one not in allowed]
-            steps.withhold(f"r{outcome.revisions}", held)
-        graph = PlanGraph(
-            plan, allowed, self._limits, revision=outcome.revisions, steps=known, first_round=outcome.rounds + 1
-        )
+            steps.withhold(f"r{number}", held)
+        graph = PlanGraph(plan, allowed, self._limits, revision=number, steps=known, first_round=outcome.rounds + 1)
         graph.add(verdict.proposals)
         graph.finish()
         added = [one for one in graph.plan.sub_queries if one.id not in steps.searched]
-        for warning in graph.plan.warnings:
-            self._warn(warning)
+        self._warn(*graph.plan.warnings)
         if not added:
             self._decide("something is missing, and no search for it was left")
             return False
@@ -344,21 +417,29 @@ class MultiHopSearch:
         share = min(max(1, MAX_PASSAGES // max(1, len(unstated))), PASSAGES_PER_QUERY)
         shown = {name: share if name in own or not own else min(share, QUESTIONS_OWN) for name in unstated}
         passages = await self._passages(shown, whole=WHOLE)
+        task, refs, made = self._task, passages.refs(), dict[str, str]()  # each search, with its findings
+        with_nodes = {search.sub_query.id for search in self._readable_searches if search.nodes}
+        for step in steps.chain():
+            early = [step.id] if step.id in steps.found and step.id not in steps.searched else []
+            for name in (*steps.searches_of([step.id]), *early):
+                made[name] = steps.searched[name].query if name in steps.searched else step.query
+                found = as_found(steps.found.get(name, []), refs)
+                if found or name not in with_nodes:
+                    made[name] += f" -> {found or 'nothing was found'}"
         verdict = await look_for_gaps(
             self._model,
-            self._task.scope.question,
-            dict(self._account_of_searches(passages.refs())),
+            task.scope,
+            made,
             steps.open,
             passages,
             self._may_revise,
-            limit=self._limits.sub_queries,
+            limit=task.limits.sub_queries,
             deadline=self._call_deadline,
-            log=self._task.log,
-            instructions=self._task.scope.retrieval_instructions,
+            log=task.log,
         )
         self._rests_on += [passages.passages[ref].node.node_id for ref in verdict.refs]
-        for name, found in verdict.values.items():
-            self._take(name, found)
+        for name, answers in verdict.values.items():
+            self._take(name, answers)
         return verdict
 
     @property
@@ -367,57 +448,27 @@ class MultiHopSearch:
         allowed = self._steps.may_get(self._planned)
         return [one for one in self._sources if one.name in allowed]
 
-    def _account_of_searches(self, refs: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-        """Yield the id, query and findings of each step's searches, and of each step that needed none."""
-        steps = self._steps
-        with_nodes = {search.sub_query.id for search in self._readable_searches if search.nodes}
-        for step in steps.chain():
-            early = [step.id] if step.id in steps.found and step.id not in steps.searched else []
-            for name in (*steps.searches_of([step.id]), *early):
-                query = steps.searched[name].query if name in steps.searched else step.query
-                found = as_found(steps.found.get(name, []), refs)
-                nothing = "" if name in with_nodes else "nothing was found"
-                yield name, query + (f" -> {found or nothing}" if found or nothing else "")
-
-    # -- shared by reading and judging -------------------------------------------------------------------------------
-
     @property
     def _readable_searches(self) -> list[SourceSearch]:
         return [search for search in self._done if search.source.name in self._readable]
 
-    @property
-    def _unread(self) -> list[str]:
-        """The searches that no model call has read, and those for findings that name no passage."""
-        unproven = {name for name, read in self._steps.found.items() if any(one.node_id is None for one in read)}
-        names = [(search.sub_query.id, search.record.id) for search in self._readable_searches]
-        return [name for name, record in names if record not in self._seen or name in unproven]
-
     async def _passages(self, per_query: Mapping[str, int], *, whole: int = 0) -> PassageSet:
-        """Return the passages for a model call: those that support findings, then so many of each of these searches.
-
-        Their sources are recorded as read before the call can write a query.
-        """
-        found = self._readable_searches
+        """Return the passages for a model call: those that support findings, then so many of each of these searches."""
+        found, proof = self._readable_searches, [one.node_id for one in self._proof()]
+        # Their sources are recorded as read before the call can write a query.
         self._steps.read.update(search.source.name for search in found if search.nodes)
         self._seen.update(search.record.id for search in found)
+        known = {normalize(one.value) for read in self._steps.found.values() for one in read}
         choose = partial(
-            best_passages,
-            found,
-            per_query,
-            self._task.fusion,
-            proof=[one.node_id for one in self._proof()],
-            in_full=frozenset(self._in_full),
-            known={normalize(one.value) for read in self._steps.found.values() for one in read},
-            whole=whole,
+            best_passages, found, per_query, self._task.fusion, proof, frozenset(self._in_full), known, whole
         )
         return await Call(sync=choose, what="choosing passages")
 
     def _proof(self) -> list[Proof]:
         """Return the passages that support findings, in the chain's order, then those that support verdicts."""
-        made: list[Proof] = []
-        for step in self._steps.chain():
-            made += [Proof(one.node_id, step.id, one.value) for one in step.findings if one.node_id is not None]
-        return [*made, *(Proof(node_id, "verdict") for node_id in self._rests_on)]
+        found = [(one, step.id) for step in self._steps.chain() for one in step.findings]
+        made = [Proof(one.node_id, step, one.value) for one, step in found if one.node_id is not None]
+        return [*made, *[Proof(node_id, "verdict") for node_id in self._rests_on]]
 
     @property
     def _last_round(self) -> int:
@@ -438,43 +489,188 @@ class MultiHopSearch:
 
     def _may_ask(self) -> bool:
         """Return whether the model may be called again; add a warning if its tokens or its time are used up."""
-        spent = self._outcome.usage.tokens or 0
-        if self._model_lost:
-            return False
+        spent, over = self._outcome.usage.tokens or 0, ""
         if spent >= self._limits.tokens:
-            self._warn(f"{spent} tokens were spent before the search was done (EffortLimits.tokens)")
-            return False
-        if self._deadline is not None and time.monotonic() >= self._deadline:
-            self._warn(
-                "the time for searching was over before the plan was done (EffortLimits.seconds, or the request's)"
-            )
-            return False
-        return True
+            over = f"{spent} tokens were spent before the search was done (EffortLimits.tokens)"
+        elif self._deadline is not None and time.monotonic() >= self._deadline:
+            over = "the time for searching was over before the plan was done (EffortLimits.seconds, or the request's)"
+        if over and not self._model_lost:
+            self._warn(over)
+        return not (over or self._model_lost)
 
-    def _warn(self, text: str) -> None:
-        if text not in self._outcome.plan.warnings:
-            self._outcome.plan.warnings.append(text)
+    def _warn(self, *texts: str) -> None:
+        warnings = self._outcome.plan.warnings
+        warnings.extend(text for text in dict.fromkeys(texts) if text not in warnings)
 
     def _decide(self, text: str) -> None:
-        self._outcome.decision = "; ".join(part for part in (self._outcome.decision, text) if part)
+        self._outcome.decision = "; ".join(filter(None, (self._outcome.decision, text)))
 
-    def _finished(self) -> PlanOutcome:
-        """Complete and return the outcome; add later warnings to the planning call's closed record."""
-        outcome = self._outcome
-        for name, ids in self._steps.withheld.items():
-            read = ", ".join(sorted(self._steps.read - self._learns[name]))
-            reason = (
-                f"it did not get what was written for {', '.join(ids)} after reading {read} (KnowledgeSource.trust)"
-            )
-            self._warn(f"{name}: {reason}")
-            outcome.withheld.append(MissingPart(what=name, outcome=Outcome.SKIPPED, reason=reason))
-        outcome.plan.sub_queries = list(self._steps.searched.values())
-        outcome.findings = [finding for found in self._steps.found.values() for finding in found]
-        outcome.searches, outcome.chain, outcome.proof = self._done, self._steps.chain(), self._proof()
-        warning = "; ".join(outcome.plan.warnings) or None
-        for record in self._task.log.records:
-            if isinstance(record, ModelQueryPlanningActivity) and record.purpose == "plan":
-                if record.warning != warning:
-                    self._task.log.amend(record, warning=warning)
-                break
-        return outcome
+
+class Steps:
+    """The state of a multi-hop search: planned steps, their searches (shared where queries are equal) and findings."""
+
+    def __init__(self, learns: Mapping[str, AbstractSet[str]]) -> None:
+        self.planned: dict[str, SubQuery] = {}
+        self.waiting: dict[str, SubQuery] = {}  # steps that depend on answers which are not known yet
+        # Every query whose search was started, with all sources in which it is searched.
+        self.searched: dict[str, SubQuery] = {}
+        # Findings by the id of their search, or by the id of a step that needed no search.
+        self.found: dict[str, list[Finding]] = {}
+        self.finds: dict[str, str] = {}  # see ``PlanGraph.finds``
+        self.next: set[str] = set()  # steps whose findings are partial, and whose follow-up query was searched
+        self.read: set[str] = set()  # names of the sources whose passages a model call was shown
+        # Ids of steps, or of revisions, by the name of a source that did not get their queries.
+        self.withheld: dict[str, dict[str, None]] = {}
+        self.learns = learns  # by source, the names of the sources whose passages its queries may be made of
+        self._serves: dict[str, set[str]] = {}  # ids of steps by the id of the search that provides their results
+
+    def note(self, sub_query: SubQuery, names: Sequence[str]) -> None:
+        """Record that a search was started; ``names`` are the names of all sources, in order."""
+        self._serves.setdefault(sub_query.id, set()).add(sub_query.part_of or sub_query.id)
+        known = self.searched.setdefault(sub_query.id, sub_query)
+        chosen = {*known.sources, *sub_query.sources}
+        known.sources = list(filter(chosen.__contains__, names))
+
+    def searches_of(self, steps: Collection[str]) -> list[str]:
+        """Return the ids of the searches that provide results for any of these steps."""
+        return [search for search, served in self._serves.items() if not served.isdisjoint(steps)]
+
+    def plan(self, sub_queries: Sequence[SubQuery], finds: Mapping[str, str]) -> None:
+        """Add a step for each sub-query of a plan or revision; ``finds`` has by its id what it is to find."""
+        self.finds |= finds
+        for one in sub_queries:
+            self.planned[one.id] = one
+            if one.depends_on:
+                self.waiting[one.id] = one
+
+    def to_read(self, *, every: bool = False) -> list[str]:
+        """Return unanswered steps that others wait for, or with a follow-up query; ``every`` adds searched parents."""
+        parents = {parent for child in self.waiting.values() for parent in child.depends_on} - self.waiting.keys()
+        parents |= self.next
+        if every:
+            parents |= {name for one in self.planned.values() for name in one.depends_on if self.searches_of([name])}
+        return [step for step in self.planned if step in parents and not self.answers_of(step)]
+
+    def started_children_of(self, search: str) -> list[SubQuery]:
+        """Return the already searched steps that depend on a search's findings."""
+        served = self._serves.get(search, {search})
+        every = self.planned.values()
+        return [one for one in every if not served.isdisjoint(one.depends_on) and self.searches_of([one.id])]
+
+    def answers_of(self, step: str, *, partial: bool = False) -> list[Finding]:
+        """Return a step's answers, the best of each of its searches first; partial ones only if ``partial`` is True."""
+        by_search = [self.found.get(search, []) for search in self.searches_of([step])]
+        if not any(by_search):
+            by_search = [self.found.get(step, [])]  # read before it was searched
+        distinct: dict[str, Finding] = {}
+        for rank in zip_longest(*by_search):
+            for answer in filter(None, rank):
+                if partial or answer.confidence is not Confidence.PARTIAL:
+                    distinct.setdefault(answer.value.casefold(), answer)
+        return list(distinct.values())[:MAX_BRANCHES]
+
+    def take(self, search: str, answers: Sequence[Finding]) -> list[Finding]:
+        """Store the answers of a search, unless earlier ones are surer; return the earlier answers they correct."""
+        before = self.found.get(search, [])
+        sure, sure_before = (max((_SURE[one.confidence] for one in read), default=0) for read in (answers, before))
+        if not answers or (sure < sure_before and (sure_before == _SURE[Confidence.STATED] or sure == 1)):
+            return []
+        self.found[search] = list(answers)
+        same = {answer.value.casefold() for answer in answers} & {answer.value.casefold() for answer in before}
+        return [] if same or sure_before == 1 else before
+
+    def may_get(self, names: Iterable[str]) -> list[str]:
+        """Return those of the sources that may get a query which a model writes now, after what it has read."""
+        return [name for name in names if self.read <= self.learns[name]]
+
+    def withhold(self, step: str, names: Iterable[str]) -> None:
+        """Record that these sources did not get a query of a step or of a revision."""
+        for name in names:
+            self.withheld.setdefault(name, {})[step] = None
+
+    def _queries_and_sources(self, step: SubQuery, query: str) -> dict[str, tuple[str, list[str]]]:
+        """Return each query of a step, by its normal form, with the sources that may get it."""
+        # What the planner wrote may go to all, as it read no passages; a source gets it where it may not get more.
+        texts = {normalize(text): text for text in ([query] if query else self._queries(step))}
+        own = None if step.origin is SubQueryOrigin.REVISION else normalize(step.query)
+        allowed = self.may_get(step.sources)
+        held = [name for name in step.sources if name not in allowed] if {*texts} != {own} else []
+        self.withhold(step.id, held)
+        made = {form: (text, step.sources if form == own else allowed) for form, text in texts.items()}
+        if held and own is not None:
+            made.setdefault(own, (step.query, held))
+        return {form: one for form, one in made.items() if one[1]}
+
+    def searches_for(self, step: SubQuery, number: int, started: Sequence[SubQuery], query: str = "") -> list[SubQuery]:
+        """Return one search (of ``query``, if any) for each combination of the answers that a step depends on."""
+        # What was searched before, or started in this round, is shared.
+        known = {normalize(one.query): one for one in (*self.searched.values(), *started)}
+        queries = self._queries_and_sources(step, query)
+        alone = sum(form not in known for form in queries) == 1 and step.id not in self.searched
+        branches = sum(one.part_of == step.id for one in self.searched.values())
+        made: list[SubQuery] = []
+        for form, (text, sources) in queries.items():
+            if form in known:
+                same = known[form]
+                self._serves.setdefault(same.id, set()).add(step.id)
+                if new := [name for name in sources if name not in same.sources]:
+                    filters = {name: step.filters[name] for name in new if name in step.filters}
+                    made.append(same.model_copy(update={"sources": new, "filters": filters, "wave": number}))
+            elif branches + (step.id in self.searched) < MAX_SEARCHES:
+                change: dict[str, object] = {"query": text, "sources": sources, "wave": number}
+                if not alone:
+                    branches += 1
+                    change |= {"id": f"{step.id}.{branches}", "part_of": step.id}
+                made.append(step.model_copy(update=change))
+        return made
+
+    def _queries(self, step: SubQuery) -> Iterator[str]:
+        """Yield a step's queries, one per combination of its parents' answers; missing answers are described."""
+        template, choices = step.template or step.query, []
+        named = {parent for parent in step.depends_on if f"#{parent}" in template}
+        for parent in step.depends_on:
+            words = self.description_of(parent, named) if parent in named else ""
+            choices.append([answer.value for answer in self.answers_of(parent)] or [words])
+        for values in islice(product(*choices), MAX_BRANCHES):
+            yield fill(template, dict(zip(step.depends_on, values, strict=True)))
+
+    def description_of(self, name: str, named: Collection[str] = ()) -> str:
+        """Return a step's partial answer, or its description with known answers filled in, but those ``named``."""
+        step, nearer = self.planned[name], self.answers_of(name, partial=True)
+        if nearer:
+            return nearer[0].value
+        text = self.finds.get(name) or step.template or step.finds or step.query
+        parents = [one for one in step.depends_on if f"#{one}" in text or (one not in named and self.answers_of(one))]
+        return asked_for(fill(text, {parent: self.words_for(parent) for parent in parents}))
+
+    def words_for(self, name: str) -> str:
+        """Return a step's answers, or a description of them if none is known."""
+        return " or ".join(answer.value for answer in self.answers_of(name)) or self.description_of(name)
+
+    def is_answered(self, search: str, least: Confidence = Confidence.IMPLIED) -> bool:
+        """Return whether a search, or a step that needed none, has answers, all with a passage and at least so sure."""
+        found = self.found.get(search, [])
+        return bool(found) and all(one.node_id and _SURE[one.confidence] >= _SURE[least] for one in found)
+
+    @property
+    def are_answered(self) -> bool:
+        """Whether each step has an answer with its passage, at least implied, and each of its searches has findings."""
+        made = [self.searches_of([step.id]) or [step.id] for step in self.chain()]
+        return bool(made) and all(any(map(self.is_answered, one)) and all(map(self.found.get, one)) for one in made)
+
+    @property
+    def open(self) -> list[str]:
+        """The ids of steps and searches, but those of the question itself, that are not answered."""
+        every = {**self.planned, **self.searched}
+        asked = [name for name, one in every.items() if one.origin is not SubQueryOrigin.QUESTION]
+        return [name for name in asked if not self.is_answered(name)]
+
+    def chain(self) -> list[FoundStep]:
+        """Return the steps with their findings; each step comes after those that it depends on."""
+        made = []
+        for step in sorted(self.planned.values(), key=attrgetter("wave")):
+            if step.origin is not SubQueryOrigin.QUESTION:
+                words = {parent: self.words_for(parent) for parent in step.depends_on}
+                query = fill(step.template, words) if step.template else step.query
+                made.append(FoundStep(step.id, query, self.answers_of(step.id, partial=True)))
+        return made

@@ -1,22 +1,23 @@
-"""Decides whether a question needs a plan, from its wording and its first search results, without a model call."""
+"""A question with its conversation, and whether it needs a plan: by its wording and first results, without a model."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Final
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.schema import MetadataMode
 
 from llama_index_agentic_kb._text import normalize
+from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.evidence.candidates import Fusion, best_of
-from llama_index_agentic_kb.planning.classification import ClassificationSpec
 from llama_index_agentic_kb.schema import RetrievalRequest
+from llama_index_agentic_kb.schema.activity import QueryClass
 from llama_index_agentic_kb.schema.request import INSTRUCTING
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
-from llama_index_agentic_kb.sources.search import node_key
 
 SIMPLE_WORDS: Final = 8  # at most, of a simple question
 FEW_WORDS: Final = 4  # at most, if it is not recognised as English
@@ -49,25 +50,71 @@ _STOP: Final = (
 )
 
 
+MAX_LABELS: Final = 50
+
+KEYS: Final[Mapping[QueryClass, str]] = {
+    QueryClass.ADVERSARIAL_QUERY: "adversarial",
+    QueryClass.JAIL_BREAKING_QUERY: "jail_breaking",
+    QueryClass.NON_ANSWER_SEEKING_QUERY: "non_answer_seeking",
+    QueryClass.NON_ANSWER_SEEKING_QUERY_V2: "no_clear_intent",
+}
+"""JSON key of each class in a planner's reply; labels have the keys ``label_1``, ``label_2``, ..."""
+
+
 @dataclass(frozen=True, slots=True)
-class Scope:
-    """A question and its conversation.
+class ClassificationSpec:
+    """The classes that a question is checked for.
+
+    They are those of Google's ``queryClassificationSpec`` (Discovery Engine v1), and user-defined labels.
 
     Args:
-        question: The last user message.
-        history: Earlier messages as (role, text) pairs, oldest first.
-        intents: Search queries given by the caller, which need no planning and replace the question.
-        classification: The classes to check the question for. Defaults to no classification.
-        retrieval_instructions: The application's instructions for planning, with the system messages.
-        answer_instructions: The application's instructions for the answer, with the system messages.
+        types: The classes, each once. ``USER_DEFINED_CLASSIFICATION_QUERY`` requires labels.
+        labels: The questions that each user-defined label fits, described, by the label's name. With labels, the
+            user-defined class is checked too: it is positive if any label fits.
+
+    Raises:
+        ConfigurationError: A type is unknown, a name or a description is no text, a name is empty or given twice, or
+            there are more than 50 labels.
     """
 
-    question: str
-    history: tuple[tuple[str, str], ...] = ()
-    intents: tuple[str, ...] = ()
-    classification: ClassificationSpec | None = None
-    retrieval_instructions: str = ""
-    answer_instructions: str = ""
+    types: tuple[QueryClass, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check and copy the arguments."""
+        try:
+            types = tuple(dict.fromkeys(QueryClass(item) for item in self.types))
+        except (TypeError, ValueError):
+            known = ", ".join(item.value for item in QueryClass)
+            raise ConfigurationError(f"types: {self.types!r} are no query classes; known are {known}") from None
+        labels: object = self.labels
+        if not isinstance(labels, Mapping) or not all(
+            isinstance(text, str) for pair in labels.items() for text in pair
+        ):
+            raise ConfigurationError("labels: expected a mapping of names to descriptions, {'billing': 'On invoices.'}")
+        forms = {normalize(name) for name in labels}
+        if "" in forms or len(forms) < len(labels) or len(forms) > MAX_LABELS:
+            raise ConfigurationError(f"labels: there may be at most {MAX_LABELS}, each with a name of its own")
+        object.__setattr__(self, "types", types)
+        object.__setattr__(self, "labels", dict(labels))
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """Each JSON key of the reply, mapped to the name of its class or label."""
+        named = {KEYS[item]: item.value for item in self.types if item in KEYS}
+        return named | {f"label_{number}": name for number, name in enumerate(self.labels, start=1)}
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A question and its conversation."""
+
+    question: str  # the last user message
+    history: tuple[tuple[str, str], ...] = ()  # earlier messages as (role, text) pairs, oldest first
+    intents: tuple[str, ...] = ()  # the caller's search queries, which need no planning and replace the question
+    classification: ClassificationSpec | None = None  # the classes to check the question for
+    retrieval_instructions: str = ""  # the application's for planning, with the system messages
+    answer_instructions: str = ""  # the application's for the answer, with the system messages
 
     @classmethod
     def of(
@@ -76,18 +123,15 @@ class Scope:
         memory: Sequence[ChatMessage] = (),
         classification: ClassificationSpec | None = None,
     ) -> Scope:
-        """Return the scope of a request; ``memory`` is used as the history if the request has none.
-
-        A copy of the question at the end of the memory is removed: some chat engines store it before they ask.
-        """
+        """Return the scope of a request; ``memory`` is used as the history if the request has none."""
         history = [(message.role, message.text) for message in request.history if message.text.strip()]
         history = [(role, text) for role, text in history if role not in INSTRUCTING]
         if not history:
             history = [(message.role.value, message.content or "") for message in memory]
             if history and history[-1][0] == "user" and history[-1][1].strip() == request.question:
-                history.pop()
+                history.pop()  # some chat engines store the question before they ask
             history = [(role, text) for role, text in history if text.strip() and role in ("user", "assistant")]
-        intents = tuple(intent.search for intent in request.intents or ())
+        intents = tuple(map(attrgetter("search"), request.intents or ()))
         planning, answering = (
             "\n".join(filter(None, [(text or "").strip(), request.system]))
             for text in (request.retrieval_instructions, request.answer_instructions)
@@ -100,11 +144,7 @@ class Scope:
 
 
 def is_simple(scope: Scope) -> bool:
-    """Return whether a question asks for a single fact, judged by its wording only; in doubt, False.
-
-    A simple question is short, has no history, joins or compares nothing, is not a yes/no question and asks for at
-    most one relation (not "the mother of the director of").
-    """
+    """Return whether a question asks for a single fact, judged by its wording only; in doubt, False."""
     words = scope.question.split()
     if scope.history or not words or len(words) > SIMPLE_WORDS or "\n" in scope.question.strip():
         return False
@@ -114,51 +154,18 @@ def is_simple(scope: Scope) -> bool:
     return len(words) <= FEW_WORDS or _ENGLISH.search(text) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class EvidenceStrength:
-    """How well the search results of the unplanned question cover it.
-
-    Args:
-        reason: Why a plan is needed or not.
-        signals: Values between 0 and 1: ``coverage``, the share of the question's words (without stop words) in the
-            best passages; ``agreement``, the overlap of the top five dense and lexical results (1 if a source has only
-            one list); ``found``, the share of sources with results.
-        sufficient: Whether the evidence is strong enough to answer without a plan.
-    """
-
-    reason: str
-    signals: dict[str, float]
-    sufficient: bool
-
-
-def evidence_strength(scope: Scope, searches: Sequence[SourceSearch], fusion: Fusion) -> EvidenceStrength:
-    """Rate the evidence that the searches of the question itself found, one search per source.
-
-    It is never sufficient for a question that joins several facts: high coverage may come from one fact alone.
-    """
+def coverage_of(scope: Scope, searches: Sequence[SourceSearch], fusion: Fusion) -> tuple[float, str]:
+    """Return the share of the question's words in its best passages, and why it needs a plan (empty if it doesn't)."""
     best = best_of(searches, fusion)[:TOP]
     text = normalize("\n".join(one.node.node.get_content(MetadataMode.EMBED) for one in best))
     words = {*re.findall(r"\w+", normalize(scope.question))}.difference(_STOP.split())
     held = sum(word[: max(4, len(word) - 2)] in text for word in words)  # without endings: "directed" and "director"
-    shares = []
-    for search in searches:
-        tops = [{node_key(node.node) for node in ranked.nodes[:5]} for ranked in search.lists if ranked.nodes]
-        if len(tops) > 1:
-            shares.append(len(tops[0] & tops[1]) / min(len(tops[0]), len(tops[1])))
-    signals = {
-        "coverage": round(held / len(words) if words else 0.0, 3),
-        "agreement": round(sum(shares) / len(shares) if shares else 1.0, 3),
-        "found": round(sum(bool(search.nodes) for search in searches) / max(1, len(searches)), 3),
-    }
+    coverage = round(held / len(words) if words else 0.0, 3)
     if scope.history:
-        weak = "the question follows a conversation"
-    elif _joins(normalize(scope.question)):
-        weak = "the question joins several facts"
-    elif signals["coverage"] < COVERED:
-        weak = "the best passages hold too few of the question's words"
-    else:
-        return EvidenceStrength("not planned: the question's own evidence is strong", signals, sufficient=True)
-    return EvidenceStrength(f"planned: {weak}", signals, sufficient=False)
+        return coverage, "the question follows a conversation"
+    if _joins(normalize(scope.question)):  # high coverage may come from one fact alone
+        return coverage, "the question joins several facts"
+    return coverage, "the best passages hold too few of the question's words" if coverage < COVERED else ""
 
 
 def _joins(text: str) -> bool:

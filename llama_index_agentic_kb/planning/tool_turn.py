@@ -25,8 +25,7 @@ from pydantic import JsonValue
 
 from llama_index_agentic_kb._aio import Call, start, wait
 from llama_index_agentic_kb._text import error_message, normalize, one_line
-from llama_index_agentic_kb.account import ActivityLog
-from llama_index_agentic_kb.account.budget import current_budget
+from llama_index_agentic_kb.account import ActivityLog, current_budget
 from llama_index_agentic_kb.errors import DeadlineExceededError, DeniedError, PlanningError, SourceUnavailableError
 from llama_index_agentic_kb.evidence.candidates import Proof
 from llama_index_agentic_kb.guard.links import LinkFilter
@@ -34,9 +33,8 @@ from llama_index_agentic_kb.guard.permissions import current_principal
 from llama_index_agentic_kb.guard.text import strip_invisible
 from llama_index_agentic_kb.llm import parsed, read_json
 from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel
-from llama_index_agentic_kb.planning.rounds import search_question
+from llama_index_agentic_kb.planning.rounds import PlanOutcome, Task, search_question
 from llama_index_agentic_kb.planning.scope import Scope
-from llama_index_agentic_kb.planning.steps import PlanOutcome, Task
 from llama_index_agentic_kb.schema import (
     DialogueStage,
     DialogueState,
@@ -47,17 +45,15 @@ from llama_index_agentic_kb.schema import (
     SubQueryOrigin,
     TopicShift,
 )
-from llama_index_agentic_kb.search.tokenizing import Analyzer, detect_language, split_words
+from llama_index_agentic_kb.search.tokenizing import detect_language, query_terms, split_words
+from llama_index_agentic_kb.sources.base import SelectedSource
 from llama_index_agentic_kb.sources.fan_out import FanOut, SourceSearch
-from llama_index_agentic_kb.sources.selection import SelectedSource
 from llama_index_agentic_kb.sources.tool import IDEMPOTENCY_KEY, ToolSource, WriteRecord, digest_of
 
-TOOL_SECONDS: Final = 20.0
-"""Maximum seconds for the model's choice of a tool, or a quarter of the retrieval time if that is less."""
+TOOL_SECONDS: Final = 20.0  # for the model's choice of a tool, or a quarter of the retrieval time if that is less
 MAX_MESSAGES: Final = 10  # the number of the user's last messages that are read for arguments
 MAX_SCHEMA: Final = 2_000  # the maximum number of characters of a tool's schema in the prompt
-MAX_ANSWER: Final = 200
-"""The maximum length in characters of a message that is taken as a whole for the value that was asked for."""
+MAX_ANSWER: Final = 200  # the maximum characters of a message that is taken as a whole for the value asked for
 
 _YES: Final = re.compile(
     r"y|yes|yep|yeah|yes please|please do|(i )?confirm(ed)?|ok|okay|sure|do it|go ahead|ja|oui|s[ií]"
@@ -78,23 +74,14 @@ _ASKS: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ToolTurn:
-    """What a turn does.
+    """What a turn does."""
 
-    Args:
-        state: The state of the conversation after the turn; None if there are no tools.
-        reply: What is said in place of an answer; empty if there is an answer to look for.
-        call: The call to make, as a sub-query; None if there is none.
-        write: The confirmed call, if ``call`` changes something.
-        documents: Whether the other sources are searched.
-        warning: What the plan's warnings say of the turn: a failure of the model's choice, a change of mind.
-    """
-
-    state: DialogueState | None
-    reply: str = ""
-    call: SubQuery | None = None
-    write: PendingWrite | None = None
-    documents: bool = True
-    warning: str = ""
+    state: DialogueState | None  # the state of the conversation after the turn; None if there are no tools
+    reply: str = ""  # what is said in place of an answer; empty if there is an answer to look for
+    call: SubQuery | None = None  # the call to make
+    write: PendingWrite | None = None  # the confirmed call, if ``call`` changes something
+    documents: bool = True  # whether the other sources are searched
+    warning: str = ""  # what the plan's warnings say of the turn: a failure of the model's choice, a change of mind
 
 
 @dataclass(slots=True)
@@ -117,13 +104,7 @@ async def take_turn(
     log: ActivityLog,
     deadline: float | None,
 ) -> ToolTurn:
-    """Return what the last message means for the tools that the principal may call, after the state ``before``.
-
-    Of the conversation only the user's messages are read. Without a model, the tools' examples choose.
-
-    Raises:
-        DeniedError: The message confirms a call that another principal was asked to confirm.
-    """
+    """Return what the last message means for the tools that the principal may call, after the state ``before``."""
     old = before or DialogueState()
     state = old.model_copy(update={"turn": old.turn + 1, "question": None, "shift": None, "pending": None})
     if old.pending is not None:
@@ -134,7 +115,7 @@ async def take_turn(
     if change is not None and not scope.question.strip()[change.end() :].strip():
         left = _moved(state, None, tools, scope.question)
         return ToolTurn(left, reply=_left(old, left) or "All right.", documents=False)
-    said = [text for role, text in scope.history if role == "user"]
+    said = [text for role, text in scope.history if role == "user"]  # no answers: they are made of passages
     if old.topic:  # the messages of the present topic
         starts = [position for position, text in enumerate(said) if text.strip() == old.topic]
         said = said[starts[-1] :] if starts else []
@@ -163,24 +144,22 @@ def _next(choice: _Choice, old: DialogueState, state: DialogueState, tools: Tool
     }
     slots = {name: value for name, value in {**known, **choice.arguments}.items() if value is not None}
     missing = [one for one in tool.parameters.values() if one.required and one.name not in slots]
-    names = tuple(one.name for one in missing)
-    state = state.model_copy(update={"tool": tool.name, "slots": slots, "missing": names})
+    state = state.model_copy(update={"tool": tool.name, "slots": slots, "missing": tuple(one.name for one in missing)})
     if missing:
         parts = []
         for one in missing:
             options = ", ".join(str(option) for option in one.options[:10])
             parts.append(f"{one.label} ({options})" if options else one.label)
         wanted = f"For {tool.name.replace('_', ' ')}, please tell: {'; '.join(parts)}."
-        question = _plain(" ".join(filter(None, (_left(old, state), wanted))))
-        asking = state.model_copy(update={"stage": DialogueStage.ASKING, "question": question})
-        return ToolTurn(asking, reply=question, documents=False)
+        return _question(state, DialogueStage.ASKING, " ".join(filter(None, (_left(old, state), wanted))))
     arguments = {name: slots[name] for name in tool.parameters if name in slots}
     if tool.writes is not None:
         asked_of = digest_of(current_principal())
         pending = PendingWrite(token=secrets.token_urlsafe(18), tool=tool.name, arguments=arguments, asked_of=asked_of)
-        question = _plain(f"{_described(tool, arguments)} Reply yes to confirm, or no to cancel.")
-        update = {"stage": DialogueStage.CONFIRMING, "pending": pending, "question": question}
-        return ToolTurn(state.model_copy(update=update), reply=question, documents=False)
+        given = "; ".join(f"{name}: {one_line(str(value))}" for name, value in arguments.items())
+        about = one_line(tool.description, 150)
+        asked = f"{about.rstrip('.')}? ({given})" if given else f"{about}?"
+        return _question(state, DialogueStage.CONFIRMING, f"{asked} Reply yes to confirm, or no to cancel.", pending)
     done = state.model_copy(update={"stage": DialogueStage.DONE})
     # A message that only gives what was asked for is no question for the documents.
     answers = old.stage is DialogueStage.ASKING and old.tool == tool.name
@@ -192,26 +171,19 @@ def _call(tool: ToolSource, arguments: Mapping[str, JsonValue]) -> SubQuery:
     return SubQuery(id="t1", query=text, sources=[tool.name], origin=SubQueryOrigin.TOOL)
 
 
-def _plain(text: str) -> str:
-    """Return a question without links and invisible characters: a server's descriptions and options are in it."""
+def _question(state: DialogueState, stage: DialogueStage, text: str, pending: PendingWrite | None = None) -> ToolTurn:
+    """Return a turn that asks, without links and invisible characters: a server's descriptions are in the text."""
     links = LinkFilter(())
-    return links.feed(strip_invisible(text)) + links.close()
-
-
-def _described(tool: ToolSource, arguments: Mapping[str, JsonValue]) -> str:
-    given = "; ".join(f"{name}: {one_line(str(value))}" for name, value in arguments.items())
-    about = one_line(tool.description, 150)
-    return f"{about.rstrip('.')}? ({given})" if given else f"{about}?"
+    question = links.feed(strip_invisible(text)) + links.close()
+    asking = state.model_copy(update={"stage": stage, "question": question, "pending": pending})
+    return ToolTurn(asking, reply=question, documents=False)
 
 
 # -- confirmations ----------------------------------------------------------------------------------------------------
 
 
 def _agreed(message: str, pending: PendingWrite) -> bool | None:
-    """Return whether a message confirms (True) or declines (False) a pending call; None if it is about something else.
-
-    A token of another call neither confirms nor declines.
-    """
+    """Return whether a message confirms (True) or declines (False) a pending call; None if it does neither."""
     token = _TOKEN.fullmatch(message.strip())
     if token is not None:
         same = secrets.compare_digest(token[2].encode(), pending.token.encode())
@@ -236,10 +208,7 @@ def _decided(state: DialogueState, pending: PendingWrite, tools: Tools, *, agree
 
 
 def _moved(state: DialogueState, to: ToolSource | None, tools: Tools, message: str) -> DialogueState:
-    """Return the state after the user has turned to another tool, or to none.
-
-    Arguments that another tool takes too are kept, if they fit it.
-    """
+    """Return the state after a turn to another tool, or to none; arguments that another tool takes too are kept."""
     if state.tool is None:
         return state.model_copy(update={"stage": DialogueStage.OPEN})
     others = [tool for name, tool in tools.items() if name != state.tool]
@@ -279,15 +248,13 @@ async def _choose(
     log: ActivityLog,
     deadline: float | None,
 ) -> None:
-    """Ask the model for a tool and its arguments, and keep those that the user wrote and that fit the schema."""
+    """Ask the model for a tool and its arguments; those that the user did not write, or that don't fit, are dropped."""
     lines = []
     for tool in tools.values():
         properties = {one.name: {**one.schema, "required": one.required} for one in tool.parameters.values()}
         schema = json.dumps(properties, ensure_ascii=False)[:MAX_SCHEMA]
         lines.append(f"- {tool.name}: {one_line(tool.description, 400)} Parameters: {schema}")
-    current = "nothing"
-    if state.tool in tools:
-        current = f"{state.tool} {json.dumps(state.slots, ensure_ascii=False)}"
+    current = f"{state.tool} {json.dumps(state.slots, ensure_ascii=False)}" if state.tool in tools else "nothing"
     said = [f"{number}: {one_line(text, 2_000)}" for number, text in enumerate(messages, start=1)]
     prompt = models.messages("tool_prompt", tools="\n".join(lines), current=current, messages="\n".join(said))
     with choice.recorded(log, models.model, "tool"):
@@ -295,8 +262,13 @@ async def _choose(
         choice.usage = reply.usage
         name, given = await parsed(partial(read_choice, reply.text), reply.text, deadline=deadline)
         choice.tool = tools.get(name)
-        if choice.tool is not None:
-            choice.arguments = _accepted(choice.tool, given, [*messages, *map(str, state.slots.values())])
+        words = {*re.findall(r"\w+", normalize("\n".join([*messages, *map(str, state.slots.values())])))}
+        parameters = {} if choice.tool is None else choice.tool.parameters
+        for name, value in given.items():
+            parameter, parts = parameters.get(name), re.findall(r"\w+", normalize(str(value)))
+            if parameter is not None and (parameter.derived or (parts and words.issuperset(parts))):
+                with suppress(ValueError):
+                    choice.arguments[name] = parameter.read(value)
 
 
 def read_choice(text: str) -> tuple[str, dict[str, object]]:
@@ -306,18 +278,6 @@ def read_choice(text: str) -> tuple[str, dict[str, object]]:
         raise PlanningError(f"the model's reply holds no choice of a tool: {one_line(text[:400], 80)!r}")
     given = value.get("arguments")
     return str(value["tool"] or ""), given if isinstance(given, dict) else {}
-
-
-def _accepted(tool: ToolSource, given: Mapping[str, object], said: Sequence[str]) -> dict[str, JsonValue]:
-    """Return the arguments that fit the schema and whose words the user wrote; the others are asked for."""
-    words = {word for text in said for word in re.findall(r"\w+", normalize(text))}
-    made: dict[str, JsonValue] = {}
-    for name, value in given.items():
-        parameter, parts = tool.parameters.get(name), re.findall(r"\w+", normalize(str(value)))
-        if parameter is not None and (parameter.derived or (parts and words.issuperset(parts))):
-            with suppress(ValueError):
-                made[name] = parameter.read(value)
-    return made
 
 
 # -- the choice without a model ---------------------------------------------------------------------------------------
@@ -339,28 +299,21 @@ def _match(choice: _Choice, messages: Sequence[str], state: DialogueState, tools
         choice.tool = asked[0]
         choice.arguments = _found(asked[0], messages, state.slots)
     elif current is not None and not asked and ((waits and found) or ((waits or found) and not is_question)):
-        answer = _in_order(current, message, state.missing) or ({} if found else _whole(message, current, state))
+        answer = _in_order(current, message, state.missing)
+        if not (answer or found) and len(state.missing) == 1 and len(message) <= MAX_ANSWER:
+            free = [name for name in state.missing if name in current.parameters and current.parameters[name].free]
+            answer = dict.fromkeys(free, message)  # the whole message is the value of an argument that may be any text
         sure = {name: value for name, value in found.items() if value is not None} if answer else found
         choice.tool, choice.arguments = current, {**sure, **answer}
 
 
-def _whole(message: str, tool: ToolSource, state: DialogueState) -> dict[str, JsonValue]:
-    """Return a short message as the value of the one argument that was asked for, if that may be any text."""
-    name = state.missing[0] if len(state.missing) == 1 else ""
-    fits = name in tool.parameters and tool.parameters[name].free and len(message) <= MAX_ANSWER
-    return {name: message} if fits else {}
-
-
 def _asked_for(message: str, tools: Tools, *, whole: bool) -> list[ToolSource]:
-    """Return the tools one of whose examples stands in a message by its content words.
-
-    Examples with more content words win, and of these, those all of whose words stand there; with ``whole``, only
-    these count.
-    """
+    """Return the tools one of whose examples stands in a message by its content words, or ``whole``."""
+    # Examples with more content words win, and of these, those all of whose words stand there.
     said, best = {*split_words(message)}, dict[str, tuple[int, bool]]()
 
     def stems(text: str, language: str) -> set[str]:
-        return {form for forms in Analyzer(language).query(text, [language]) for form in forms}
+        return {form for forms in query_terms(text, [language], language) for form in forms}
 
     for tool in tools.values():
         for example in tool.examples:
@@ -374,11 +327,9 @@ def _asked_for(message: str, tools: Tools, *, whole: bool) -> list[ToolSource]:
 
 
 def _found(tool: ToolSource, messages: Sequence[str], known: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return the arguments that stand in the messages; None for one that is ambiguous, which is asked for.
-
-    The latest message counts first, and for known arguments it alone. A value that fits several parameters, and one of
-    several new values for a parameter, is ambiguous.
-    """
+    """Return the arguments that stand in the messages; None for one that is ambiguous, which is asked for."""
+    # The latest message counts first, and for known arguments it alone. A value that fits several parameters, and one
+    # of several new values for a parameter, is ambiguous.
     made: dict[str, JsonValue] = {}
     for number, message in enumerate(reversed(messages)):
         values = {
@@ -396,10 +347,7 @@ def _found(tool: ToolSource, messages: Sequence[str], known: Mapping[str, JsonVa
 
 
 def _in_order(tool: ToolSource, message: str, missing: Sequence[str]) -> dict[str, JsonValue]:
-    """Return the values of an answer for the missing arguments, in the order in which these were asked for.
-
-    Empty if the answer has more values than were asked for.
-    """
+    """Return an answer's values for the missing arguments, in order; none if it has more than were asked for."""
     made: dict[str, JsonValue] = {}
     values = {name: tool.parameters[name].found_in(message) for name in missing if name in tool.parameters}
     for name, found in values.items():
@@ -416,10 +364,8 @@ async def search_turn(
 ) -> tuple[ToolTurn, PlanOutcome]:
     """Take a turn: call the tool that it asks for, and search the other sources, side by side.
 
-    ``before`` is the state after the last turn, ``selected`` are all sources of the request.
-
-    Returns:
-        The turn, without a state if no tool may be called, and all searches; results of tools come first.
+    ``before`` is the state after the last turn, ``selected`` are all sources of the request. The returned turn has no
+    state if no tool may be called. Results of tools come first.
     """
     every = {name: chosen.source for name, chosen in selected.items() if chosen.denied is None}
     tools = {name: source for name, source in every.items() if isinstance(source, ToolSource)}
@@ -449,11 +395,8 @@ async def search_turn(
 async def call_tool(
     turn: ToolTurn, chosen: SelectedSource, log: ActivityLog, seconds: float
 ) -> tuple[ToolTurn, list[SourceSearch]]:
-    """Make a turn's call, within its source's time limit; return the search, if any, and the turn with its reply.
-
-    A confirmed call is recorded before it is made, so that it is never made twice. Whether a call that failed was
-    carried out is not known: it is reported, and not repeated.
-    """
+    """Make a turn's call, within its source's time limit; return the search, if any, and the turn with its reply."""
+    # A confirmed call is recorded before it is made, so that it is never made twice.
     tool, write = chosen.source, turn.write
     assert turn.call is not None
     assert isinstance(tool, ToolSource)

@@ -2,7 +2,7 @@
 
 The names and shapes follow Azure AI Search's ``retrieve`` action (camelCase in JSON, snake_case in Python). Numeric
 ranges are wider than Azure's: any sensible positive value. The ranges of each HTTP API are checked by its codec under
-``wire``. Import ``Answer`` and ``AnswerQuery`` from the modules ``answer`` and ``answer_query``.
+``wire``. Import ``Answer`` and ``AnswerQuery`` from the module ``answer``.
 """
 
 from llama_index_agentic_kb.schema.activity import ActivityError as ActivityError
@@ -23,10 +23,15 @@ from llama_index_agentic_kb.schema.activity import SearchLane as SearchLane
 from llama_index_agentic_kb.schema.activity import SourceActivity as SourceActivity
 from llama_index_agentic_kb.schema.activity import SubQuery as SubQuery
 from llama_index_agentic_kb.schema.activity import SubQueryOrigin as SubQueryOrigin
-from llama_index_agentic_kb.schema.dialogue import DialogueStage as DialogueStage
-from llama_index_agentic_kb.schema.dialogue import DialogueState as DialogueState
-from llama_index_agentic_kb.schema.dialogue import PendingWrite as PendingWrite
-from llama_index_agentic_kb.schema.dialogue import TopicShift as TopicShift
+from llama_index_agentic_kb.schema.conversation import DialogueStage as DialogueStage
+from llama_index_agentic_kb.schema.conversation import DialogueState as DialogueState
+from llama_index_agentic_kb.schema.conversation import PendingWrite as PendingWrite
+from llama_index_agentic_kb.schema.conversation import ScopedDocument as ScopedDocument
+from llama_index_agentic_kb.schema.conversation import ScopeReason as ScopeReason
+from llama_index_agentic_kb.schema.conversation import ScopeState as ScopeState
+from llama_index_agentic_kb.schema.conversation import Topic as Topic
+from llama_index_agentic_kb.schema.conversation import TopicShift as TopicShift
+from llama_index_agentic_kb.schema.conversation import TurnScope as TurnScope
 from llama_index_agentic_kb.schema.filters import Condition as Condition
 from llama_index_agentic_kb.schema.filters import FilterGroup as FilterGroup
 from llama_index_agentic_kb.schema.filters import FilterLogic as FilterLogic
@@ -54,8 +59,3 @@ from llama_index_agentic_kb.schema.response import Reference as Reference
 from llama_index_agentic_kb.schema.response import RetrievalResponse as RetrievalResponse
 from llama_index_agentic_kb.schema.response import SkippedReason as SkippedReason
 from llama_index_agentic_kb.schema.response import SourceData as SourceData
-from llama_index_agentic_kb.schema.scope import ScopedDocument as ScopedDocument
-from llama_index_agentic_kb.schema.scope import ScopeReason as ScopeReason
-from llama_index_agentic_kb.schema.scope import ScopeState as ScopeState
-from llama_index_agentic_kb.schema.scope import Topic as Topic
-from llama_index_agentic_kb.schema.scope import TurnScope as TurnScope

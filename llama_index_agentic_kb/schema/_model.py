@@ -17,8 +17,7 @@ from llama_index_agentic_kb.errors import InvalidRequestError
 
 MAX_DEPTH: Final = 200  # maximum nesting of objects and lists; close to pydantic's own limit for JSON text
 MAX_FIELDS: Final = 20  # maximum number of invalid fields named in an error message
-MAX_CHARACTERS: Final = 300
-"""Maximum number of characters for each field's path and message, as callers may send long names and values."""
+MAX_CHARACTERS: Final = 300  # for each field's path and message, as callers may send long names and values
 
 
 class Shown:

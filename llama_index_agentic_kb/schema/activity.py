@@ -9,17 +9,17 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AliasChoices, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from llama_index_agentic_kb.schema._model import Model
+from llama_index_agentic_kb.schema.conversation import TurnScope
 from llama_index_agentic_kb.schema.filters import FilterNode
 from llama_index_agentic_kb.schema.grounding import UnitScore
 from llama_index_agentic_kb.schema.odata import to_odata
 from llama_index_agentic_kb.schema.request import EffortField
-from llama_index_agentic_kb.schema.scope import TurnScope
 
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 
 
 class QueryClass(StrEnum):
-    """The classes of a query."""
+    """Classes of a query, by which an ``AnswerPolicy`` may withhold its answer; names are Google's."""
 
     ADVERSARIAL_QUERY = "adversarialQuery"
     NON_ANSWER_SEEKING_QUERY = "nonAnswerSeekingQuery"
@@ -33,9 +33,6 @@ class QueryClassification(Model):
 
     type: QueryClass
     positive: bool
-
-
-# -- the plan ---------------------------------------------------------------------------------------------------------
 
 
 class SubQueryOrigin(StrEnum):
@@ -54,14 +51,12 @@ class SubQuery(Model):
     id: str
     query: str = Field(min_length=1)
     sources: list[str]  # names of the sources to search, in declaration order
-    depends_on: list[str] = Field(default_factory=list)
-    """Ids of the sub-queries whose findings are inserted into this query."""
+    depends_on: list[str] = Field(default_factory=list)  # ids of the sub-queries whose findings are inserted
     origin: SubQueryOrigin = SubQueryOrigin.PLANNER
     filters: dict[str, FilterNode] = Field(default_factory=dict)
     """The planner's filters, by source name; each is combined (AND) with the source's other filters."""
     finds: str | None = None  # a description of the answer in the question's words, such as "the director of Titanic"
-    template: str | None = None
-    """The planned query with placeholders: ``#q1`` is replaced by q1's finding. None if it has no dependencies."""
+    template: str | None = None  # planned query with ``#q1`` for q1's finding; None without dependencies
     part_of: str | None = None  # id of the planned sub-query, if this is one of its branches (one branch per finding)
     wave: int = Field(default=1, ge=1)
 
@@ -78,11 +73,9 @@ class Finding(Model):
     """An answer to a sub-query, extracted from the passages by the language model."""
 
     sub_query_id: str
-    value: str = Field(min_length=1)
-    """The answer, qualified as in a page title ("Paris, Texas")."""
+    value: str = Field(min_length=1)  # answer, qualified as in a page title ("Paris, Texas")
     confidence: Confidence = Confidence.STATED
-    node_id: str | None = None
-    """The node id of the passage that states the answer; None if unknown."""
+    node_id: str | None = None  # node id of the passage that states the answer; None if unknown
     title: str | None = None
 
 
@@ -90,10 +83,8 @@ class QueryPlan(Model):
     """All queries of a request, in the order in which their results are interleaved."""
 
     sub_queries: list[SubQuery]
-    warnings: list[str] = Field(default_factory=list)
-    """Errors in the model's plan, and how each was handled."""
-    classifications: list[QueryClassification] | None = None
-    """The results for the requested classes. None if the query was not classified; this does not mean harmless."""
+    warnings: list[str] = Field(default_factory=list)  # errors in the model's plan, and how each was handled
+    classifications: list[QueryClassification] | None = None  # None: not classified, which does not mean harmless
     labels: list[str] = Field(default_factory=list)
 
 
@@ -151,13 +142,9 @@ class ModelQueryPlanningActivity(ActivityRecord):
     input_tokens: Count | None = None
     output_tokens: Count | None = None
     model: ModelInfo | None = None
-    purpose: Literal["plan", "findings", "revision", "tool"] = "plan"
-    """The task: write the plan, extract findings from a round of searches, look for gaps at the end, or choose a tool
-    and its arguments."""
-    sub_queries: list[str] | None = None
-    """The queries of the plan, including the original question; for a revision, the new queries."""
-    classifications: list[QueryClassification] | None = None
-    """The results for the requested classes; None if the question was not classified."""
+    purpose: Literal["plan", "findings", "revision", "tool"] = "plan"  # what the model was asked for
+    sub_queries: list[str] | None = None  # with the original question; for a revision, the new ones
+    classifications: list[QueryClassification] | None = None  # None: not classified, which does not mean harmless
     labels: list[str] | None = None  # user-defined labels that apply to the question; None if there are none
 
 
@@ -201,10 +188,8 @@ class SourceActivity(ActivityRecord):
     count: Count | None = None  # number of documents that passed all checks
     candidates: Count | None = None
     dropped_by_filter: Count | None = None  # number of returned documents that did not match the filter
-    dropped_as_unusable: Count | None = None
-    """The number of results that are not valid nodes; the notes in ``lanes`` name the reason."""
-    dropped_by_threshold: Count | None = None
-    """Documents below the reranker's threshold for every sub-query that found them; not counted in ``count``."""
+    dropped_as_unusable: Count | None = None  # results that are not valid nodes; the notes in ``lanes`` say why
+    dropped_by_threshold: Count | None = None  # below the reranker's threshold for every sub-query that found them
     retries: int | None = Field(default=None, ge=1)  # number of retries after failures; None if there were none
     lanes: list[SearchLane] | None = None
     arguments: SearchArguments | None = None
@@ -240,8 +225,7 @@ class AgenticReasoningActivity(ActivityRecord):
     """The requested and applied reasoning effort, and the number of candidates after each step."""
 
     type: Literal["agenticReasoning"] = "agenticReasoning"
-    reasoning_tokens: Count | None = None
-    """Input and output tokens of language models for finding and ranking evidence, excluding planning."""
+    reasoning_tokens: Count | None = None  # of language models that find and rank evidence, excluding planning
     retrieval_reasoning_effort: EffortField | None = None  # effort applied: ``minimal`` if the request was not planned
     logical_reasoning_effort: EffortField | None = None
     candidates: Count | None = None
@@ -250,20 +234,16 @@ class AgenticReasoningActivity(ActivityRecord):
     joined: Count | None = None
     reranked: Count | None = None  # pairs of a sub-query and a candidate scored by the reranker
     dropped_by_threshold: Count | None = None
-    dropped_by_budget: Count | None = None
-    """Candidates beyond the maximum number of documents to return, or to rank, or outside the conversation's scope."""
-    dropped_by_postprocessors: Count | None = None
-    """Candidates removed by node postprocessors, or missing from the reranker's result."""
+    dropped_by_budget: Count | None = None  # beyond the limit to return or to rank, or outside the conversation's scope
+    dropped_by_postprocessors: Count | None = None  # by node postprocessors, or missing from the reranker's result
     dropped_by_cap: Count | None = None
     added_by_postprocessors: Count | None = None
     planned: EffortUse | None = None
     spent: EffortUse | None = None
     findings: list[Finding] | None = None
-    signals: dict[str, float] | None = None
-    """Strength of the evidence for the original question (0 to 1); None if it did not decide about planning."""
+    signals: dict[str, float] | None = None  # strength of the evidence (0 to 1), if it decided about planning
     decision: str | None = None  # reason for planning or not, and the reason for stopping
-    conversation: TurnScope | None = None
-    """How earlier messages changed the search: expansion, drift, topic and scope. None without a conversation."""
+    conversation: TurnScope | None = None  # how earlier messages changed the search; None without any
 
 
 Purpose: TypeAlias = Literal["answer", "check", "repair", "relatedQuestions"]

@@ -1,7 +1,7 @@
-"""Answers, and the sessions that store answers as turns.
+"""Answers, the query for one, the pieces of a streamed one, and the sessions that store answers as turns.
 
 The fields are those of Google's ``Answer`` (Discovery Engine v1): text, citations, references, search steps and the
-reasons for withholding it. ``wire.google_answer`` converts them to Google's JSON. Spans count Python characters of
+reasons for withholding it. ``wire.google`` converts them to Google's JSON. Spans count Python characters of
 ``Answer.text``, end exclusive; sources are indices into ``references``.
 """
 
@@ -9,22 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import AwareDatetime, Field, model_validator
 
-from llama_index_agentic_kb.schema._model import Model
-from llama_index_agentic_kb.schema.activity import QueryClassification
+from llama_index_agentic_kb.schema._model import Model, Shown
+from llama_index_agentic_kb.schema.activity import QueryClass, QueryClassification
 from llama_index_agentic_kb.schema.filters import FilterNode
 from llama_index_agentic_kb.schema.grounding import (
     CITATION_THRESHOLD,
-    GroundedClaim,
+    FilteringLevel,
     GroundingLedger,
     Span,
     UnitScore,
     Verdict,
 )
-from llama_index_agentic_kb.schema.response import SkippedReason
+from llama_index_agentic_kb.schema.request import MAX_DOCUMENTS, Message, RetrievalRequest
+from llama_index_agentic_kb.schema.response import MissingPart, RetrievalResponse, SkippedReason
+
+NEW_SESSION: Final = "-"
 
 
 class AnswerState(StrEnum):
@@ -114,8 +117,7 @@ class SearchObservation(_Document):
     """One document that a search found."""
 
     snippets: list[Snippet] = Field(default_factory=list)
-    chunks: list[ChunkReference] = Field(default_factory=list)
-    """The passages found; Google's JSON contains only name, content and score."""
+    chunks: list[ChunkReference] = Field(default_factory=list)  # Google's JSON has only name, content and score
     metadata: dict[str, object] = Field(default_factory=dict)
 
 
@@ -177,21 +179,17 @@ _OFFENSIVE: Final = {
 class Answer(Model):
     """One answer, complete or in progress."""
 
-    id: str | None = None
-    """The id of the answer within its session; None without a session."""
+    id: str | None = None  # id of the answer within its session; None without a session
     state: AnswerState = AnswerState.SUCCEEDED
-    text: str = ""
-    """The answer, possibly in Markdown; if it was withheld, a notice instead."""
+    text: str = ""  # answer, possibly in Markdown; if it was withheld, a notice instead
     language: str | None = None
-    grounding_score: UnitScore | None = None
-    """The mean score of the claims that need a check; None if no claim was checked."""
+    grounding_score: UnitScore | None = None  # mean score of the claims that need a check; None if no claim was checked
     citations: list[Citation] = Field(default_factory=list)
     grounding_supports: list[GroundingSupport] = Field(default_factory=list)
     references: list[AnswerReference] = Field(default_factory=list)
     related_questions: list[str] = Field(default_factory=list)
     steps: list[AnswerStep] = Field(default_factory=list)
-    query_classifications: list[QueryClassification] | None = None
-    """The results for the requested classes; None if the query was not classified (this does not mean harmless)."""
+    query_classifications: list[QueryClassification] | None = None  # None: not classified, which does not mean harmless
     skipped_reasons: list[SkippedReason] = Field(default_factory=list)
     created_at: AwareDatetime | None = None
     completed_at: AwareDatetime | None = None
@@ -206,28 +204,24 @@ class Answer(Model):
     def _spans_and_sources_exist(self) -> Self:
         for field, claims in (("citations", self.citations), ("groundingSupports", self.grounding_supports)):
             for position, claim in enumerate(claims):
-                if claim.end > len(self.text):
-                    reason = f"end: {claim.end} is beyond the text of {len(self.text)} characters"
-                    raise ValueError(f"{field}.{position}.{reason}")
-                if (last := max(claim.sources, default=-1)) >= len(self.references):
-                    reason = f"sources: there is no reference {last}; there are {len(self.references)}"
-                    raise ValueError(f"{field}.{position}.{reason}")
+                where, size, last = f"{field}.{position}", len(self.text), max(claim.sources, default=-1)
+                if claim.end > size:
+                    raise ValueError(f"{where}.end: {claim.end} is beyond the text of {size} characters")
+                if last >= (known := len(self.references)):
+                    raise ValueError(f"{where}.sources: there is no reference {last}; there are {known}")
         return self
 
 
-def ledger_citations(
-    ledger: GroundingLedger, reference_ids: Sequence[str], *, threshold: float = CITATION_THRESHOLD
-) -> list[Citation]:
+def ledger_citations(ledger: GroundingLedger, reference_ids: Sequence[str]) -> list[Citation]:
     """Return the citations of the claims: the references that the model cited, and those that support the claims.
 
     Cited references remain citations even without support; ``ledger_supports`` contains only supporting references.
-    ``reference_ids`` are in the order of ``Answer.references``; ``threshold`` is the minimum score of a support.
+    ``reference_ids`` are in the order of ``Answer.references``.
     """
     citations = []
-    for claim in ledger.claims:
+    for claim, support in zip(ledger.claims, ledger_supports(ledger, reference_ids), strict=True):
         own = [position for position, reference_id in enumerate(reference_ids) if reference_id in claim.cited]
-        sources = list(dict.fromkeys([*own, *_sources(claim, reference_ids, threshold)]))
-        if sources:
+        if sources := list(dict.fromkeys([*own, *support.sources])):
             citations.append(Citation(start=claim.span.start, end=claim.span.end, sources=sources))
     return citations
 
@@ -235,26 +229,27 @@ def ledger_citations(
 def ledger_supports(
     ledger: GroundingLedger, reference_ids: Sequence[str], *, threshold: float = CITATION_THRESHOLD
 ) -> list[GroundingSupport]:
-    """Return the check result of every claim, supported or not; see ``ledger_citations`` for the arguments."""
-    return [
-        GroundingSupport(
-            start=claim.span.start,
-            end=claim.span.end,
-            score=claim.score,
-            check_required=claim.check_required,
-            sources=_sources(claim, reference_ids, threshold) if claim.check_required else [],
-        )
-        for claim in ledger.claims
-    ]
+    """Return the check result of every claim, supported or not, and the references that support it.
 
-
-def _sources(claim: GroundedClaim, reference_ids: Sequence[str], threshold: float) -> list[int]:
-    """Return the indices of the references that support a claim; an empty list if it is contradicted."""
-    if claim.verdict is Verdict.CONTRADICTED:
-        return []
+    ``threshold`` is the minimum score of a support; nothing supports a claim that is contradicted.
+    """
     index = {reference_id: position for position, reference_id in enumerate(reference_ids)}
-    good = [index[one.reference_id] for one in claim.supports if one.score >= threshold and one.reference_id in index]
-    return list(dict.fromkeys(good))
+    supports = []
+    for claim in ledger.claims:
+        good: list[int] = []
+        if claim.check_required and claim.verdict is not Verdict.CONTRADICTED:
+            known = [one for one in claim.supports if one.score >= threshold and one.reference_id in index]
+            good = list(dict.fromkeys(index[one.reference_id] for one in known))
+        supports.append(
+            GroundingSupport(
+                start=claim.span.start,
+                end=claim.span.end,
+                score=claim.score,
+                check_required=claim.check_required,
+                sources=good,
+            )
+        )
+    return supports
 
 
 # -- sessions ---------------------------------------------------------------------------------------------------------
@@ -292,8 +287,7 @@ class Session(Model):
     is_pinned: bool = False
     started_at: AwareDatetime
     updated_at: AwareDatetime  # time when the last turn was stored, or of the last other change
-    ended_at: AwareDatetime | None = None
-    """The time when the last answer was completed; None before the first. Further turns may follow."""
+    ended_at: AwareDatetime | None = None  # when the last answer was completed; further turns may follow
 
 
 class SessionPage(Model):
@@ -328,3 +322,158 @@ class SessionQuery(Model):
     """A filter on ``id``, ``display_name``, ``user_pseudo_id``, ``state``, ``is_pinned``, ``labels`` (operator
     ``any``), ``started_at`` and ``updated_at`` (RFC 3339)."""
     order_by: list[SessionOrder] = Field(default_factory=lambda: [SessionOrder(key="updated_at", descending=True)])
+
+
+# -- the query, and the pieces of a streamed answer --------------------------------------------------------------------
+
+
+class ResultMode(StrEnum):
+    """The kind of search results."""
+
+    DOCUMENTS = "documents"
+    CHUNKS = "chunks"
+
+
+class HarmBlockThreshold(StrEnum):
+    """The minimum probability of harm for which an answer is withheld."""
+
+    BLOCK_LOW_AND_ABOVE = "blockLowAndAbove"
+    BLOCK_MEDIUM_AND_ABOVE = "blockMediumAndAbove"
+    BLOCK_ONLY_HIGH = "blockOnlyHigh"
+    BLOCK_NONE = "blockNone"
+    OFF = "off"
+
+
+class DataStoreQuery(Model):
+    """The search options of one data store. If any are listed, only these data stores are searched."""
+
+    data_store: str
+    filters: FilterNode | None = None
+    max_results: int | None = Field(default=None, ge=1, le=MAX_DOCUMENTS)
+
+
+class SafetySetting(Model):
+    """The threshold of one kind of harm for withholding an answer."""
+
+    category: HarmCategory
+    threshold: HarmBlockThreshold
+
+
+class EndUserChunk(Model):
+    """A text supplied by the end user. The model may read it, but never cites it."""
+
+    content: str
+    title: str = ""
+
+
+class AnswerQuery(Model):
+    """One question: the retrieval request, and the further options of Google's ``answer`` method."""
+
+    request: RetrievalRequest  # retrieval request; its only user message is the question
+    query_id: str = ""
+    session: str | None = None  # id of the session to continue; ``-`` starts one; None stores nothing
+    user_pseudo_id: str = ""
+    user_labels: dict[str, str] = Field(default_factory=dict)
+    filters: FilterNode | None = None
+    result_mode: ResultMode | None = None
+    data_stores: list[DataStoreQuery] = Field(default_factory=list)
+    search_results: list[AnswerReference] | None = None  # results to answer from instead of searching; None to search
+    end_user_chunks: list[EndUserChunk] = Field(default_factory=list)
+    classify: list[QueryClass] = Field(default_factory=list)  # the result is only reported
+    max_rephrase_steps: int = Field(default=1, ge=0, le=5)  # above 1 the effort is medium unless it is set
+    unsupported: list[str] = Field(default_factory=list)
+    """What the caller asked for and has no effect, by name (``orderBy``); the response's warnings say so."""
+    preamble: str = ""
+    language: str | None = None  # language of the answer as a BCP 47 tag; defaults to the language of the question
+    include_citations: bool = False
+    ignore_adversarial_query: bool = False
+    ignore_non_answer_seeking_query: bool = False
+    ignore_jail_breaking_query: bool = False
+    ignore_low_relevant_content: bool | None = None
+    """By a calibrated reranker's best score: True withholds the answer if the evidence is barely relevant, None only if
+    it is unrelated, False never. Without evidence there is never an answer."""
+    related_questions: bool = False
+    grounding_supports: bool = False
+    filtering_level: FilteringLevel | None = None
+    safety: bool = False
+    safety_settings: list[SafetySetting] = Field(default_factory=list)
+    """The thresholds by category; others are ``OFF``. If empty, ``BLOCK_LOW_AND_ABOVE`` applies to all categories."""
+
+    @property
+    def question(self) -> str:
+        """The text of the question."""
+        return self.request.question
+
+    @model_validator(mode="after")
+    def _results_or_search(self) -> Self:
+        if self.search_results is not None and (self.filters is not None or self.data_stores):
+            raise ValueError("searchResults: they are not searched; leave out what narrows a search")
+        return self
+
+
+class StepsPiece(Model):
+    """The steps of the answer; the first piece of a stream."""
+
+    kind: Literal["steps"] = "steps"
+    steps: list[AnswerStep]
+
+
+class ReferencesPiece(Model):
+    """All references; they precede the text."""
+
+    kind: Literal["references"] = "references"
+    references: list[AnswerReference]
+
+
+class TextPiece(Model):
+    """The next part of the answer's text."""
+
+    kind: Literal["text"] = "text"
+    text: str
+
+
+class CitationPiece(Model):
+    """A claim of a streamed answer with the references that its markers cite; ``WholePiece`` adds supporting ones."""
+
+    kind: Literal["citation"] = "citation"
+    citation: Citation
+
+
+class WholePiece(Model):
+    """The complete answer; the last piece. It replaces all earlier pieces."""
+
+    kind: Literal["whole"] = "whole"
+    answer: Answer
+    session: Session | None = None  # session in which the turn was stored, without its turns; None without a session
+
+
+AnswerPiece: TypeAlias = StepsPiece | ReferencesPiece | TextPiece | CitationPiece | WholePiece
+"""A piece of a streamed answer. Order: steps, references, text and citations alternately, the complete answer."""
+
+
+class AnswerResponse(Shown, WholePiece):
+    """An answer with its activity log, missing parts and warnings."""
+
+    account: RetrievalResponse | None = None  # None if nothing was searched
+    missing: list[MissingPart] = Field(default_factory=list)
+    warnings: list[str] = Field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The answer's text."""
+        return self.answer.text
+
+    def __str__(self) -> str:
+        """Return the answer's text."""
+        return self.answer.text
+
+    def _shown(self) -> dict[str, Any]:
+        account = RetrievalResponse() if self.account is None else self.account
+        missing = [part.to_dict() for part in self.missing]
+        return {
+            **account.to_dict(),
+            "statusCode": 206 if any(part.outcome.failed for part in self.missing) else 200,
+            "missing": missing,
+            "response": [Message.model_validate({"role": "assistant", "content": self.text}).to_dict()],
+            "relatedQuestions": self.answer.related_questions,
+        }

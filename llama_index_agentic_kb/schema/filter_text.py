@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
@@ -27,7 +26,7 @@ _SIGNS: Final = {"LPAR": "'('", "RPAR": "')'", "COMMA": "','", "COLON": "':'", "
 
 
 class RefusedError(Exception):
-    """A filter text is invalid. ``place`` is the token, or the 0-based character position, of the error."""
+    """A filter text is invalid at a token or a 0-based character position."""
 
     def __init__(self, message: str, place: Token | int) -> None:
         super().__init__(message)
@@ -46,16 +45,12 @@ class Syntax:
     opens: frozenset[str] = frozenset({"LPAR"})  # terminals that open a parenthesis
 
 
-def _group(logic: FilterLogic, trees: list[FilterNode]) -> FilterNode:
-    return FilterGroup(logic=logic, filters=trees)
-
-
 class TreeBuilder:
     """Builds the filter tree during parsing: each method takes the children of the grammar rule of its name."""
 
-    any_of = staticmethod(partial(_group, FilterLogic.OR))
-    all_of = staticmethod(partial(_group, FilterLogic.AND))
-    negation = staticmethod(partial(_group, FilterLogic.NOT))
+    any_of = staticmethod(lambda trees: FilterGroup(logic=FilterLogic.OR, filters=trees))
+    all_of = staticmethod(lambda trees: FilterGroup(logic=FilterLogic.AND, filters=trees))
+    negation = staticmethod(lambda trees: FilterGroup(logic=FilterLogic.NOT, filters=trees))
 
 
 def parse(syntax: Syntax, text: str, what: str) -> FilterNode:
@@ -65,19 +60,10 @@ def parse(syntax: Syntax, text: str, what: str) -> FilterNode:
         InvalidRequestError: The text is no valid filter, or exceeds the limits of this module. The message names the
             position, the text found there, and the expected tokens.
     """
-    if len(text) > MAX_LENGTH:
-        raise InvalidRequestError(f"{what}: {len(text)} characters; at most {MAX_LENGTH} are read")
-    try:
-        return _parse(syntax, text)
-    except RefusedError as error:
-        raise InvalidRequestError(f"{what}, character {error.position + 1}: {error}") from None
-    except ValidationError as error:  # an invalid condition, such as one with the key "$or"
-        raise InvalidRequestError(f"{what}: {describe(error)}") from None
-
-
-def _parse(syntax: Syntax, text: str) -> FilterNode:
     from lark.exceptions import UnexpectedCharacters, UnexpectedToken  # noqa: PLC0415 (lark is loaded at first use)
 
+    if len(text) > MAX_LENGTH:
+        raise InvalidRequestError(f"{what}: {len(text)} characters; at most {MAX_LENGTH} are read")
     parsing: Any = syntax.parser().parse_interactive(text)
     limit, remedy = syntax.max_terms
     depth = terms = 0
@@ -86,18 +72,25 @@ def _parse(syntax: Syntax, text: str) -> FilterNode:
         for token in parsing.iter_parse():
             depth += (token.type in syntax.opens) - (token.type == "RPAR")
             terms += token.type in syntax.terms
-            if depth > MAX_DEPTH:
-                raise RefusedError(f"at most {MAX_DEPTH} parentheses may stand inside each other", token)
-            if terms > limit:
-                raise RefusedError(f"at most {limit} terms are read{remedy}", token)
+            if (deep := depth > MAX_DEPTH) or terms > limit:
+                most = (
+                    f"{MAX_DEPTH} parentheses may stand inside each other"
+                    if deep
+                    else f"{limit} terms are read{remedy}"
+                )
+                raise RefusedError(f"at most {most}", token)  # noqa: TRY301 (builders raise it too)
         tree: FilterNode = parsing.feed_eof(token)
-    except UnexpectedToken as error:
-        place = len(text) if error.token.type == "$END" else error.token.start_pos or 0
-        raise _unexpected(syntax, text, place, parsing.accepts()) from None
-    except UnexpectedCharacters as error:
-        position: Any = error.pos_in_stream  # its annotation says None
-        raise _unexpected(syntax, text, position, parsing.accepts()) from None
-    return tree
+    except RefusedError as error:
+        refused = error
+    except (UnexpectedToken, UnexpectedCharacters) as error:
+        at_end = isinstance(error, UnexpectedToken) and error.token.type == "$END"
+        place: Any = len(text) if at_end else error.pos_in_stream  # its annotation says None
+        refused = _unexpected(syntax, text, place, parsing.accepts())
+    except ValidationError as error:  # an invalid condition, such as one with the key "$or"
+        raise InvalidRequestError(f"{what}: {describe(error)}") from None
+    else:
+        return tree
+    raise InvalidRequestError(f"{what}, character {refused.position + 1}: {refused}")
 
 
 def _unexpected(syntax: Syntax, text: str, position: int, accepted: set[str]) -> RefusedError:

@@ -84,13 +84,11 @@ _COMPARISONS: Final[Mapping[FilterOperator, Callable[[Any, Any], bool]]] = {
     FilterOperator.TEXT_MATCH: operator.contains,
     FilterOperator.TEXT_MATCH_INSENSITIVE: lambda value, part: part.lower() in value.lower(),
 }
-_OPPOSITES: Final = (
-    (FilterOperator.EQ, FilterOperator.NE),
-    (FilterOperator.GT, FilterOperator.LE),
-    (FilterOperator.LT, FilterOperator.GE),
-    (FilterOperator.IN, FilterOperator.NIN),
-)
-_NEGATED: Final = {**dict(_OPPOSITES), **{other: one for one, other in _OPPOSITES}}
+_OPPOSITES: Final = {
+    FilterOperator(one): FilterOperator(other)
+    for one, other in (("eq", "ne"), ("gt", "le"), ("lt", "ge"), ("in", "nin"))
+}
+_NEGATED: Final = _OPPOSITES | {other: one for one, other in _OPPOSITES.items()}
 
 
 class Condition(Model):
@@ -103,24 +101,17 @@ class Condition(Model):
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
-        """Reject conditions that stores can't evaluate, and replace lone surrogates, as in documents.
-
-        Keys are untrusted input too: stores interpret ``$or`` and similar keys as operators.
-        """
-        key, wants_list, given = without_surrogates(self.key), self.operator in _LISTS, self.values
+        """Reject what stores can't evaluate, such as keys that they read as operators; replace lone surrogates."""
+        key, wants_list = without_surrogates(self.key), self.operator in _LISTS
         if key.startswith("$") or key in _RESERVED:
             raise ValueError(f"{key!r} is no field of a document: a name must not begin with '$', nor be a store's own")
-        values: list[Scalar] = []
-        for value in given:
-            if isinstance(value, str):
-                values.append(without_surrogates(value))
-            elif math.isfinite(value) if isinstance(value, float) else -_INT64 <= value < _INT64:
-                values.append(value)
+        values = [without_surrogates(value) if isinstance(value, str) else value for value in self.values]
+        numbers = [value for value in values if not isinstance(value, str)]
         if wants_list != isinstance(self.value, list):
             reason = f"{self.operator.value} takes a {'list' if wants_list else 'scalar'}"
-        elif not given:
+        elif not values:
             reason = f"{self.operator.value} takes at least one value"
-        elif len(values) < len(given):
+        elif not all(math.isfinite(one) if isinstance(one, float) else -_INT64 <= one < _INT64 for one in numbers):
             reason = "a number must be finite, a whole one within 64 bits"
         elif (takes := _TAKES.get(self.operator)) and not takes[0](values[0]):
             reason = f"{self.operator.value} takes {takes[1]}"
@@ -158,7 +149,7 @@ FilterGroup.model_rebuild()
 
 def all_of(*filters: FilterNode | None) -> FilterNode | None:
     """Combine filters with AND, in one group, ignoring None; return None if no filter remains."""
-    trees = [tree for tree in filters if tree is not None]
+    trees: list[FilterNode] = list(filter(None, filters))
     if len(trees) <= 1:
         return trees[0] if trees else None
     parts: list[FilterNode] = []
@@ -173,27 +164,23 @@ def any_of(*filters: FilterNode) -> FilterNode:
 
 
 def matches(tree: FilterNode, metadata: Mapping[str, object]) -> bool:
-    """Return whether a node's flat metadata passes a filter.
-
-    False also if a key is absent or a value can't be compared (fail closed).
-    """
+    """Return whether flat metadata pass a filter; they do not if a key is absent or a value can't be compared."""
     return _ready(tree)(metadata) is True
 
 
 def matcher(tree: FilterNode) -> Callable[[Mapping[str, object]], bool]:
-    """Return a function that evaluates one filter on the metadata of many documents, equal to ``matches``.
-
-    In a large OR group, such as the filter of a caller with a thousand groups, only conditions on keys that the
-    document has are evaluated.
-    """
+    """Return a function that evaluates one filter on the metadata of many documents, equal to ``matches``."""
     holds = _ready(tree)
     return lambda metadata: holds(metadata) is True
 
 
 def _ready(tree: FilterNode) -> _Evaluator:
-    """Return an evaluator of a tree; its result is None if unknown, and the negation of unknown is unknown."""
+    """Return an evaluator of a tree; its result is None if unknown, and the negation of unknown is unknown.
+
+    In a large OR group, such as that of a caller with a thousand groups, only conditions on keys that the document has
+    are evaluated.
+    """
     if isinstance(tree, Condition):
-        # Python's True equals 1, a store's does not.
         return partial(_compare, tree, frozenset(map(value_key, tree.values)))
     by_key: dict[str, list[_Evaluator]] = {}
     others = []
@@ -226,10 +213,7 @@ def _ready(tree: FilterNode) -> _Evaluator:
 def _compare(
     condition: Condition, values: frozenset[tuple[bool, Scalar]], metadata: Mapping[str, object]
 ) -> bool | None:
-    """Evaluate a condition; return None if the key is absent or its value has another type than the condition's.
-
-    ``values`` are the condition's, each with whether it is a boolean.
-    """
+    """Evaluate a condition; return None if the key is absent or its value has another type than the condition's."""
     value, wanted = metadata.get(condition.key), condition.operator
     items = value if isinstance(value, (list, tuple, set, frozenset)) else None
     if wanted is FilterOperator.IS_EMPTY:
@@ -245,16 +229,13 @@ def _compare(
     return bool(_COMPARISONS[wanted](value, condition.value)) if same else None
 
 
-# -- what is asked of any tree ----------------------------------------------------------------------------------------
-
-
 def value_key(value: T) -> tuple[bool, T]:
     """Return a key by which values are equal as in a store: in Python, ``True`` equals 1."""
     return isinstance(value, bool), value
 
 
 def value_kind(value: object) -> Literal["boolean", "string", "number"] | None:
-    """Return the type of a value, by which stores compare; None for a list and for what no condition compares."""
+    """Return the type as which stores compare a value; None for a list, and for values that a condition can't have."""
     if isinstance(value, bool):
         return "boolean"
     return "string" if isinstance(value, str) else "number" if isinstance(value, (int, float)) else None
@@ -264,9 +245,9 @@ def conditions(tree: FilterNode) -> Iterator[Condition]:
     """Yield every condition of a tree."""
     if isinstance(tree, Condition):
         yield tree
-        return
-    for child in tree.filters:
-        yield from conditions(child)
+    else:
+        for child in tree.filters:
+            yield from conditions(child)
 
 
 def flat(tree: FilterNode, *, negate: bool = False) -> FilterNode:
@@ -274,11 +255,7 @@ def flat(tree: FilterNode, *, negate: bool = False) -> FilterNode:
 
     Negations are pushed down to the conditions (De Morgan), since few stores support ``not``. Only conditions without
     an opposite (``any``, ``exists``, ``is_empty`` and the text matches) keep a ``not`` group. For nodes that have all
-    keys, the result matches exactly the same nodes.
-
-    Args:
-        tree: The filter.
-        negate: Whether to return the negation of the filter.
+    keys, the result matches exactly the same nodes. ``negate`` returns the negation.
     """
     if isinstance(tree, Condition):
         if not negate:

@@ -32,12 +32,10 @@ class Verdict(StrEnum):
     """The relation of the evidence to a claim."""
 
     SUPPORTED = "supported"
-    PARTIALLY_SUPPORTED = "partiallySupported"
-    """The evidence supports a part of the claim. Google counts it as not grounded."""
+    PARTIALLY_SUPPORTED = "partiallySupported"  # a part of the claim; Google counts it as not grounded
     UNSUPPORTED = "unsupported"
     CONTRADICTED = "contradicted"  # evidence contradicts the claim: another number, date or name, or the opposite
-    NOT_CHECKABLE = "notCheckable"
-    """The claim has no factual content ("Here is what I found."), or the scorer could not score it."""
+    NOT_CHECKABLE = "notCheckable"  # no factual content ("Here is what I found."), or the scorer could not score it
 
 
 class ClaimFlag(StrEnum):
@@ -109,13 +107,11 @@ class GroundedClaim(Model):
     check_required: bool = True  # whether the claim has factual content ("Here is what I found." doesn't)
     verdict: Verdict = Verdict.NOT_CHECKABLE
     score: UnitScore | None = None  # support by all evidence together; None if the claim was not checked
-    supports: list[Support] = Field(default_factory=list)
-    """The passages that support the claim (or contradict it, if its verdict is CONTRADICTED), best first."""
+    supports: list[Support] = Field(default_factory=list)  # or contradict it, if that is its verdict; best first
     cited: list[str] = Field(default_factory=list)  # reference ids in the model's citation markers
     flags: list[ClaimFlag] = Field(default_factory=list)
     misattributed: list[str] = Field(default_factory=list)  # ids in ``cited`` whose references do not support the claim
-    lacking: Span | None = None
-    """The position in the answer of the unsupported end of a claim whose start is supported; None if unknown."""
+    lacking: Span | None = None  # unsupported end of a claim whose start is supported; None if unknown
 
     @model_validator(mode="after")
     def _scores_what_is_checked(self) -> Self:
@@ -143,7 +139,7 @@ class Conflict(Model):
 
 
 class AnswerChange(Model):
-    """A change made to one claim by repair."""
+    """One claim of an answer that was dropped or rewritten because its evidence did not support it."""
 
     kind: ChangeKind
     before: str
@@ -157,12 +153,10 @@ class GroundingLedger(Model):
     """The claims of an answer with their evidence, in the answer's order."""
 
     claims: list[GroundedClaim] = Field(default_factory=list)
-    grounding_score: UnitScore | None = None
-    """The mean score of the checked claims; None if no claim was checked."""
+    grounding_score: UnitScore | None = None  # mean score of the checked claims; None if no claim was checked
     scorer: str = ""
     conflicts: list[Conflict] = Field(default_factory=list)
-    changes: list[AnswerChange] = Field(default_factory=list)
-    """The changes made by repair; ``claims`` are those of the repaired answer."""
+    changes: list[AnswerChange] = Field(default_factory=list)  # by repair; ``claims`` are those of the repaired answer
     warnings: list[str] = Field(default_factory=list)
 
     @model_validator(mode="after")

@@ -25,18 +25,12 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema.filter_text import MAX_VALUES, RefusedError, Syntax, TreeBuilder, parse, to_number
-from llama_index_agentic_kb.schema.filters import (
-    Condition,
-    FilterLogic,
-    FilterNode,
-    FilterOperator,
-    Scalar,
-)
+from llama_index_agentic_kb.schema.filters import Condition, FilterLogic, FilterNode, FilterOperator, Scalar
 
 if TYPE_CHECKING:
     from lark import Lark, Token
@@ -93,7 +87,6 @@ _FLIPPED: Final = {"gt": "lt", "ge": "le", "lt": "gt", "le": "ge"}
 _NAME: Final = re.compile(r"([^\W\d]\w*)(?:/[^\W\d]\w*)*")
 _VALUES: Final = ("STRING", "DATE", "NUMBER", "BOOLEAN", "NULL")
 
-_UNARY: Final = (FilterOperator.EXISTS, FilterOperator.IS_EMPTY)
 _WRITTEN: Final = {
     FilterOperator.EXISTS: "{0} ne null",
     FilterOperator.IS_EMPTY: "isempty({0})",
@@ -153,10 +146,19 @@ def parse_odata(text: str) -> FilterNode:
     return parse(_SYNTAX, text, "OData filter")
 
 
+def _of_field(operator: FilterOperator, tokens: list[Token]) -> FilterNode:
+    return Condition(key=_key(tokens[0]), operator=operator, value=_value(tokens[1]) if len(tokens) > 1 else True)
+
+
 class _ODataBuilder(TreeBuilder):
+    is_empty = staticmethod(partial(_of_field, FilterOperator.IS_EMPTY))
+    some_item = staticmethod(partial(_of_field, FilterOperator.EXISTS))
+    contains = staticmethod(partial(_of_field, FilterOperator.TEXT_MATCH))
+    contains_insensitive = staticmethod(partial(_of_field, FilterOperator.TEXT_MATCH_INSENSITIVE))
+
     def comparison(self, tokens: list[Token]) -> FilterNode:
         if len(tokens) == 1:
-            return Condition(key=_key(tokens[0]), value=True)
+            return _of_field(FilterOperator.EQ, tokens)
         field, operator, value = tokens
         comparing = str(operator)
         if field.type != "PATH":
@@ -171,17 +173,10 @@ class _ODataBuilder(TreeBuilder):
             value,
         )
 
-    def is_empty(self, tokens: list[Token]) -> FilterNode:
-        return Condition(key=_key(tokens[0]), operator=FilterOperator.IS_EMPTY, value=True)
-
-    def some_item(self, tokens: list[Token]) -> FilterNode:
-        return Condition(key=_key(tokens[0]), operator=FilterOperator.EXISTS, value=True)
-
     def one_of(self, tokens: list[Token]) -> _Items:
         return tokens[:1], [_value(value) for value in tokens[1:]]
 
     def search_in(self, tokens: list[Token]) -> _Items:
-        """Return the field and values of ``search.in``; values are split at the delimiters (default: comma, space)."""
         field, values, delimiters = tokens
         marks = str(_value(delimiters)) if delimiters else " ,"
         text = str(_value(values))
@@ -194,12 +189,6 @@ class _ODataBuilder(TreeBuilder):
     def is_member(self, children: list[_Items]) -> FilterNode:
         (((field,), values),) = children
         return Condition(key=_key(field), operator=FilterOperator.IN, value=values)
-
-    def contains(self, tokens: list[Token]) -> FilterNode:
-        return Condition(key=_key(tokens[0]), operator=FilterOperator.TEXT_MATCH, value=_value(tokens[1]))
-
-    def contains_insensitive(self, tokens: list[Token]) -> FilterNode:
-        return Condition(key=_key(tokens[0]), operator=FilterOperator.TEXT_MATCH_INSENSITIVE, value=_value(tokens[1]))
 
     def item_comparison(self, tokens: list[Token]) -> _Items:
         variable, operator, value = tokens
@@ -238,16 +227,15 @@ def _value(token: Token) -> Scalar:
 
 
 def to_odata(tree: FilterNode) -> str:
-    """Return a filter as OData text, which ``parse_odata`` parses to an equivalent filter.
+    """Return a filter as OData text, which ``parse_odata`` parses to an equivalent filter if it is within its limits.
 
-    ``in`` and ``nin`` become comparisons joined by ``or``. A filter beyond the limits of ``parse_odata`` (``MAX_TERMS``
-    fields and values, or its limits of length and nesting) is written too, but its text is refused when it is parsed.
+    ``in`` and ``nin`` become comparisons joined by ``or``.
     """
     if isinstance(tree, Condition):
         return _condition(tree)
     parts = [to_odata(child) for child in tree.filters]
     if tree.logic is FilterLogic.NOT:
-        inner = parts[0] if len(parts) == 1 else " or ".join(parts)
+        inner = " or ".join(parts)
         grouped = len(parts) == 1 and inner.startswith("(")  # and so ends with the matching parenthesis
         return f"not {inner}" if grouped else f"not ({inner})"
     return parts[0] if len(parts) == 1 else f"({f' {tree.logic.value} '.join(parts)})"
@@ -259,16 +247,14 @@ def _condition(condition: Condition) -> str:
     if not name or name[1] in _RESERVED:
         key = f"[{key.replace(']', ']]')}]"
     if operator in _WRITTEN:
-        return _WRITTEN[operator].format(key, "" if operator in _UNARY else _literal(condition.values[0]))
+        return _WRITTEN[operator].format(key, _literal(condition.values[0]))
     if not isinstance(condition.value, list):
         return f"{key} {operator.value} {_literal(condition.value)}"
     item = "x" if operator is FilterOperator.ANY else key
     equal = " or ".join(f"{item} eq {_literal(value)}" for value in condition.value)
-    if operator is FilterOperator.ANY:
-        return f"{key}/any(x: {equal})"
-    if operator is FilterOperator.NIN:
-        return f"not ({equal})"
-    return equal if len(condition.value) == 1 else f"({equal})"
+    if operator is FilterOperator.IN:
+        return equal if len(condition.value) == 1 else f"({equal})"
+    return f"{key}/any(x: {equal})" if operator is FilterOperator.ANY else f"not ({equal})"
 
 
 def _literal(value: Scalar) -> str:

@@ -28,16 +28,12 @@ from pydantic.json_schema import SkipJsonSchema
 from llama_index_agentic_kb._text import without_surrogates
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.schema._model import Model
-from llama_index_agentic_kb.schema.dialogue import DialogueState
+from llama_index_agentic_kb.schema.conversation import DialogueState, ScopeState
 from llama_index_agentic_kb.schema.filters import FilterNode
-from llama_index_agentic_kb.schema.scope import ScopeState
 
-MAX_DOCUMENTS: Final = 10_000
-"""Maximum number of documents of a request. The limit protects search engines, which allocate memory for as many."""
-MAX_TOKENS: Final = 10_000_000
-"""Maximum token budget of an answer or of extracted data; beyond any model's context size."""
-MAX_SECONDS: Final = 86_400
-"""Maximum runtime of a request: one day. Operating system timers fail for very large numbers."""
+MAX_DOCUMENTS: Final = 10_000  # protects search engines, which allocate memory for as many
+MAX_TOKENS: Final = 10_000_000  # beyond any model's context size
+MAX_SECONDS: Final = 86_400  # one day; timers of operating systems fail for very large numbers
 MAX_NAME: Final = 256
 MAX_GROUPS: Final = 10_000
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -74,12 +70,12 @@ class Principal:
         if len(groups) > MAX_GROUPS:
             raise ConfigurationError(f"Principal.groups: {len(groups)} groups are too many; at most {MAX_GROUPS}")
         object.__setattr__(self, "groups", groups)
-        if self.tenant is None and self.user is None and not groups:
+        own = [("tenant", self.tenant), ("user", self.user)]
+        names: list[tuple[str, object]] = [(part, name) for part, name in own if name is not None]
+        names += [("groups", group) for group in groups]
+        if not names:
             raise ConfigurationError("Principal: give a tenant, a user or groups; one who is nobody may see nothing")
-        names: list[tuple[str, object]] = [("tenant", self.tenant), ("user", self.user)]
-        for part, name in names + [("groups", group) for group in groups]:
-            if name is None and part != "groups":
-                continue
+        for part, name in names:
             if not isinstance(name, str):
                 raise ConfigurationError(f"Principal.{part}: expected text, got {type(name).__name__}")
             if not name.strip():
@@ -96,28 +92,22 @@ class ReasoningEffort(StrEnum):
     MINIMAL = "minimal"
     """No language model: the question, expanded if it leans on its conversation, or each intent, is searched."""
     LOW = "low"
-    MEDIUM = "medium"
-    """A plan with dependent sub-queries, searched in several rounds, and one check for gaps."""
-    AUTO = "auto"
-    """No planning if a first search of the question finds strong evidence; else as ``medium``."""
+    MEDIUM = "medium"  # a plan with dependent sub-queries, searched in several rounds, and one check for gaps
+    AUTO = "auto"  # no planning if a first search of the question finds strong evidence; else as ``medium``
 
 
 class OutputMode(StrEnum):
     """The content of a response (Azure: ``outputMode``)."""
 
-    EXTRACTIVE_DATA = "extractiveData"
-    """The passages themselves, as a JSON array."""
-    ANSWER_SYNTHESIS = "answerSynthesis"
-    """One answer with ``[ref_id:N]`` markers."""
+    EXTRACTIVE_DATA = "extractiveData"  # the passages themselves, as a JSON array
+    ANSWER_SYNTHESIS = "answerSynthesis"  # one answer with ``[ref_id:N]`` markers
 
 
 class ResultsProcessing(StrEnum):
     """How the results of the searches are combined (Azure: ``resultsProcessing``)."""
 
-    RERANK = "rerank"
-    """Results are fused, reranked if there is a reranker, and neighbouring chunks are joined."""
-    NONE = "none"
-    """Results remain in the order of their source; the lists of the searches are interleaved."""
+    RERANK = "rerank"  # results are fused, reranked if there is a reranker, and neighbouring chunks are joined
+    NONE = "none"  # results remain in the order of their source; the lists of the searches are interleaved
 
 
 EffortField: TypeAlias = Annotated[
@@ -142,17 +132,15 @@ INSTRUCTING: Final = frozenset({"system", "developer"})
 """The roles of messages that are instructions of the application, not part of the conversation."""
 
 
-def _given(data: object) -> object:
-    return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
-
-
 class _Sent(Model):
-    """A model sent by a caller. A null field counts as absent, and does not override the field's other name."""
+    """Base of the models that callers send. A null counts as absent: it does not override the field's other name."""
 
     @model_validator(mode="before")
     @classmethod
-    def _as_sent(cls, data: object) -> object:
-        return _given(data)
+    def _without_nulls(cls, data: object) -> object:
+        if not isinstance(data, dict) or None not in data.values():
+            return data
+        return {name: value for name, value in data.items() if value is not None}
 
 
 class TextContent(_Sent):
@@ -209,23 +197,19 @@ class SourceParams(_Sent):
     model_config = ConfigDict(extra="allow")
 
     knowledge_source_name: Text = Field(min_length=1)
-    kind: Text | None = None
-    """The expected kind of the source; a request with another kind is invalid."""
-    filters: FilterNode | None = None
-    """A filter on the source's results, combined (AND) with the source's mandatory filter."""
+    kind: Text | None = None  # expected kind of the source; a request with another kind is invalid
+    filters: FilterNode | None = None  # combined (AND) with the source's mandatory filter
     filter_add_on: Text | None = None
     """A further filter as OData text (see ``schema.odata``), combined (AND) with ``filters``."""
     include_references: Flag = True
-    include_reference_source_data: Flag | None = None
-    """False removes the documents' text from the references and the grounding ledger."""
+    include_reference_source_data: Flag | None = None  # False leaves out the documents' text
     always_query_source: Flag = False
     never_query_source: Flag = False
     fail_on_error: Flag = False
     reranker_threshold: Annotated[float, Strict()] | None = Field(default=None, ge=0, le=4, allow_inf_nan=False)
     """The minimum reranker score, 0 to 4, of a document. It needs a calibrated reranker; without one it has no effect,
     and the source's activity record has a warning."""
-    results_processing: ResultsProcessing | None = None
-    """The processing of this source's results; defaults to the request's setting, then the retriever's."""
+    results_processing: ResultsProcessing | None = None  # defaults to the request's setting, then the retriever's
     max_output_documents: Documents | None = None
 
     @property
@@ -246,12 +230,8 @@ class SourceParams(_Sent):
         if stored is None:
             return self
         given = {name: getattr(self, name) for name in self.model_fields_set}
-        for one, other in (
-            ("always_query_source", "never_query_source"),
-            ("never_query_source", "always_query_source"),
-        ):
-            if given.get(one):
-                given.setdefault(other, False)
+        if self.always_query_source or self.never_query_source:  # what is stored may say the opposite
+            given = {"always_query_source": False, "never_query_source": False, **given}
         return stored.model_copy(update=given)
 
     def contradiction(self, processing: ResultsProcessing | None) -> str | None:
@@ -272,8 +252,7 @@ class RetrievalRequest(_Sent):
     Exactly one of ``messages`` and ``intents`` is set. Unset options default to those of the knowledge base.
     """
 
-    messages: list[Message] | None = None
-    """The conversation, oldest first; the last user message is the question."""
+    messages: list[Message] | None = None  # the conversation, oldest first; the last user message is the question
     intents: list[Intent] | None = None
     retrieval_reasoning_effort: EffortField | None = None
     output_mode: OutputMode | None = None
@@ -292,10 +271,8 @@ class RetrievalRequest(_Sent):
     """The maximum number of documents. Set without a token budget, it replaces the default token budget."""
     results_processing: ResultsProcessing | None = None
     """The processing for sources whose parameters set none; defaults to the retriever's setting."""
-    retrieval_instructions: Text | None = None
-    """The application's instructions for planning, which replace the knowledge base's. At minimal effort, unused."""
-    answer_instructions: Text | None = None
-    """The application's instructions for the answer (tone, form, language), which replace the knowledge base's."""
+    retrieval_instructions: Text | None = None  # the application's, for planning; replace the knowledge base's
+    answer_instructions: Text | None = None  # the application's (tone, form, language); replace the knowledge base's
     knowledge_source_params: list[SourceParams] = Field(default_factory=list)
     principal: SkipJsonSchema[InstanceOf[Principal] | None] = Field(default=None, exclude=True)
     """The caller's identity, set by the program that authenticated the caller; never read from or written to JSON."""
@@ -309,21 +286,15 @@ class RetrievalRequest(_Sent):
     @classmethod
     def _as_sent(cls, data: object) -> object:
         """Reject a principal or a state in the data, and of several names of the token budget use only the newest."""
-        sent = _given(data)
-        if isinstance(sent, dict):
-            who = sent.get("principal")
-            if who is not None and not isinstance(who, Principal):
-                raise ValueError(
-                    "principal can't be sent in a request: the program that authenticated its caller sets it"
-                )
-            for name, kind in (("dialogue", DialogueState), ("scope_state", ScopeState), ("scopeState", ScopeState)):
-                if not isinstance(sent.get(name), kind | None):
-                    raise ValueError(  # noqa: TRY004 (pydantic reports a ValueError)
-                        f"{name} can't be sent in a request: the program that keeps the conversation sets it"
-                    )
-            for name in [one for one in _SIZES if one in sent][1:]:
-                del sent[name]
-        return sent
+        if not isinstance(data, dict):
+            return data
+        if not isinstance(data.get("principal"), Principal | None):
+            raise ValueError("principal can't be sent in a request: the program that authenticated its caller sets it")  # noqa: TRY004 (pydantic reports a ValueError)
+        for name, kind in (("dialogue", DialogueState), ("scope_state", ScopeState), ("scopeState", ScopeState)):
+            if not isinstance(data.get(name), kind | None):
+                raise ValueError(f"{name} can't be sent in a request: the program that keeps the conversation sets it")  # noqa: TRY004 (same)
+        older = [name for name in _SIZES if data.get(name) is not None][1:]
+        return {name: value for name, value in data.items() if name not in older}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -368,7 +339,7 @@ class RetrievalRequest(_Sent):
     def unread(self) -> list[str]:
         """The parts of the messages that are not read, in words."""
         messages = self.messages or []
-        images = sum(isinstance(part, ImageContent) for message in messages for part in message.content)
+        images = sum([isinstance(part, ImageContent) for message in messages for part in message.content])
         later = [one for one in messages[len(self.history) + 1 :] if one.role in ("user", "assistant")]
         parts = [(images, "images in the messages"), (len(later), "messages after the last question")]
         return [f"{count} {what} were not read" for count, what in parts if count]

@@ -11,27 +11,22 @@ from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_ser
 
 from llama_index_agentic_kb.schema._model import Model, Shown
 from llama_index_agentic_kb.schema.activity import AnyActivity, Outcome, QueryPlan
-from llama_index_agentic_kb.schema.dialogue import DialogueState
+from llama_index_agentic_kb.schema.conversation import DialogueState, ScopeState
 from llama_index_agentic_kb.schema.grounding import GroundingLedger
 from llama_index_agentic_kb.schema.request import Message
-from llama_index_agentic_kb.schema.scope import ScopeState
 
 
 class SkippedReason(StrEnum):
     """The reason why there is no answer."""
 
     ADVERSARIAL_QUERY_IGNORED = "adversarialQueryIgnored"
-    NON_ANSWER_SEEKING_QUERY_IGNORED = "nonAnswerSeekingQueryIgnored"
-    """The query is small talk."""
-    OUT_OF_DOMAIN_QUERY_IGNORED = "outOfDomainQueryIgnored"
-    """Nothing highly relevant was found: the question is outside the subjects of the sources."""
+    NON_ANSWER_SEEKING_QUERY_IGNORED = "nonAnswerSeekingQueryIgnored"  # small talk
+    OUT_OF_DOMAIN_QUERY_IGNORED = "outOfDomainQueryIgnored"  # nothing highly relevant was found
     POTENTIAL_POLICY_VIOLATION = "potentialPolicyViolation"
-    NO_RELEVANT_CONTENT = "noRelevantContent"
-    """Nothing was found, or no result is relevant."""
+    NO_RELEVANT_CONTENT = "noRelevantContent"  # nothing was found, or no result is relevant
     JAIL_BREAKING_QUERY_IGNORED = "jailBreakingQueryIgnored"
     CUSTOMER_POLICY_VIOLATION = "customerPolicyViolation"
-    NON_ANSWER_SEEKING_QUERY_IGNORED_V2 = "nonAnswerSeekingQueryIgnoredV2"
-    """The query has no clear intent."""
+    NON_ANSWER_SEEKING_QUERY_IGNORED_V2 = "nonAnswerSeekingQueryIgnoredV2"  # no clear intent
     LOW_GROUNDED_ANSWER = "lowGroundedAnswer"
     USER_DEFINED_CLASSIFICATION_QUERY_IGNORED = "userDefinedClassificationQueryIgnored"
     UNHELPFUL_ANSWER = "unhelpfulAnswer"
@@ -108,8 +103,7 @@ class MissingPart(Model):
 class RetrievalResponse(Shown, Model):
     """The response of a knowledge base to one request."""
 
-    status_code: int = 200
-    """The HTTP status: 200, or 206 if a part is missing."""
+    status_code: int = 200  # the HTTP status: 200, or 206 if a part is missing
     response: list[Message] = Field(default_factory=list)
     activity: list[AnyActivity] | None = None
     references: list[Reference] = Field(default_factory=list)

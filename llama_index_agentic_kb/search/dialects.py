@@ -14,7 +14,6 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from llama_index_agentic_kb.errors import DeniedError
@@ -60,12 +59,10 @@ class Dialect(ABC, Generic[Written]):
     """The form of the keys that can be filtered on."""
 
     @abstractmethod
-    def _condition(self, condition: Condition) -> Written:
-        """Return a condition in the language."""
+    def _condition(self, condition: Condition) -> Written: ...
 
     @abstractmethod
-    def _group(self, logic: FilterLogic, parts: list[Written]) -> Written:
-        """Return a group in the language."""
+    def _group(self, logic: FilterLogic, parts: list[Written]) -> Written: ...
 
     def write(self, tree: FilterNode) -> Written:
         """Return a filter in the language; raise ``DeniedError`` if it can't be expressed."""
@@ -74,11 +71,10 @@ class Dialect(ABC, Generic[Written]):
             raise DeniedError(reason)
         return self._walk(simple)
 
-    def _walk(self, tree: FilterNode) -> Written:
-        """Return a filter without negations that have an opposite operator (``flat``) in the language."""
+    def _walk(self, tree: FilterNode) -> Written:  # of a tree as ``flat`` returns it
         if isinstance(tree, Condition):
             return self._condition(tree)
-        return self._group(tree.logic, [self._walk(child) for child in tree.filters])
+        return self._group(tree.logic, list(map(self._walk, tree.filters)))
 
     @classmethod
     def refusal(cls, tree: FilterNode) -> str | None:
@@ -147,16 +143,13 @@ class Sql(Dialect[str]):
         return "has no text with a NUL" if has_nul else super()._why_not(one)
 
     def _of(self, template: str, key: str) -> str:
-        """Return a template filled with a key, which is a plain name, or bound."""
         return template.replace("{}", key)
 
     def _literal(self, value: Scalar) -> str:
-        """Return the SQL for a value."""
         return quoted(value) if isinstance(value, str) else json.dumps(value)
 
     def _any_of(self, key: str, values: Sequence[Scalar]) -> str:  # noqa: ARG002
-        """Return the SQL for a list that contains one of the values; this store keeps no lists."""
-        return "NULL"
+        return "NULL"  # of a store that keeps no lists
 
     def _flags(self, keys: list[str]) -> str | None:  # noqa: ARG002
         """Return the SQL for "one of many keys is true", by one pass over a row's keys; None if there is no such."""
@@ -175,17 +168,20 @@ class Sql(Dialect[str]):
 
     def _condition(self, condition: Condition) -> str:
         key, operator, value = condition.key, condition.operator, condition.values[0]
-        if operator in EQUALITIES:
-            return self._equal(key, condition.values)
-        if operator in INEQUALITIES:
-            return f"({self._is_scalar(key)} AND NOT {self._equal(key, condition.values)})"
+        if operator in EQUALITIES or operator in INEQUALITIES:
+            equal = self._equal(key, condition.values)
+            return equal if operator in EQUALITIES else f"({self._is_scalar(key)} AND NOT {equal})"
         if operator in ORDERS:
             return self._compare(key, ORDERS[operator], value)
         if operator in TEXT_MATCHES:
             return self._contains(key, str(value), ignoring_case=operator is FilterOperator.TEXT_MATCH_INSENSITIVE)
         if operator is FilterOperator.ANY:
             return self._any_of(key, condition.values)
-        return f"({self._is_empty(key) if operator is FilterOperator.IS_EMPTY else self._exists(key)})"
+        if operator is FilterOperator.IS_EMPTY:
+            return f"({self._is_empty(key)})"
+        kind = f"NULLIF({self._of(self.kind, key)}, {self.kinds['null']})"
+        is_list = f"{kind} = {self.kinds['list']}"
+        return f"(NOT ({is_list}) OR ({is_list} AND {self._of(self.text, key)} <> '[]'))"
 
     def _equal(self, key: str, values: Sequence[Scalar]) -> str:
         kind, parts = self._of(self.kind, key), []
@@ -196,8 +192,7 @@ class Sql(Dialect[str]):
                 parts.append(f"({kind} IN ({self.kinds[name]}) AND {listed})")
         return joined("OR", parts)
 
-    def _listed(self, values: Sequence[Scalar]) -> str:
-        """Return the SQL for values of one kind, within the parentheses of IN."""
+    def _listed(self, values: Sequence[Scalar]) -> str:  # within the parentheses of IN
         return ", ".join(map(self._literal, values))
 
     def _compare(self, key: str, sign: str, value: Scalar) -> str:
@@ -221,11 +216,6 @@ class Sql(Dialect[str]):
         empty_text = f"{kind} = {kinds['string']} AND {text} = ''"
         empty_list = f"{kind} = {kinds['list']} AND {text} = '[]'"
         return f"{kind} IS NULL OR {kind} = {kinds['null']} OR ({empty_text}) OR ({empty_list})"
-
-    def _exists(self, key: str) -> str:
-        kind = f"NULLIF({self._of(self.kind, key)}, {self.kinds['null']})"
-        is_list = f"{kind} = {self.kinds['list']}"
-        return f"NOT ({is_list}) OR ({is_list} AND {self._of(self.text, key)} <> '[]')"
 
 
 class BoundSql(Sql):
@@ -483,7 +473,7 @@ class Qdrant(Dialect[Any]):
         self._rest: Any = models
 
     def write(self, tree: FilterNode) -> Any:
-        """Return a filter; a single condition becomes one too."""
+        """Return a filter, also of a single condition."""
         return self._rest.Filter(must=[super().write(tree)])
 
     def _group(self, logic: FilterLogic, parts: list[Any]) -> Any:
@@ -491,20 +481,20 @@ class Qdrant(Dialect[Any]):
 
     def _condition(self, condition: Condition) -> Any:
         rest, key, operator = self._rest, condition.key, condition.operator
+
+        def same(value: Scalar) -> Any:
+            if value_kind(value) == "number":  # a range: 1 and 1.0 are one number
+                return rest.FieldCondition(key=key, range=rest.Range(gte=value, lte=value))
+            return rest.FieldCondition(key=key, match=rest.MatchValue(value=value))
+
         if operator in ORDERS:
             name = {FilterOperator.GE: "gte", FilterOperator.LE: "lte"}.get(operator, operator.value)
             return rest.FieldCondition(key=key, range=rest.Range(**{name: condition.value}))
         empty = rest.IsEmptyCondition(is_empty=rest.PayloadField(key=key))
-        values = [""] if operator is FilterOperator.IS_EMPTY else condition.values
-        equal = list(map(partial(self._same, key), values))
+        equal = list(map(same, [""] if operator is FilterOperator.IS_EMPTY else condition.values))
         if operator in INEQUALITIES:
             return rest.Filter(must_not=[*equal, empty])
         return rest.Filter(should=[*equal, empty] if operator is FilterOperator.IS_EMPTY else equal)
-
-    def _same(self, key: str, value: Scalar) -> Any:
-        if value_kind(value) == "number":  # a range: 1 and 1.0 are one number
-            return self._rest.FieldCondition(key=key, range=self._rest.Range(gte=value, lte=value))
-        return self._rest.FieldCondition(key=key, match=self._rest.MatchValue(value=value))
 
 
 Where: TypeAlias = dict[str, Any]
@@ -522,7 +512,18 @@ class Chroma(Dialect[Where]):
     keys = ANY_KEY
 
     def _group(self, logic: FilterLogic, parts: list[Where]) -> Where:
-        parts = _merged(parts) if logic is FilterLogic.OR else parts
+        if logic is FilterLogic.OR:  # equalities on one key become one list for each type
+            lists: dict[tuple[str, type], list[Any]] = {}
+            others: list[Where] = []
+            for part in parts:
+                ((key, inner),) = part.items()
+                values = inner.get("$in") or [inner["$eq"]] if key[0] != "$" and inner.keys() <= {"$in", "$eq"} else []
+                if values:
+                    lists.setdefault((key, type(values[0])), []).extend(values)
+                else:
+                    others.append(part)
+            same = [(key, list(dict.fromkeys(values))) for (key, _), values in lists.items()]
+            parts = [{key: {"$in": values} if len(values) > 1 else {"$eq": values[0]}} for key, values in same] + others
         return parts[0] if len(parts) == 1 else {f"${logic.value}": parts}
 
     def _condition(self, condition: Condition) -> Where:
@@ -536,33 +537,14 @@ class Chroma(Dialect[Where]):
         return self._group(FilterLogic.OR if operator is FilterOperator.IN else FilterLogic.AND, parts)
 
 
-def _merged(parts: list[Where]) -> list[Where]:
-    lists: dict[tuple[str, type], list[Any]] = {}
-    others: list[Where] = []
-    for part in parts:
-        ((key, inner),) = part.items()
-        values = [] if isinstance(inner, list) else inner.get("$in") or [inner[name] for name in inner if name == "$eq"]
-        if values:
-            lists.setdefault((key, type(values[0])), []).extend(values)
-        else:
-            others.append(part)
-    merged: list[Where] = [
-        {key: {"$in": list(dict.fromkeys(values))} if len(values) > 1 else {"$eq": values[0]}}
-        for (key, _), values in lists.items()
-    ]
-    return merged + others
-
-
 # -- Elasticsearch and OpenSearch -------------------------------------------------------------------------------------
 
 _NOTHING: Final[dict[str, Any]] = {"match_none": {}}
 _ELASTIC_RANGES: Final = {">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
-_ELASTIC_COUNTED: Final = dict.fromkeys(("long", "integer", "short", "byte", "unsigned_long", "double"), "number")
-_ELASTIC_KINDS: Final = {
-    **_ELASTIC_COUNTED,
-    **dict.fromkeys(("float", "half_float", "scaled_float"), "number"),
-    "boolean": "boolean",
-}
+_ELASTIC_ROUNDED: Final = ("float", "half_float", "scaled_float")
+_ELASTIC_KINDS: Final = {"boolean": "boolean"} | dict.fromkeys(
+    (*_ELASTIC_ROUNDED, "long", "integer", "short", "byte", "unsigned_long", "double"), "number"
+)
 
 
 class ElasticField(NamedTuple):
@@ -590,7 +572,7 @@ def elastic_fields(properties: Mapping[str, Any], prefix: str = "") -> Iterator[
         elif "properties" in mapped:
             yield from elastic_fields(mapped["properties"], f"{prefix}{name}.")
         else:
-            counts = kind == "boolean" or kind in _ELASTIC_COUNTED
+            counts = kind in _ELASTIC_KINDS and kind not in _ELASTIC_ROUNDED
             yield prefix + name, ElasticField(_ELASTIC_KINDS.get(kind, kind), path, path, counts=counts)
 
 
@@ -629,9 +611,7 @@ class Elasticsearch(Dialect[dict[str, Any]]):
         return {"bool": {"filter": [exists], "must_not": [equal]}} if operator in INEQUALITIES else equal
 
 
-class OpenSearch(Elasticsearch):
-    """The same language."""
-
+class OpenSearch(Elasticsearch):  # noqa: D101 (the same language)
     name = "OpenSearch"
 
 

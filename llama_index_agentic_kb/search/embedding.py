@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cache, partial
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.callbacks import CallbackManager, CBEventType
@@ -29,7 +29,7 @@ from llama_index.core.instrumentation.events.embedding import EmbeddingEndEvent,
 from llama_index_instrumentation import get_dispatcher
 
 from llama_index_agentic_kb._aio import Call, Job, WorkerPool, as_exception, gather, reset_after_fork, start, wait
-from llama_index_agentic_kb.account.activity_log import with_handlers
+from llama_index_agentic_kb.account import with_handlers
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, DeadlineExceededError
 from llama_index_agentic_kb.guard.permissions import current_principal
 from llama_index_agentic_kb.guard.resilience import NO_RETRIES, RetryPolicy, retried
@@ -68,15 +68,6 @@ _DISPATCHER: Final = get_dispatcher(__name__)
 # -- the cache --------------------------------------------------------------------------------------------------------
 
 
-class CacheStatistics(NamedTuple):
-    """The hits and misses since the cache was created or cleared, its number of vectors, and their size in bytes."""
-
-    hits: int
-    misses: int
-    entries: int
-    bytes: int
-
-
 class EmbeddingCache:
     """An LRU cache of query vectors by embedding model and text, safe to share between threads and event loops.
 
@@ -107,20 +98,18 @@ class EmbeddingCache:
         self.clear()
 
     def clear(self) -> None:
-        """Remove all vectors and reset the statistics."""
+        """Remove all vectors."""
         with self._lock:
             self._vectors: OrderedDict[bytes, array[float]] = OrderedDict()
-            self._bytes = self._hits = self._misses = 0
+            self._bytes = 0
 
     def get(self, identity: str, text: str, owner: Principal | None = None) -> Vector | None:
-        """Return the cached vector of a text for a model (see ``model_identity``) and a principal, or None."""
+        """Return the cached vector of a text for a model (``model_identity``) and a principal, or None."""
         key = _cache_key(identity, text, owner)
         with self._lock:
             vector = self._vectors.get(key)
             if vector is None:
-                self._misses += 1
                 return None
-            self._hits += 1
             self._vectors.move_to_end(key)
         return vector.tolist()
 
@@ -140,12 +129,6 @@ class EmbeddingCache:
             while self._bytes > self.max_bytes:
                 self._bytes -= ENTRY_BYTES + kept.itemsize * len(self._vectors.popitem(last=False)[1])
 
-    @property
-    def statistics(self) -> CacheStatistics:
-        """A consistent snapshot of hits, misses, entries and bytes."""
-        with self._lock:
-            return CacheStatistics(self._hits, self._misses, len(self._vectors), self._bytes)
-
 
 def _cache_key(identity: str, text: str, owner: Principal | None) -> bytes:
     who = None if owner is None else (owner.tenant, owner.user, sorted(owner.groups))
@@ -156,7 +139,8 @@ SHARED_CACHE: Final = EmbeddingCache()
 """The process-wide cache; the default of all retrievers."""
 
 _serials = itertools.count()
-_named: dict[int, tuple[weakref.ref[object], int]] = {}
+_numbers: Final[dict[int, int]] = {}
+"""The numbers of objects by ``id``, removed before an id is used again."""
 
 
 def model_identity(model: BaseEmbedding) -> str | None:
@@ -170,11 +154,11 @@ def model_identity(model: BaseEmbedding) -> str | None:
     """
     state = {**vars(model), **(model.__pydantic_private__ or {})}
     ignored = CALL_SETTINGS | OPENAI_CLIENTS if is_a(model, "OpenAIEmbedding") else CALL_SETTINGS
-    own = [(name, state[name]) for name in sorted(state.keys() - ignored)]
+    names = sorted(state.keys() - ignored)
+    own = list(zip(names, map(state.get, names), strict=True))
     if is_a(model, "HuggingFaceEmbedding"):  # settings of the inner model, which users change in place
-        own += [
-            (name, getattr(state.get("_model"), name, None)) for name in ("prompts", "max_seq_length", "truncate_dim")
-        ]
+        inner = state.get("_model")
+        own += [(name, getattr(inner, name, None)) for name in ("prompts", "max_seq_length", "truncate_dim")]
     is_core = type(model).__module__.startswith("llama_index.")
     try:
         parts = [_described(type(model)), "" if is_core else _described(model), _described(own)]
@@ -184,26 +168,19 @@ def model_identity(model: BaseEmbedding) -> str | None:
 
 
 def _described(value: object, limit: int | None = None) -> str:
-    """Return a text for plain data, or a unique name for any other object.
-
-    Needs no lock: each dictionary operation is atomic, and an id is reused only after the weak reference's callback.
-    """
+    """Return a text for plain data, or a unique name for any other object."""
     if value is None or isinstance(value, str | bytes | int | float):
         return repr(value)
     if isinstance(value, Mapping | list | tuple | set | frozenset):
         if limit is not None and len(value) > limit:
             raise TypeError("too much to look through")
         items = value.items() if isinstance(value, Mapping) else value
-        parts = [_described(item, MAX_ITEMS) for item in items]
+        parts = list(map(_described, items, itertools.repeat(MAX_ITEMS)))
         return f"{type(value).__name__}[{', '.join(parts if isinstance(value, list | tuple) else sorted(parts))}]"
-    key = id(value)
-
-    def forget(gone: weakref.ref[object], named: dict[int, tuple[weakref.ref[object], int]] = _named) -> None:
-        if named.get(key, (None,))[0] is gone:
-            del named[key]
-
-    known = _named.get(key) or _named.setdefault(key, (weakref.ref(value, forget), next(_serials)))
-    return f"#{known[1]}"
+    if id(value) not in _numbers:
+        weakref.finalize(value, _numbers.pop, id(value), None)  # raises TypeError for objects without weak references
+        _numbers.setdefault(id(value), next(_serials))
+    return f"#{_numbers[id(value)]}"
 
 
 # -- one request's vectors --------------------------------------------------------------------------------------------
@@ -212,12 +189,8 @@ def _described(value: object, limit: int | None = None) -> str:
 class QueryEmbeddings:
     """The query vectors of one request, by model and query; made in the context of its principal.
 
-    A cached vector needs no call, so handlers get no embedding event for it.
-
-    Args:
-        manager: A callback manager whose handlers get an event for each embedding call, besides the model's own.
-        deadline: The ``time.monotonic()`` value at which embedding is abandoned; None for no deadline.
-        cache: The cache of vectors of earlier requests; None for no cache.
+    The manager's handlers get an event for each embedding call, besides the model's own; a vector that is in the cache
+    needs no call. Embedding is abandoned at the deadline.
     """
 
     def __init__(
@@ -261,11 +234,9 @@ class QueryEmbeddings:
         return outcomes
 
     async def get(self, model: BaseEmbedding, query: str, *, deadline: float | None = None) -> Vector:
-        """Return a query's vector; start embedding it if ``begin`` did not.
+        """Return a query's vector, or raise the model's error; start embedding it if ``begin`` did not.
 
-        Raises:
-            DeadlineExceededError: The vector is not ready by the deadline; embedding continues for other callers.
-            Exception: The model's own error.
+        At the caller's deadline ``DeadlineExceededError`` is raised, and embedding continues for other callers.
         """
         if (id(model), query) not in self._vectors:
             self.begin([(model, query)])
@@ -288,26 +259,22 @@ async def embed_queries(
 ) -> list[Vector | Exception]:
     """Return one vector per query, or its exception; in one call if the result is the same as with single calls.
 
-    LlamaIndex has no public batch method for queries, and its batch method for texts may add another prefix. Local
-    models that can embed queries in batches share calls with concurrent requests. Other models' text batch is used if
-    they are known to treat queries and texts alike; otherwise there is one call per query, concurrently.
+    LlamaIndex has no public batch method for queries, and its batch method for texts may add another prefix: it is used
+    for models that are known to treat queries and texts alike. Otherwise there is one call per query, concurrently.
     """
     watched = model if manager is None else with_handlers(model, manager)
     batcher = _BATCHERS.of(model)
     if batcher is not None:
         return await _embed_in_batches(model, watched, batcher, list(queries), deadline)
-    if len(queries) > 1 and _treats_queries_as_texts(model):
-        try:
-            return list(await _call(model, watched, "get_text_embedding_batch", list(queries), deadline))
-        except Exception as error:  # noqa: BLE001 (stands for each vector, raised where it is asked for)
-            return [error] * len(queries)
-    if len(queries) == 1:
-        try:
+    if len(queries) > 1 and not _treats_queries_as_texts(model):
+        jobs = await gather([_call(model, watched, "get_query_embedding", query, deadline) for query in queries])
+        return [job.result() if job.error is None else as_exception(job.error) for job in jobs]
+    try:
+        if len(queries) == 1:
             return [await _call(model, watched, "get_query_embedding", queries[0], deadline)]
-        except Exception as error:  # noqa: BLE001 (as above)
-            return [error]
-    jobs = await gather([_call(model, watched, "get_query_embedding", query, deadline) for query in queries])
-    return [job.result() if job.error is None else as_exception(job.error) for job in jobs]
+        return list(await _call(model, watched, "get_text_embedding_batch", list(queries), deadline))
+    except Exception as error:  # noqa: BLE001 (stands for each vector, raised where it is asked for)
+        return [error] * len(queries)
 
 
 async def _embed_in_batches(
@@ -358,28 +325,21 @@ def _still_running(model: BaseEmbedding) -> DeadlineExceededError:
 
 # -- batches of local models ------------------------------------------------------------------------------------------
 
-_Texts: TypeAlias = dict[str, "list[Future[Vector]]"]
-"""Texts in order of arrival, each with the futures that wait for its vector."""
-
 
 class MicroBatcher:
     """Collects texts while a model computes, and embeds them in one batch as soon as the model is free.
 
     An idle model starts without delay. Texts that arrive while it computes form the next batch, so that batches grow
-    with the load (as in "Clipper", NSDI 2017, but without a delay). One call runs at a time. A text requested several
-    times while it waits is computed once. No thread blocks on a result; one thread of the pool
-    computes while there is work. Safe to use from several threads and event loops.
-
-    Args:
-        compute: A function that embeds a list of distinct texts in one call.
-        max_batch: The maximum number of texts per call.
-        pool: The thread pool for calls. A hung call keeps its thread; after 15 s later texts use another thread.
+    with the load (as in "Clipper", NSDI 2017, but without a delay). One call runs at a time, on one thread of the pool.
+    A text requested several times while it waits is computed once. A hung call keeps its thread; after 15 s later texts
+    use another thread. Safe to use from several threads and event loops.
     """
 
     def __init__(self, compute: Callable[[list[str]], list[Vector]], *, max_batch: int, pool: WorkerPool) -> None:
         self._compute, self._max_batch, self._pool = compute, max_batch, pool
         self._lock = threading.Lock()
-        self._waiting: _Texts = {}
+        self._waiting: dict[str, list[Future[Vector]]] = {}
+        """Texts in order of arrival, each with the futures that wait for its vector."""
         self._worker: object | None = None
         self._started = 0.0
 
@@ -403,7 +363,16 @@ class MicroBatcher:
 
         If a batch fails, each of its texts is retried alone, so that one bad text does not fail the others.
         """
-        while batch := self._take(worker):
+        while True:
+            with self._lock:
+                if self._worker is not worker:
+                    return
+                self._waiting = {text: futures for text, futures in self._waiting.items() if _is_awaited(futures)}
+                batch = {text: self._waiting.pop(text) for text in list(self._waiting)[: self._max_batch]}
+                self._started = time.monotonic()
+                if not batch:
+                    self._worker = None
+                    return
             vectors = self._try(list(batch))
             for position, (text, futures) in enumerate(batch.items()):
                 if not isinstance(vectors, Exception):
@@ -411,18 +380,6 @@ class MicroBatcher:
                     continue
                 alone = self._try([text]) if len(batch) > 1 and _is_awaited(futures) else vectors
                 _deliver(futures, alone if isinstance(alone, Exception) else alone[0])
-
-    def _take(self, worker: object) -> _Texts:
-        """Return the next batch, which no longer waits; empty if the worker must stop."""
-        with self._lock:
-            if self._worker is not worker:
-                return {}
-            self._waiting = {text: futures for text, futures in self._waiting.items() if _is_awaited(futures)}
-            batch = {text: self._waiting.pop(text) for text in list(self._waiting)[: self._max_batch]}
-            self._started = time.monotonic()
-            if not batch:
-                self._worker = None
-            return batch
 
     def _try(self, texts: list[str]) -> list[Vector] | Exception:
         try:
@@ -459,16 +416,18 @@ class _Batchers:
         self._batchers: weakref.WeakValueDictionary[int, MicroBatcher] = weakref.WeakValueDictionary()
 
     def of(self, model: BaseEmbedding) -> MicroBatcher | None:
-        """Return the batcher of a local model; None if the model can't embed queries in batches.
+        """Return the batcher of a local model; None if it can't embed queries in batches.
 
-        Also None for a model with its own cache or rate limiter, which batching would bypass.
+        Batching would bypass a model's own cache or rate limiter.
         """
-        compute: Callable[[list[str]], list[Vector]] | None = None
+        if not _is_local(model) or model.embeddings_cache or getattr(model, "rate_limiter", None):
+            return None
+        compute: Callable[[list[str]], list[Vector]]
         if _is_plain_huggingface(model):
             compute = partial(_embedded, model)
-        elif _is_local(model) and _treats_queries_as_texts(model):
+        elif _treats_queries_as_texts(model):
             compute = model._get_text_embeddings  # noqa: SLF001
-        if compute is None or model.embeddings_cache or getattr(model, "rate_limiter", None):
+        else:
             return None
         with self._lock:
             batcher = self._batchers.get(id(model))

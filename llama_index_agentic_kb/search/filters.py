@@ -9,14 +9,7 @@ from llama_index.core.vector_stores.types import FilterOperator as StoreOperator
 from pydantic import PrivateAttr
 
 from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.schema import (
-    Condition,
-    FilterGroup,
-    FilterLogic,
-    FilterNode,
-    FilterOperator,
-    parse_odata,
-)
+from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, parse_odata
 from llama_index_agentic_kb.schema.filters import flat
 from llama_index_agentic_kb.search.dialects import ANY_KEY, Dialect
 
@@ -121,10 +114,9 @@ def _condition(one: MetadataFilter) -> FilterNode:
         return FilterGroup(filters=[_checked(one.key, FilterOperator.ANY, [value]) for value in each])
     operator = _RAISED.get(one.operator)
     if operator is None:
-        known = (*_RAISED, StoreOperator.CONTAINS, StoreOperator.ALL)
+        known = ", ".join(store.value for store in (*_RAISED, StoreOperator.CONTAINS, StoreOperator.ALL))
         raise InvalidRequestError(
-            f"filters: operator {one.operator.value!r} on {one.key!r} is not supported; use one of "
-            + ", ".join(store.value for store in known)
+            f"filters: operator {one.operator.value!r} on {one.key!r} is not supported; use one of {known}"
         )
     return _checked(one.key, operator, one.value)
 

@@ -99,47 +99,27 @@ _NAME: Final = re.compile(rf"\b{_WORD}(?:\s+(?:(?:of|the|de|la|von|van|der|du|di
 class Compared(NamedTuple):
     """A message compared with its conversation by vectors."""
 
-    expanded: str | None
-    """The message with the words that it refers to; None if it is searched alone."""
-    query: list[float]
-    """The query vector."""
-    own: Numbers
-    """The vector of the message alone, of unit length."""
-    history: Numbers | None
-    """The weighted sum of the earlier messages' vectors, of unit length; None without earlier messages."""
-    drift: float | None
-    """The cosine between the message and the earlier ones."""
+    expanded: str | None  # the message with the words that it refers to; None if it is searched alone
+    query: list[float]  # the query vector
+    own: Numbers  # the vector of the message alone, of unit length
+    history: Numbers | None  # the weighted sum of the earlier messages' vectors, of unit length
+    drift: float | None  # the cosine between the message and the earlier ones
 
 
 @dataclass(frozen=True, slots=True)
 class FollowUp:
-    """How a message is searched in a conversation.
-
-    Args:
-        question: The message.
-        expanded: The message with the words that it may refer to; None if it stands alone.
-        words: The text for keyword search.
-        earlier: The latest earlier user messages, newest first.
-        own_weight: The weight of the message's own vector beside that of its expanded text.
-        least_drift: The drift from which the vector is that of the expanded text.
-    """
+    """How a message is searched in a conversation."""
 
     question: str
-    expanded: str | None
-    words: str
-    earlier: tuple[str, ...] = ()
-    own_weight: float = OWN_WEIGHT
-    least_drift: float = -1.0
+    expanded: str | None  # the message with the words that it may refer to; None if it stands alone
+    words: str  # the text for keyword search
+    earlier: tuple[str, ...] = ()  # the latest earlier user messages, newest first
+    own_weight: float = OWN_WEIGHT  # of the message's own vector beside that of its expanded text
+    least_drift: float = -1.0  # the drift from which the vector is that of the expanded text
 
     @classmethod
     def of(cls, question: str, history: Sequence[tuple[str, str]]) -> FollowUp:
-        """Return how a message is searched.
-
-        Args:
-            question: The message.
-            history: The earlier messages as (role, text) pairs, oldest first; other roles than "user" and "assistant"
-                are ignored.
-        """
+        """Return how a message is searched after these (role, text) pairs of users and assistants, oldest first."""
         mine = [text.strip() for role, text in reversed(history) if role == "user" and text.strip()]
         if not mine:
             return cls(question, None, question)
@@ -147,13 +127,19 @@ class FollowUp:
         earlier, reply, read = tuple(dict.fromkeys(mine))[:MAX_EARLIER], next(replies, ""), _read(question)
         if not (read.leans or (read.content <= _POINTER_WORDS and not read.is_named)):
             return cls(question, None, question, earlier)
-        names = _names_asked_for(reply, read.words, mine) if read.leans else []
+        # The names in the reply, if the message before asked for one, and this message can be about it.
+        before = split_words(mine[0])[:1]
+        is_asked = not _FOR_NAMES.isdisjoint(before) and _IDENTITY.match(mine[0]) is None
+        is_person_for_thing = not (_THINGS.isdisjoint(read.words) or _FOR_PERSONS.isdisjoint(before))
+        names = names_of(reply, mine) if read.leans and is_asked and not is_person_for_thing else []
         terms = names or list(islice(_terms(mine), MAX_TERMS))
         added = [term for term in terms if not {*read.words}.issuperset(split_words(term))]
         if not added:
             return cls(question, None, question, earlier)
-        expanded = f"{question} {' '.join(added)}"
-        topic = [] if names else _repeated(reply, [*read.words, *added])
+        expanded, known = f"{question} {' '.join(added)}", {*read.words, *added}
+        counts = Counter[str]() if names else Counter(_content(split_words(reply[:_MAX_REPLY])))
+        often = (word for word, count in counts.most_common() if count >= REPEATED and word not in known)
+        topic = list(islice(often, MAX_TOPIC))
         words = " ".join([expanded, *topic]) if read.points or not read.content else question
         own_weight = OWN_WEIGHT if read.content <= _SHORT else LONG_OWN_WEIGHT
         return cls(question, expanded, words, earlier, own_weight, -1.0 if read.leans else SURE_DRIFT)
@@ -180,14 +166,10 @@ class _Reading(NamedTuple):
     """A message read without its conversation."""
 
     words: list[str]
-    content: int
-    """The number of its content words."""
-    is_named: bool
-    """Whether it names something."""
-    points: bool
-    """Whether a pronoun, a pointer or its opening refers back."""
-    leans: bool
-    """Whether it needs the conversation to be understood: it points back, or says hardly a word."""
+    content: int  # the number of its content words
+    is_named: bool  # whether it names something
+    points: bool  # whether a pronoun, a pointer or its opening refers back
+    leans: bool  # whether it needs the conversation to be understood: it points back, or says hardly a word
 
 
 def leans(question: str) -> bool:
@@ -226,14 +208,6 @@ def _has_name(message: str) -> bool:
     return any(word[:1].isupper() and word.rstrip("'\u2019m,.?!") != "I" for word in message.split()[1:])
 
 
-def _names_asked_for(reply: str, said: Sequence[str], mine: Sequence[str]) -> list[str]:
-    """Return the names in a reply, if the message before asked for one, and this message can be about it."""
-    before = split_words(mine[0])[:1]
-    is_asked = not _FOR_NAMES.isdisjoint(before) and _IDENTITY.match(mine[0]) is None
-    is_person_for_thing = not (_THINGS.isdisjoint(said) or _FOR_PERSONS.isdisjoint(before))
-    return names_of(reply, mine) if is_asked and not is_person_for_thing else []
-
-
 def names_of(reply: str, messages: Iterable[str] = ()) -> list[str]:
     """Return the names in a reply's first sentence, those that no message has before others.
 
@@ -253,13 +227,6 @@ def names_of(reply: str, messages: Iterable[str] = ()) -> list[str]:
     asked = "\n".join(messages).casefold()
     new = [name for form, name in names.items() if form not in asked]
     return (new or [*names.values()])[:MAX_NAMES]
-
-
-def _repeated(reply: str, known: Iterable[str]) -> list[str]:
-    """Return the content words that a reply has most often, without known ones."""
-    counts, seen = Counter(_content(split_words(reply[:_MAX_REPLY]))), {*known}
-    often = (word for word, count in counts.most_common() if count >= REPEATED and word not in seen)
-    return list(islice(often, MAX_TOPIC))
 
 
 def _terms(messages: Iterable[str]) -> Iterator[str]:

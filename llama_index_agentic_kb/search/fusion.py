@@ -23,9 +23,10 @@ fusion with k = 60 (paired bootstrap, 95 %); with 50 results a list relative sco
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from functools import partial
+from operator import attrgetter, itemgetter, truediv
 from typing import Final, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -34,13 +35,13 @@ DEPTH: Final = 10
 """The rank, counted from 1, from which a key is deep (``with_coverage``)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ranked(Generic[K]):
     """One ranked list.
 
     Args:
         keys: The keys of the results, best first. Of a repeated key only the first position counts.
-        weight: The weight of the list relative to others, above 0; a list of weight 0 is ignored.
+        weight: The weight of the list relative to others; a list of weight 0 is ignored.
         scores: One score per key, higher is better; None if the list has no scores. Used by score fusions only, which
             raise ``ValueError`` if the lengths differ. A score that is not finite counts as the list's lowest.
     """
@@ -50,7 +51,7 @@ class Ranked(Generic[K]):
     scores: Sequence[float] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fused(Generic[K]):
     """One key of the fused list; ``found`` has its (list, rank) pairs, both 0-based."""
 
@@ -70,8 +71,10 @@ def interleave(lists: Sequence[Ranked[K]]) -> list[Fused[K]]:
     The score of a key at 0-based rank r of a list of weight w is w / (r + 1); of several, the highest counts. With
     equal weights this is round robin.
     """
-    shares = [[ranked.weight / (rank + 1) for rank in range(len(ranked.keys))] for ranked in lists]
-    return _fuse(lists, shares, best_only=True)
+    if len(lists) == 1 and (weight := lists[0].weight) > 0:
+        keys = enumerate(dict.fromkeys(lists[0].keys))
+        return [Fused(key, weight / (rank + 1), ((0, rank),)) for rank, key in keys]
+    return _fuse(lists, partial(_reciprocal, k=0), best_only=True)
 
 
 def reciprocal_rank_fusion(lists: Sequence[Ranked[K]], *, k: int = 60) -> list[Fused[K]]:
@@ -79,7 +82,7 @@ def reciprocal_rank_fusion(lists: Sequence[Ranked[K]], *, k: int = 60) -> list[F
 
     ``k`` smooths: a larger one reduces the advantage of top ranks. The paper's value is 60.
     """
-    return _fuse(lists, [[one.weight / (k + rank + 1) for rank in range(len(one.keys))] for one in lists])
+    return _fuse(lists, partial(_reciprocal, k=k))
 
 
 def relative_score_fusion(lists: Sequence[Ranked[K]]) -> list[Fused[K]]:
@@ -88,22 +91,19 @@ def relative_score_fusion(lists: Sequence[Ranked[K]]) -> list[Fused[K]]:
     If all scores of a list are equal, each of its keys gets 1, as in Weaviate. In a list of n keys without scores, the
     key at 0-based rank r gets (n - r) / n.
     """
-    return _fuse(lists, [_scaled(ranked) for ranked in lists])
+    return _fuse(lists, _scaled)
 
 
 def merge_by_score(lists: Sequence[Sequence[tuple[K, float]]], weights: Sequence[float]) -> list[K]:
-    """Merge lists whose scores are on a common scale, such as similarities of one embedding model.
+    """Merge lists of (key, score) pairs on a common scale, such as similarities of one embedding model.
 
-    Args:
-        lists: Lists of (key, score) pairs.
-        weights: One weight per list. Scores are multiplied by it; negative scores are divided by it.
-
-    Returns:
-        Each key once, sorted by its best weighted score. Ties are broken by list order, then rank.
+    Scores are multiplied by the weight of their list, negative ones divided by it. Each key is returned once, sorted by
+    its best weighted score. Ties are broken by list order, then rank.
     """
     placed: list[tuple[float, K]] = []
     for pairs, weight in zip(lists, weights, strict=True):
-        placed += [(score * weight if score >= 0 else score / weight, key) for key, score in pairs]
+        for key, score in pairs:
+            placed.append((score * weight if score >= 0 else score / weight, key))
     placed.sort(key=itemgetter(0), reverse=True)  # stable, also in reverse
     return list(dict.fromkeys(map(itemgetter(1), placed)))
 
@@ -115,13 +115,8 @@ def with_coverage(fused: Sequence[Fused[K]], lists: Sequence[Ranked[K]], *, plac
     rank over all lists, counted from 1, is ``DEPTH`` or worse. In the result every best key precedes every deep key,
     and is among the first ``places`` keys; if there are more best keys than places, only best keys are. As few keys as
     possible are moved: best keys up and the last other keys down. Keys missing from ``fused`` are not added.
-
-    Args:
-        fused: The result of a fusion of ``lists``.
-        lists: The lists that were fused.
-        places: The number of keys that the caller will keep; at least 1.
     """
-    if len(fused) <= places and max(map(len, [one.keys for one in lists]), default=0) < DEPTH:
+    if len(fused) <= places and max(map(len, map(attrgetter("keys"), lists)), default=0) < DEPTH:
         return [*fused]  # none is deep
     bests = {ranked.keys[0] for ranked in lists if ranked.keys and ranked.weight > 0}
     head: list[Fused[K]] = []
@@ -139,36 +134,43 @@ def with_coverage(fused: Sequence[Fused[K]], lists: Sequence[Ranked[K]], *, plac
     return [*kept, *late, *down, *[item for item in tail if item.key not in bests]]
 
 
+def _reciprocal(ranked: Ranked[K], k: int) -> list[float]:
+    return list(map(partial(truediv, ranked.weight), range(k + 1, k + 1 + len(ranked.keys))))
+
+
 def _scaled(ranked: Ranked[K]) -> list[float]:
     """Return the scaled and weighted scores of a list's distinct keys, in order."""
     if ranked.scores is None:
         count = len(set(ranked.keys))
         return [ranked.weight * ((count - rank) / count) for rank in range(count)]
-    first = dict(zip(reversed(ranked.keys), reversed(ranked.scores), strict=True))
-    scores = [first[key] for key in dict.fromkeys(ranked.keys)]
-    lowest = min(filter(math.isfinite, scores), default=0.0)
-    finite = [score if math.isfinite(score) else lowest for score in scores]
-    span = max(finite, default=0.0) - lowest
+    first: dict[K, float] = {}
+    for key, score in zip(ranked.keys, ranked.scores, strict=True):
+        first.setdefault(key, score)
+    finite = list(filter(math.isfinite, first.values()))
+    lowest, highest = min(finite, default=0.0), max(finite, default=0.0)
+    span = highest - lowest
     if span == 0 or not math.isfinite(span):
-        return [ranked.weight] * len(finite)
-    return [ranked.weight * ((score - lowest) / span) for score in finite]
+        return [ranked.weight] * len(first)
+    return [ranked.weight * ((one - lowest) / span if math.isfinite(one) else 0.0) for one in first.values()]
 
 
-def _fuse(lists: Sequence[Ranked[K]], shares: Sequence[Sequence[float]], *, best_only: bool = False) -> list[Fused[K]]:
-    """Score each key by its shares (``shares[list][rank]``), summed or only the best, and sort.
+def _fuse(
+    lists: Sequence[Ranked[K]], shares_of: Callable[[Ranked[K]], Sequence[float]], *, best_only: bool = False
+) -> list[Fused[K]]:
+    """Score each key by its shares, summed or only the best, and sort.
 
     Ties are broken by weight, list and rank of each key's largest share.
     """
     places: dict[K, list[tuple[float, float, int, int]]] = {}
     for position, ranked in enumerate(lists):
         if ranked.weight > 0:
+            shares = shares_of(ranked)
             for rank, key in enumerate(dict.fromkeys(ranked.keys)):
-                share = shares[position][rank]
-                places.setdefault(key, []).append((-share, -ranked.weight, position, rank))
+                places.setdefault(key, []).append((-shares[rank], -ranked.weight, position, rank))
     fused = []
     for key, found in places.items():
         share, weight, position, rank = min(found)
         total = share if best_only else sum(map(itemgetter(0), found))
         fused.append((total, weight, position, rank, Fused(key, abs(total), tuple(map(itemgetter(2, 3), found)))))
     fused.sort(key=itemgetter(0, 1, 2, 3))
-    return [item for *_, item in fused]
+    return list(map(itemgetter(4), fused))

@@ -27,7 +27,7 @@ from tantivy import Occur, Query
 from llama_index_agentic_kb.errors import RetrievalError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, matcher
 from llama_index_agentic_kb.schema.filters import conditions, flat
-from llama_index_agentic_kb.search.tokenizing import ANALYSIS, LANGUAGES, Analyzer
+from llama_index_agentic_kb.search.tokenizing import ANALYSIS, LANGUAGES, document_terms, query_terms
 
 if TYPE_CHECKING:
     from llama_index.core.schema import BaseNode, NodeWithScore
@@ -74,7 +74,7 @@ class LexicalDocument(NamedTuple):
 
 
 class LexicalHit(NamedTuple):
-    """A found document, with its BM25 score."""
+    """A found document."""
 
     node_id: str
     score: float
@@ -83,8 +83,7 @@ class LexicalHit(NamedTuple):
 def lexical_document(node: BaseNode) -> LexicalDocument:
     """Return the document to index for a node: the text sent to embedding models, preceded by its title if missing.
 
-    Lexical and dense search thus use the same text and the same excluded metadata keys. Only the title or file name is
-    always indexed, as questions often name documents by it.
+    Questions often name documents by their title or file name.
     """
     from llama_index.core.schema import MetadataMode  # noqa: PLC0415 (this module itself needs no LlamaIndex)
 
@@ -94,21 +93,12 @@ def lexical_document(node: BaseNode) -> LexicalDocument:
 
 
 class LexicalIndex:
-    """A BM25 index.
+    """A BM25 index in a directory, which is created if missing, or in memory.
 
-        index = LexicalIndex()
-        index.update(put=[LexicalDocument("n1", "Rain in Paris", {"year": 2001})])
-        index.search("Is it raining in Paris?", top_k=10)
-
-    Args:
-        directory: The directory of the index, created if missing. None keeps the index in memory.
-
-    Raises:
-        RetrievalError: The directory contains other files, a damaged index, or one of another format version.
+    ``RetrievalError`` is raised for a directory with other files, a damaged index, or one of another format version.
     """
 
     def __init__(self, directory: Path | None = None) -> None:
-        self._analyzer = Analyzer()
         self._lock = threading.Lock()
         self._name = "the lexical index" + ("" if directory is None else f" in {str(directory)!r}")
         with self._errors("opened"):
@@ -145,16 +135,10 @@ class LexicalIndex:
     def update(
         self, put: Iterable[LexicalDocument] = (), *, delete: Iterable[str] = (), mark: str = "", clear: bool = False
     ) -> None:
-        """Delete and add documents in one atomic commit.
+        """Delete documents, all with ``clear``, and add or replace others (each id once) in one atomic commit.
 
-        Args:
-            put: The documents to add, or to replace by id; each id once.
-            delete: The ids of documents to delete; unknown ids are ignored.
-            mark: A text stored with the commit, such as the version of the indexed data.
-            clear: Whether to delete all other documents.
-
-        Raises:
-            RetrievalError: The index can't be written, as another writer is active or the disk is full.
+        ``mark`` is stored with the commit, such as the version of the indexed data. ``RetrievalError`` is raised if the
+        index can't be written, as another writer is active or the disk is full.
         """
         with self._lock:
             with self._errors("written"):
@@ -180,11 +164,13 @@ class LexicalIndex:
             with self._errors("written"):
                 if has_documents:
                     writer.delete_documents_by_term("id", node_id)
-                language, terms = self._analyzer.document(text)
+                language, terms = document_terms(text)
                 kept = _comparable(metadata)
                 made = tantivy.Document(id=node_id, language=language, terms=terms)
-                for term in _metadata_terms(kept):
-                    made.add_text("facts", term)
+                for key, value in kept.items():
+                    items = value if isinstance(value, list) and value else [value]
+                    for term in {_metadata_term(key, item) for item in items if item is not None}:
+                        made.add_text("facts", term)
                 made.add_bytes("metadata", json.dumps(kept).encode())
                 writer.add_document(made)
         with self._errors("written"):
@@ -195,11 +181,7 @@ class LexicalIndex:
             writer.commit()
 
     def refresh(self) -> None:
-        """Load the commits that other writers have made in the directory.
-
-        Raises:
-            RetrievalError: The index is damaged.
-        """
+        """Load the commits that other writers have made in the directory."""
         with self._errors("read"):
             self._view = self._look()
 
@@ -214,13 +196,9 @@ class LexicalIndex:
         return _View(self._schema, searcher, languages, mark)
 
     def search(self, query: str, top_k: int, filters: FilterNode | None = None) -> list[LexicalHit]:
-        """Return at most ``top_k`` documents, best first; the module docstring describes scores, ties and filters.
-
-        Raises:
-            RetrievalError: The index is damaged.
-        """
+        """Return at most ``top_k`` documents, best first; the module docstring describes scores, ties and filters."""
         view = self._view
-        words = self._analyzer.query(query, view.languages)
+        words = query_terms(query, view.languages)
         if top_k < 1 or not words or not len(view):
             return []
         with self._errors("read"):
@@ -252,7 +230,7 @@ class _View:
         return int(self.searcher.num_docs) - (self.mark is not None)
 
     def search(self, words: Sequence[tuple[str, ...]], top_k: int, filters: FilterNode | None) -> list[LexicalHit]:
-        """Return the best documents, equal scores by id; ``words`` contains the terms of each word."""
+        """Return the best documents; ``words`` contains the terms of each word."""
         query = _any_of([self._word(forms) for forms in words])
         superset = None if filters is None else self._superset(flat(filters))
         if superset is not None:
@@ -274,18 +252,19 @@ class _View:
             limit = min(documents, max(4 * limit, 2 * limit * top_k // max(1, len(found))))
 
     def _word(self, forms: Sequence[str]) -> Query:
-        """Return the query for a word by its stems in several languages.
+        """Return the query for a word by its stems in several languages, of which the highest score counts.
 
-        The highest score of the stems counts, not the sum. All have the document frequency of the stems together, as
-        with synonyms; otherwise a word would weigh most in the language with the fewest documents.
+        All have the document frequency of the stems together, as with synonyms; otherwise a word would weigh most in
+        the language with the fewest documents.
         """
         queries = {form: Query.term_query(self._schema, "terms", form, "freq") for form in forms}
         if len(forms) == 1:
             return queries[forms[0]]
         held = {form: count for form in forms if (count := self.searcher.doc_freq("terms", form))}
         rarity = self._rarity(sum(held.values()))
-        boosted = [Query.boost_query(queries[form], rarity / self._rarity(held[form])) for form in held]
-        return Query.disjunction_max_query(boosted)
+        return Query.disjunction_max_query(
+            [Query.boost_query(queries[form], rarity / self._rarity(count)) for form, count in held.items()]
+        )
 
     def _rarity(self, held: int) -> float:
         """Return BM25's inverse document frequency, computed as in tantivy."""
@@ -344,15 +323,6 @@ class _View:
         passes = matcher(tree)
         # The value may be a single value or an item of a list.
         return tuple(term for term, value in known if passes({key: value}) or passes({key: [value]}))
-
-
-def _metadata_terms(metadata: Mapping[str, object]) -> Iterator[str]:
-    """Yield a term for each metadata value, and for each item of a list."""
-    for key, value in metadata.items():
-        if isinstance(value, list) and value:
-            yield from {_metadata_term(key, item) for item in value if item is not None}
-        elif value is not None:
-            yield _metadata_term(key, value)
 
 
 def _metadata_term(key: str, value: object) -> str:

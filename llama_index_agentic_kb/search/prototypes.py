@@ -35,7 +35,7 @@ class VectorReader(Protocol):
     """Reads the vectors of a source's chunks."""
 
     def version(self) -> str:
-        """Return a text that changes when the chunks do; called at each turn, so that it must be fast."""
+        """Return a text that changes whenever the chunks do. It is called for every request and must be fast."""
 
     def chunks(self) -> Mapping[str, Sequence[str]]:
         """Return the chunk ids of each document, by the document's id."""
@@ -61,24 +61,14 @@ class ScopeSettings:
 
 @dataclass(frozen=True)
 class ScopeIndex:
-    """The prototypes of a source's documents. Immutable; ``updated`` returns another index.
+    """The prototypes of a source's documents. Immutable; ``updated`` returns another index."""
 
-    Args:
-        model: The identity of the embedding model (``embed_model_fingerprint``); vectors of others can't be compared.
-        version: The source's ``VectorReader.version`` when the index was made.
-        documents: The ids of the documents.
-        digests: One digest of the chunk ids per document.
-        starts: The position of each document's first prototype.
-        prototypes: The prototypes of all documents, each of unit length.
-        settings: The calibrated settings.
-    """
-
-    model: str
-    version: str
-    documents: tuple[str, ...]
-    digests: tuple[str, ...]
-    starts: NDArray[np.int64]
-    prototypes: Floats
+    model: str  # the identity of the embedding model (``embed_model_fingerprint``); others can't be compared
+    version: str  # the source's ``VectorReader.version`` when the index was made
+    documents: tuple[str, ...]  # their ids
+    digests: tuple[str, ...]  # one digest of the chunk ids per document
+    starts: NDArray[np.int64]  # the position of each document's first prototype
+    prototypes: Floats  # of all documents, each of unit length
     settings: ScopeSettings = field(default_factory=ScopeSettings)
 
     @classmethod
@@ -151,19 +141,9 @@ class ScopeIndex:
         return {document: at for at, document in enumerate(self.documents)}
 
     def save(self, path: Path) -> None:
-        """Write the index to a file, in one step.
-
-        Raises:
-            OSError: The file can't be written.
-        """
-        about = {
-            "format": _FORMAT,
-            "model": self.model,
-            "version": self.version,
-            "documents": self.documents,
-            "digests": self.digests,
-            "settings": asdict(self.settings),
-        }
+        """Write the index to a file, in one step."""
+        about = {name: getattr(self, name) for name in ("model", "version", "documents", "digests")}
+        about |= {"format": _FORMAT, "settings": asdict(self.settings)}
         path.parent.mkdir(parents=True, exist_ok=True)
         made = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         try:
@@ -212,8 +192,7 @@ def _digest(chunks: Iterable[str]) -> str:
 
 def _prototypes_of(reader: VectorReader, chunks: Mapping[str, Sequence[str]]) -> dict[str, Floats]:
     """Return the prototypes of documents; those whose chunks have no vectors are omitted."""
-    made: dict[str, Floats] = {}
-    names = list(chunks)
+    made, names = dict[str, Floats](), list(chunks)
     for start in range(0, len(names), _BATCH):
         batch = names[start : start + _BATCH]
         vectors = reader.vectors([one for name in batch for one in chunks[name]])

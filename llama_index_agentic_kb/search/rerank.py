@@ -2,7 +2,7 @@
 
 A cross-encoder (``SentenceTransformerRerank``), a service (``CohereRerank``) or a language model (``LLMRerank``) reads
 query and passage together. It receives copies of the nodes, in one call per sub-query; only its scores and its order
-are used.
+are used. ``rank`` ranks records that were not searched for, offline by default.
 
 The scale is that of Azure AI Search's semantic ranker, 0 to 4: 4 means that a passage answers the query completely, 3
 that it is relevant but lacks detail, 2 that it answers in part, 1 that it is about the subject, and 0 that it is
@@ -13,8 +13,9 @@ that the model rates as irrelevant are dropped. Fit your own to a few dozen judg
 
 from __future__ import annotations
 
-import bisect
 import math
+import operator
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,12 +23,16 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
 
+import numpy as np
+from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
-from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from llama_index_agentic_kb._aio import Call, WorkerPool, deadline_after, earliest
-from llama_index_agentic_kb.errors import ConfigurationError, RetrievalError
+from llama_index_agentic_kb._aio import Call, WorkerPool, arun, deadline_after, earliest, run
+from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, RetrievalError
 from llama_index_agentic_kb.llm import metered
+from llama_index_agentic_kb.schema.grounding import MAX_RECORDS, RankRecord
+from llama_index_agentic_kb.search.tokenizing import document_terms, query_terms
 
 MAX_SCORE: Final = 4.0
 """The highest score of the scale."""
@@ -39,27 +44,24 @@ DEFAULT_THRESHOLD: Final = 2.5
 class Calibration:
     """A monotone map from a reranker's raw scores to the scale of 0 to 4.
 
-        Calibration.piecewise([(0.0, 0.0), (0.3, 2.5), (1.0, 4.0)], name="ours")
+        Calibration.piecewise([(0.0, 0.0), (0.3, 2.5), (1.0, 4.0)])
 
     Args:
         convert: A non-decreasing function from a finite raw score to a score; results are clipped to 0 to 4.
-        name: The name of the calibration.
     """
 
     convert: Callable[[float], float]
-    name: str = "own"
 
     def __call__(self, raw: float) -> float:
         """Convert a finite raw score to a score from 0 to 4."""
         return min(MAX_SCORE, max(0.0, self.convert(raw)))
 
     @classmethod
-    def piecewise(cls, anchors: Sequence[tuple[float, float]], *, name: str = "own") -> Calibration:
+    def piecewise(cls, anchors: Sequence[tuple[float, float]]) -> Calibration:
         """Return a calibration that interpolates linearly between anchors, and is constant outside them.
 
         Args:
             anchors: At least two (raw score, score) pairs: raw scores increasing, scores 0 to 4 and non-decreasing.
-            name: The name of the calibration.
 
         Raises:
             ConfigurationError: The anchors are fewer than two, out of range or not monotone.
@@ -72,39 +74,19 @@ class Calibration:
                 "calibration: give at least two (raw, score) anchors, raw scores rising, scores from 0 to 4 and never "
                 f"falling; got {list(anchors)!r}"
             )
-
-        def convert(raw: float) -> float:
-            at = min(max(bisect.bisect_right(raws, raw), 1), len(raws) - 1)
-            share = (min(max(raw, raws[0]), raws[-1]) - raws[at - 1]) / (raws[at] - raws[at - 1])
-            return scores[at - 1] + share * (scores[at] - scores[at - 1])
-
-        return cls(convert, name)
-
-    @classmethod
-    def logistic(cls, middle: float, slope: float = 1.0, *, name: str = "own") -> Calibration:
-        """Return a calibration for logits: 4 / (1 + exp(-slope (raw - middle))); ``middle`` is mapped to 2.
-
-        Raises:
-            ConfigurationError: The slope is not above 0, or a number is not finite.
-        """
-        if not (math.isfinite(middle) and math.isfinite(slope) and slope > 0):
-            raise ConfigurationError(f"calibration: slope must be above 0 and middle finite, got {slope} and {middle}")
-
-        def convert(raw: float) -> float:
-            return MAX_SCORE / (1 + math.exp(-min(700.0, max(-700.0, slope * (raw - middle)))))
-
-        return cls(convert, name)
+        return cls(lambda raw: float(np.interp(raw, raws, scores)))
 
 
 _UNDECIDED: Final = -math.log(DEFAULT_THRESHOLD / (MAX_SCORE - DEFAULT_THRESHOLD))
+"""The logit that is mapped to 2, where probability 0.5 is mapped to the default threshold."""
 _HALVES: Final = ((0.0, 0.0), (0.5, 2.5), (1.0, 4.0))
 
 CALIBRATIONS: Final[Mapping[str, Calibration]] = MappingProxyType(
     {
-        "logit": Calibration.logistic(_UNDECIDED, name="logit"),
-        "probability": Calibration.piecewise(_HALVES, name="probability"),
-        "cohere": Calibration.piecewise(_HALVES, name="cohere"),
-        "llm-1-10": Calibration.piecewise([(1.0, 0.0), (10.0, 4.0)], name="llm-1-10"),
+        "logit": Calibration(lambda raw: MAX_SCORE / (1 + math.exp(-min(700, max(-700, raw - _UNDECIDED))))),
+        "probability": Calibration.piecewise(_HALVES),
+        "cohere": Calibration.piecewise(_HALVES),
+        "llm-1-10": Calibration.piecewise([(1.0, 0.0), (10.0, 4.0)]),
     }
 )
 """Named calibrations.
@@ -135,23 +117,18 @@ _KNOWN: Final[Mapping[tuple[str, str | None], str]] = {
 
 def calibration_for(class_name: str, model: str | None) -> Calibration | None:
     """Return the known calibration for a postprocessor's class and model, by exact names; None if there is none."""
-    name = _KNOWN.get((class_name, model)) or _KNOWN.get((class_name, None))
-    return None if name is None else CALIBRATIONS[name]
+    return CALIBRATIONS.get(_KNOWN.get((class_name, model)) or _KNOWN.get((class_name, None)) or "")
 
 
 @dataclass(frozen=True, slots=True)
 class Reranked:
-    """The result of a reranker for one node.
-
-    Args:
-        position: The 0-based position of the node in the reranker's input.
-        raw: The reranker's own score; None if it returned none, or one that is not finite.
-        score: The raw score converted to 0 to 4; None without a calibration or without a raw score.
-    """
+    """The result of a reranker for one node, by its 0-based position in the input."""
 
     position: int
     raw: float | None
+    """The reranker's own score; None if it returned none, or one that is not finite."""
     score: float | None
+    """The raw score converted to 0 to 4; None without a calibration or without a raw score."""
 
 
 class Reranker:
@@ -197,8 +174,7 @@ class Reranker:
         for field, value in (("top_n", top_n), ("timeout", timeout), ("max_concurrency", max_concurrency)):
             if value is not None and value <= 0:
                 raise ConfigurationError(f"reranker: {field} must be above 0, got {value}")
-        self.postprocessor = postprocessor
-        self.name = type(postprocessor).__name__
+        self.postprocessor, self.name = postprocessor, type(postprocessor).__name__
         self.calibration = _calibration(calibration, postprocessor)
         self.top_n, self.timeout = top_n, timeout
         if threshold is not None and self.calibration is None:
@@ -218,9 +194,7 @@ class Reranker:
     async def rank(self, query: str, nodes: Sequence[NodeWithScore], *, deadline: float | None) -> list[Reranked]:
         """Rank nodes for a query; the postprocessor gets copies of them.
 
-        Returns:
-            One result per node that the reranker returned, best first: sorted by score if the reranker is calibrated,
-            else in its order.
+        The nodes that it returned are sorted by score if the reranker is calibrated, else in its order.
 
         Raises:
             RetrievalError: The reranker returned no list of nodes, none of the candidates or, if calibrated, no
@@ -272,22 +246,161 @@ class Reranker:
         return sorted(read.values(), key=_by_raw, reverse=True)
 
 
+def _by_raw(judged: Reranked) -> float:
+    return -math.inf if judged.raw is None else judged.raw
+
+
 def as_reranker(reranker: Reranker | BaseNodePostprocessor | None) -> Reranker | None:
     """Wrap a postprocessor in a ``Reranker`` with defaults; return a reranker or None unchanged."""
     return reranker if reranker is None or isinstance(reranker, Reranker) else Reranker(reranker)
 
 
-def _by_raw(judged: Reranked) -> float:
-    return -math.inf if judged.raw is None else judged.raw
-
-
 def _calibration(calibration: object, postprocessor: BaseNodePostprocessor) -> Calibration | None:
+    if calibration is None:
+        return calibration_for(type(postprocessor).__name__, str(getattr(postprocessor, "model", None)))
     if isinstance(calibration, str):
         if calibration not in CALIBRATIONS:
             raise ConfigurationError(f"calibration: {calibration!r} is unknown; known are {', '.join(CALIBRATIONS)}")
         return CALIBRATIONS[calibration]
-    if calibration is not None and not isinstance(calibration, Calibration):
+    if not isinstance(calibration, Calibration):
         kind = type(calibration).__name__
         raise ConfigurationError(f"calibration: give a Calibration or the name of one, got {kind}")
-    model = getattr(postprocessor, "model", None)
-    return calibration or calibration_for(type(postprocessor).__name__, model if isinstance(model, str) else None)
+    return calibration
+
+
+# -- ranking records without a search, like Google's rankingConfigs:rank ----------------------------------------------
+
+_K1: Final = 1.2
+_B: Final = 0.75  # BM25's usual parameters (Robertson and Zaragoza 2009)
+
+RecordLike = str | RankRecord | Mapping[str, object]
+Ranks = Reranker | BaseNodePostprocessor | BaseEmbedding
+
+
+def rank(
+    query: str,
+    records: Sequence[RecordLike],
+    *,
+    top_n: int | None = None,
+    ranker: Ranks | None = None,
+    timeout: float | None = 30.0,
+) -> list[RankRecord]:
+    """Rank records for a query.
+
+        rank("tall rocket", ["Saturn V was a tall rocket.", "A small cat."])
+
+    Args:
+        query: The question that the records should answer.
+        records: At most 200 records: texts, ``RankRecord``s, or mappings with the fields of ``RankRecord``.
+        top_n: Maximum number of records returned. Defaults to all.
+        ranker: A reranker, any LlamaIndex node postprocessor that reranks, or an embedding model. A reranker's scores
+            are calibrated if a calibration is known, else put through the logistic function unless they are from 0 to
+            1. An embedding model gives the cosine similarity, at least 0. Defaults to BM25 over the records, divided
+            by the highest possible score for the query; it works offline.
+        timeout: Seconds after which the ranking is aborted. None if unlimited. Defaults to 30.
+
+    Returns:
+        The records with scores from 0 to 1, best first; ties keep the given order.
+
+    Raises:
+        InvalidRequestError: The query or a record is empty, there are too many records, or ``top_n`` is below 1.
+        RetrievalError: The ranker returned unusable results.
+        DeadlineExceededError: The ranking exceeded its timeout.
+    """
+    return run(_ranked(query, records, top_n, ranker, deadline_after(timeout)))
+
+
+async def arank(
+    query: str,
+    records: Sequence[RecordLike],
+    *,
+    top_n: int | None = None,
+    ranker: Ranks | None = None,
+    timeout: float | None = 30.0,  # noqa: ASYNC109 (a deadline of the whole ranking, as everywhere here)
+) -> list[RankRecord]:
+    """Rank records for a query; see ``rank``."""
+    return await arun(_ranked(query, records, top_n, ranker, deadline_after(timeout)))
+
+
+async def _ranked(
+    query: str, records: Sequence[RecordLike], top_n: int | None, ranker: Ranks | None, deadline: float | None
+) -> list[RankRecord]:
+    if not query.strip():
+        raise InvalidRequestError("query: is empty")
+    if len(records) > MAX_RECORDS:
+        raise InvalidRequestError(f"records: {len(records)} given, at most {MAX_RECORDS} are ranked; leave some out")
+    if top_n is not None and top_n < 1:
+        raise InvalidRequestError(f"top_n: must be at least 1, got {top_n}")
+    given = []
+    for one in records:
+        record = {"content": one} if isinstance(one, str) else one
+        given.append(record if isinstance(record, RankRecord) else RankRecord.parse(record))
+        if not given[-1].text:
+            raise InvalidRequestError("records: a record needs a title or a content")
+    texts = [record.text for record in given]
+    if not given:
+        return []
+    if isinstance(ranker, BaseEmbedding):
+        scores = await _by_vectors(query, texts, ranker, deadline)
+    elif ranker is not None:
+        scores = await _by_reranker(query, texts, ranker, deadline)
+    else:
+        scores = await Call(sync=partial(_by_words, query, texts), deadline=deadline, what="ranking")
+    ranked = sorted(scores, key=lambda position: (-scores[position], position))
+    return [given[position].model_copy(update={"score": scores[position]}) for position in ranked[:top_n]]
+
+
+def _by_words(query: str, texts: Sequence[str]) -> dict[int, float]:
+    """Score texts by BM25, divided by the highest possible score for the query."""
+    analyzed = [document_terms(text) for text in texts]
+    documents = [Counter(terms.split()) for _, terms in analyzed]
+    wanted = query_terms(query, dict.fromkeys(language for language, _ in analyzed))
+    mean = sum(document.total() for document in documents) / len(documents) or 1.0
+    weights = []
+    for terms in wanted:
+        holders = sum(any(term in document for term in terms) for document in documents)
+        weights.append(math.log(1 + (len(documents) - holders + 0.5) / (holders + 0.5)))
+    highest = sum(weights) * (_K1 + 1)
+    if not highest:
+        return dict.fromkeys(range(len(texts)), 0.0)
+    scores = {}
+    for position, document in enumerate(documents):
+        length = _K1 * (1 - _B + _B * document.total() / mean)
+        total = 0.0
+        for terms, weight in zip(wanted, weights, strict=True):
+            often = max((document[term] for term in terms), default=0)
+            total += weight * often * (_K1 + 1) / (often + length) if often else 0.0
+        scores[position] = min(1.0, total / highest)
+    return scores
+
+
+async def _by_vectors(query: str, texts: list[str], model: BaseEmbedding, deadline: float | None) -> dict[int, float]:
+    what = "embedding model"
+    one, every = model.get_query_embedding, model.get_text_embedding_batch
+    native, all_native = model.aget_query_embedding, model.aget_text_embedding_batch
+    asked = await Call(sync=partial(one, query), native=partial(native, query), deadline=deadline, what=what)
+    vectors = await Call(sync=partial(every, texts), native=partial(all_native, texts), deadline=deadline, what=what)
+    scores = {}
+    for position, vector in enumerate(vectors):
+        length = math.hypot(*asked) * math.hypot(*vector)
+        cosine = sum(map(operator.mul, asked, vector)) / length if length else 0.0
+        scores[position] = min(1.0, max(0.0, cosine)) if math.isfinite(cosine) else 0.0
+    return scores
+
+
+async def _by_reranker(
+    query: str, texts: Sequence[str], ranker: Reranker | BaseNodePostprocessor, deadline: float | None
+) -> dict[int, float]:
+    reranker = ranker if isinstance(ranker, Reranker) else Reranker(ranker)
+    nodes = [NodeWithScore(node=TextNode(text=text, id_=f"record {place}")) for place, text in enumerate(texts)]
+    ranked = await reranker.rank(query, nodes, deadline=deadline)
+    scores = {}
+    for place, one in enumerate(ranked):
+        if one.score is not None:
+            share = one.score / MAX_SCORE
+        elif one.raw is None:
+            share = 1.0 - place / len(ranked)
+        else:
+            share = one.raw if 0 <= one.raw <= 1 else 1 / (1 + math.exp(-max(-60.0, min(60.0, one.raw))))
+        scores[one.position] = min(1.0, max(0.0, share))
+    return scores

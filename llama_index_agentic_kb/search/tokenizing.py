@@ -25,8 +25,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from llama_index_agentic_kb.errors import ConfigurationError
-
 if TYPE_CHECKING:
     import tantivy
 
@@ -77,41 +75,25 @@ _LETTERS: Final = str.maketrans(
 )
 
 
-class Analyzer:
-    """Converts documents and queries to terms.
+def document_terms(text: str) -> tuple[str, str]:
+    """Return a document's language and its terms, separated by spaces."""
+    words = split_words(text)
+    language = detect_language(words)
+    return language, stem_words(words, language)
 
-    Args:
-        language: The language of all texts, by its Snowball name ("german"). None detects it for each text.
 
-    Raises:
-        ConfigurationError: There is no stemmer for the language.
+def query_terms(text: str, languages: Iterable[str], own: str | None = None) -> list[tuple[str, ...]]:
+    """Return the distinct terms of each distinct word of a query, in the given languages.
+
+    The function words of the query's own language, which is detected if None, are omitted if other words remain. Only
+    the first 256 words are used.
     """
-
-    def __init__(self, language: str | None = None) -> None:
-        if language is not None and language not in LANGUAGES:
-            raise ConfigurationError(f"language: {language!r} is unknown; known are {', '.join(sorted(LANGUAGES))}")
-        self.language = language
-
-    def document(self, text: str) -> tuple[str, str]:
-        """Return a document's language and its terms, separated by spaces."""
-        words = split_words(text)
-        language = self.language or detect_language(words)
-        return language, stem_words(words, language)
-
-    def query(self, text: str, languages: Iterable[str]) -> list[tuple[str, ...]]:
-        """Return the distinct terms of each distinct word of a query, in the given languages.
-
-        The function words of the query's language are omitted if other words remain. Only the first 256 words are
-        used.
-        """
-        words = list(dict.fromkeys(split_words(text)))
-        ignored = FUNCTION_WORDS.get(self.language or detect_language(words), frozenset[str]())
-        content = [word for word in words if word not in ignored] or words
-        known = sorted(languages) or [self.language or DEFAULT_LANGUAGE]
-        terms = (
-            dict.fromkeys(stem_words([word], language) for language in known) for word in content[:MAX_QUERY_WORDS]
-        )
-        return [tuple(term for term in forms if term) for forms in terms if any(forms)]
+    words = list(dict.fromkeys(split_words(text)))
+    ignored = FUNCTION_WORDS.get(own or detect_language(words), frozenset[str]())
+    content = [word for word in words if word not in ignored] or words
+    known = sorted(languages) or [DEFAULT_LANGUAGE]
+    terms = (dict.fromkeys(stem_words([word], language) for language in known) for word in content[:MAX_QUERY_WORDS])
+    return [tuple(term for term in forms if term) for forms in terms if any(forms)]
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
@@ -127,19 +109,17 @@ def split_words(text: str) -> list[str]:
     special, word = _patterns()
     if special.search(folded) is None:
         return _WORD.findall(folded)
-    return list(itertools.chain.from_iterable(map(_pairs, word.findall(folded))))
-
-
-def _pairs(run: str) -> Iterable[str]:
-    """Return the character pairs of a run in a script without spaces; other words unchanged."""
-    return map("".join, itertools.pairwise(run)) if _PAIR.match(run) else (run,)
+    split: list[str] = []
+    for run in word.findall(folded):
+        split += map("".join, itertools.pairwise(run)) if _PAIR.match(run) else (run,)
+    return split
 
 
 @functools.cache
 def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return the pattern of characters that need special treatment, and the pattern of runs and words.
+    """Return the pattern of special characters, and the pattern that splits a text into runs of them and words.
 
-    Special are scripts without spaces, and combining marks of other scripts; ``re`` has no class for such marks.
+    Scripts without spaces and combining marks of other scripts are special; ``re`` has no class for such marks.
     """
     combining = map(chr, (*range(0x300, 0x2000), *range(0x20D0, 0x2100), *range(0xA800, 0xAC00)))
     marks = "".join(

@@ -1,42 +1,73 @@
-"""The HTTP application: knowledge bases behind Azure AI Search's API, and the OpenAPI description of its routes."""
+"""The HTTP application: its routes, the page at ``/`` (plain files without a build step), the OpenAPI description."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import sys
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from functools import cache, partial
 from http import HTTPStatus
 from importlib.metadata import version
-from typing import Any, Final, NamedTuple
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
+import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
+from llama_index.core.llms import LLM
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator, Field
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.types import ASGIApp
 
-from llama_index_agentic_kb._text import printable
-from llama_index_agentic_kb.errors import AgenticKBError, InvalidRequestError
+from llama_index_agentic_kb._text import know_secrets, printable
+from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, InvalidRequestError, NotFoundError
+from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.schema import RetrievalRequest, RetrievalResponse
-from llama_index_agentic_kb.server.access import Access, TokenVerifier
+from llama_index_agentic_kb.schema._model import Model
+from llama_index_agentic_kb.server.access import Access, FairQueue, JwksVerifier, Limits, Rates, TokenVerifier
 from llama_index_agentic_kb.server.azure import SESSION, definition_routes, retrieval_routes
-from llama_index_agentic_kb.server.catalog import ApiKey
-from llama_index_agentic_kb.server.definitions import KnowledgeBaseDefinition, SourceDefinition
+from llama_index_agentic_kb.server.catalog import (
+    DEFAULT_DATABASE,
+    ENVIRONMENT,
+    ApiKey,
+    KnowledgeBaseDefinition,
+    Role,
+    Setting,
+    SourceDefinition,
+    hash_of,
+    located,
+    read_file,
+    resolved,
+)
 from llama_index_agentic_kb.server.google import PREFIX, google_error, google_routes
-from llama_index_agentic_kb.server.http import Gateway, ServerContext, error_response
-from llama_index_agentic_kb.server.mcp_tool import McpRoutes
-from llama_index_agentic_kb.server.page import page_routes, passage_routes
-from llama_index_agentic_kb.server.quotas import FairQueue, Quotas, Rates
-from llama_index_agentic_kb.server.service import KnowledgeService
+from llama_index_agentic_kb.server.http import Gateway, JsonFormatter, ServerContext, error_response
+from llama_index_agentic_kb.server.mcp_tool import mcp_routes
+from llama_index_agentic_kb.server.service import Index, KnowledgeService
+from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.wire.azure import VERSIONS
 
-MAX_BODY_BYTES: Final = 4_000_000
-MAX_RUNNING: Final = 500
-REQUESTS_PER_MINUTE: Final = 1_200
+FILES: Final = Path(__file__).parent / "static"
+_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+"""The types of the page's files by suffix: those that a machine's tables name may stop scripts."""
+_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cache-Control": "no-cache",
+}
 
 
 def create_app(
@@ -44,10 +75,7 @@ def create_app(
     *,
     keys: Mapping[str, ApiKey] | None = None,
     verifier: TokenVerifier | None = None,
-    requests_per_minute: int | None = REQUESTS_PER_MINUTE,
-    max_running: int = MAX_RUNNING,
-    quotas: Quotas = Quotas(),  # noqa: B008 (it can't be changed)
-    max_body_bytes: int = MAX_BODY_BYTES,
+    limits: Limits | None = None,
     cors_origins: Collection[str] = (),
 ) -> ASGIApp:
     """Return the ASGI application of a server.
@@ -56,34 +84,27 @@ def create_app(
         service: The knowledge bases.
         keys: API keys beside those of the catalog, by hash (``catalog.hash_of``).
         verifier: Verifies bearer tokens. None refuses them all.
-        requests_per_minute: The rate of each caller. None means no limit.
-        max_running: The maximum number of requests that run at the same time; further ones get status 503.
-        quotas: The limits of questions, by tenant. At most two fifths of ``max_running`` are answered at the same time.
-        max_body_bytes: The maximum size of a request's body; a larger one gets status 413.
+        limits: The limits of requests and questions. Defaults to ``Limits()``.
         cors_origins: The origins of web pages that may call the server.
     """
-    access = Access(service.catalog, keys or {}, verifier, Rates(requests_per_minute))
-    queue = FairQueue(quotas, max(1, max_running * 4 // 5))  # what is left is for requests other than questions
-    context = ServerContext(service, access, queue, max_body_bytes)
-    context.metrics.waiting.set_function(lambda: queue.waiting)
-    return Gateway(
-        _application(context),
-        metrics=context.metrics,
-        origins=lambda path: [*cors_origins, *service.origins(path)],
-        max_running=max_running,
+    limits = limits or Limits()
+    access = Access(
+        service.catalog,
+        keys or {},
+        verifier,
+        Rates(limits.requests_per_minute, "this caller is allowed {} requests a minute"),
     )
-
-
-def _application(context: ServerContext) -> FastAPI:
-    """Return the application with all routes."""
-    mcp = McpRoutes(context)
+    # What is left is for requests other than questions.
+    context = ServerContext(service, access, FairQueue(limits, max(1, limits.running_requests * 4 // 5)), limits)
+    context.metrics.waiting.set_function(lambda: context.queue.waiting)
+    mcp_router, mcp_running = mcp_routes(context)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await context.service.open_all()
-        async with mcp.running():
+        await service.open_all()
+        async with mcp_running():
             yield
-        context.service.close()
+        service.close()
 
     app = FastAPI(
         title="Agentic knowledge bases",
@@ -91,43 +112,27 @@ def _application(context: ServerContext) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # its page loads scripts from a CDN
         redoc_url=None,
-        exception_handlers={
-            AgenticKBError: _answer_error,
-            HTTPException: _answer_http_error,
-            RequestValidationError: _answer_missing_parameter,
-            Exception: _answer_error,
-        },
+        exception_handlers=dict.fromkeys(
+            (AgenticKBError, HTTPException, RequestValidationError, Exception), _answer_error
+        ),
     )
-    for router in (
-        retrieval_routes(context),
-        passage_routes(context),
-        definition_routes(context),
-        mcp.router(),
-        google_routes(context),
-        page_routes(context),
-    ):
+    for router in (retrieval_routes(context), definition_routes(context), mcp_router, google_routes(context)):
         app.include_router(router)
     _add_own_routes(app, context)
     app.openapi = cache(partial(_described, app))  # type: ignore[method-assign]  # FastAPI's documented way
-    return app
+    return Gateway(app, context=context, origins=lambda path: [*cors_origins, *service.origins(path)])
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        codes = {404: "notFound", 405: "methodNotAllowed"}
+        message = printable(f"{request.method} {request.url.path[:200]}: {error.detail}")
+        body = {"error": {"code": codes.get(error.status_code, "invalidRequest"), "message": message}}
+        return JSONResponse(body, error.status_code, error.headers)
+    if isinstance(error, RequestValidationError):
+        found = "; ".join(f"{problem['loc'][-1]}: {problem['msg']}" for problem in error.errors())
+        return error_response(InvalidRequestError(f"query parameters: {found}"))
     return google_error(error) if request.url.path.startswith(PREFIX) else error_response(error)
-
-
-async def _answer_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    codes = {404: "notFound", 405: "methodNotAllowed"}
-    message = printable(f"{request.method} {request.url.path[:200]}: {error.detail}")
-    body = {"error": {"code": codes.get(error.status_code, "invalidRequest"), "message": message}}
-    return JSONResponse(body, error.status_code, error.headers)
-
-
-async def _answer_missing_parameter(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    names = ", ".join(str(problem["loc"][-1]) for problem in error.errors())
-    return error_response(InvalidRequestError(f"query parameters: {names}: missing, or not valid"))
 
 
 def _add_own_routes(app: FastAPI, context: ServerContext) -> None:
@@ -146,6 +151,36 @@ def _add_own_routes(app: FastAPI, context: ServerContext) -> None:
     async def metrics() -> Response:
         """Return the server's metrics in Prometheus' text form."""
         return Response(generate_latest(context.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    names = {path.name for path in FILES.iterdir()}
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        """Return the page."""
+        return _file("index.html")
+
+    @app.get("/page/bases", include_in_schema=False)
+    async def bases(request: Request) -> Response:
+        """Return the names, descriptions and sources of the knowledge bases."""
+        await context.access.caller(request)
+        defined = {one["name"]: one for one in await context.service.shown("knowledgeSource")}
+        shown = []
+        for base in await context.service.shown("knowledgeBase"):
+            used = [defined.get(one["name"], {"name": one["name"]}) for one in base["knowledgeSources"]]
+            sources = [{key: one.get(key) for key in ("name", "kind", "description")} for one in used]
+            shown.append({"name": base["name"], "description": base.get("description"), "sources": sources})
+        return JSONResponse({"value": shown})
+
+    @app.get("/page/{name}", include_in_schema=False)
+    async def page_file(name: str) -> Response:
+        """Return a file of the page."""
+        if name not in names:
+            raise NotFoundError(f"page: there is no file {name[:128]!r}")
+        return _file(name)
+
+
+def _file(name: str) -> Response:
+    return FileResponse(FILES / name, headers=_HEADERS, media_type=_TYPES[Path(name).suffix])
 
 
 # -- the description of the routes that read their bodies themselves ---------------------------------------------------
@@ -177,12 +212,11 @@ class _Operation(NamedTuple):
     body: type[BaseModel] | None = None
     done: tuple[str, ...] = ("200",)
     refused: tuple[str, ...] = ()
-    parameters: tuple[str, ...] = ()
 
 
 def _of_kind(kind: str, model: type[BaseModel]) -> dict[str, _Operation]:
     return {
-        f"list_{kind}s": _Operation(parameters=("search", "pageSize", "after")),
+        f"list_{kind}s": _Operation(),
         f"create_{kind}": _Operation(model, ("201",), ("409", "413")),
         f"put_{kind}": _Operation(model, ("200", "201"), ("409", "412", "413")),
         f"get_{kind}": _Operation(refused=("404",)),
@@ -203,13 +237,10 @@ _OPERATIONS: Final = {
 def _described(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI description of an application."""
     schema = get_openapi(title=app.title, version=app.version, description=_NOTE, routes=app.routes)
-    sent = (RetrievalRequest, KnowledgeBaseDefinition, SourceDefinition)
-    returned = (RetrievalResponse, ErrorBody)
-    _, models = models_json_schema(
-        [*((one, "validation") for one in sent), *((one, "serialization") for one in returned)], ref_template=_REF
-    )
+    sent = [(one, "validation") for one in (RetrievalRequest, KnowledgeBaseDefinition, SourceDefinition)]
+    returned = [(one, "serialization") for one in (RetrievalResponse, ErrorBody)]
     schema["components"] = {
-        "schemas": models["$defs"],
+        "schemas": models_json_schema([*sent, *returned], ref_template=_REF)[1]["$defs"],  # type: ignore[list-item]
         "securitySchemes": {
             "apiKey": {"type": "apiKey", "in": "header", "name": "api-key"},
             "bearer": {"type": "http", "scheme": "bearer"},
@@ -220,17 +251,14 @@ def _described(app: FastAPI) -> dict[str, Any]:
             known = _OPERATIONS.get(operation.get("operationId", ""))
             if known is not None:
                 _complete(operation, known)
-            operation.get("responses", {}).pop("422", None)  # values of parameters are texts: none is refused so
+            operation.get("responses", {}).pop("422", None)  # parameters that are refused get 400
     return schema
 
 
 def _complete(operation: dict[str, Any], known: _Operation) -> None:
     """Add parameters, body, responses and security to the description of an operation."""
-    named: dict[str, dict[str, Any]] = {"api-version": {"type": "string", "enum": [*VERSIONS]}}
-    named |= {name: {"type": "string"} for name in known.parameters}
-    operation.setdefault("parameters", []).extend(
-        {"name": name, "in": "query", "required": False, "schema": schema} for name, schema in named.items()
-    )
+    text, versions = {"type": "string"}, {"type": "string", "enum": [*VERSIONS]}
+    operation.setdefault("parameters", []).append({"name": "api-version", "in": "query", "schema": versions})
     operation["security"] = [{"apiKey": []}, {"bearer": []}]
     if known.body is not None:
         operation["requestBody"] = {"required": True, "content": _json_of(known.body)}
@@ -239,8 +267,8 @@ def _complete(operation: dict[str, Any], known: _Operation) -> None:
     contents = {status: {} if status == "204" else dict(done) for status in known.done}
     contents |= {status: _json_of(ErrorBody) for status in (*_COMMON, *known.refused)}
     if answers:
-        operation["parameters"].append({"name": SESSION, "in": "header", "schema": {"type": "string"}})
-        contents["200"]["text/event-stream"] = {"schema": {"type": "string"}}
+        operation["parameters"].append({"name": SESSION, "in": "header", "schema": text})
+        contents["200"]["text/event-stream"] = {"schema": text}
     operation["responses"] = {
         status: {"description": HTTPStatus(int(status)).phrase, **({"content": content} if content else {})}
         for status, content in contents.items()
@@ -249,3 +277,189 @@ def _complete(operation: dict[str, Any], known: _Operation) -> None:
 
 def _json_of(model: type[BaseModel]) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
+
+
+# -- the configuration file, the service made from it, and its running -------------------------------------------------
+
+MAX_STOPPING_SECONDS: Final = 120  # maximum seconds that running answers get to finish when the server stops
+MIN_KEY: Final = 16  # minimum length of an API key: shorter ones can be guessed
+
+
+def _secret(value: object) -> object:
+    if isinstance(value, str) and not value.startswith(ENVIRONMENT):
+        raise ValueError("a secret does not stand in the file: write env:NAME, and set the variable NAME")
+    secret = resolved(value)
+    know_secrets([str(secret)])
+    return secret
+
+
+Secret: TypeAlias = Annotated[str, BeforeValidator(_secret)]
+
+
+class StoreSettings(Model):
+    """A store of ``agentic-kb ingest``; its path alone is enough."""
+
+    path: Setting  # a directory, relative to the folder of the file, or the URL of a PostgreSQL database
+    permissions: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """By source: the fields of ``Permissions``. A source that is not named is open to every caller."""
+
+
+class ModelSettings(Model):
+    """A language model behind an OpenAI-compatible API."""
+
+    api_key: Secret = ""
+    api_base: Setting | None = None
+    model: str | None = None  # model's name in the API; defaults to the name in the configuration
+    context_window: int = Field(default=8_192, ge=512)
+
+
+class KeySettings(Model):
+    """API keys by role."""
+
+    admin: list[Annotated[Secret, Field(min_length=MIN_KEY)]] = Field(default_factory=list)
+    query: list[Annotated[Secret, Field(min_length=MIN_KEY)]] = Field(default_factory=list)
+
+
+class Configuration(Model):
+    """The content of the file of ``agentic-kb serve`` (``docs/server.md`` has an example).
+
+    Secrets stand in environment variables: ``env:NAME`` is replaced by the variable's value when the server starts.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8_080, ge=0, le=65_535)
+    database: Setting = DEFAULT_DATABASE
+    stores: list[Annotated[StoreSettings, BeforeValidator(lambda one: {"path": one} if isinstance(one, str) else one)]]
+    models: dict[str, ModelSettings] = Field(default_factory=dict)
+    keys: KeySettings = Field(default_factory=KeySettings)
+    tokens: JwksVerifier | None = None
+    limits: Limits = Field(default_factory=Limits)
+    cors_origins: list[str] = Field(default_factory=list)
+    traces: bool = False
+    knowledge_sources: list[SourceDefinition] = Field(default_factory=list)
+    knowledge_bases: list[KnowledgeBaseDefinition] = Field(default_factory=list)
+
+    @classmethod
+    def load(cls, path: Path) -> Configuration:
+        """Read a file; paths in it are relative to its folder. Errors are ``ConfigurationError`` and name the field."""
+        try:
+            loaded = cls.parse(read_file(path))
+        except InvalidRequestError as error:
+            raise ConfigurationError(f"{path}: {error}") from error
+        for store in loaded.stores:
+            store.path = located(path, store.path)
+        loaded.database = located(path, loaded.database)
+        return loaded
+
+    def service(self) -> KnowledgeService:
+        """Return the service over the stores and models, with the definitions of the file stored in its catalog."""
+        service = KnowledgeService(self.database, indexes=self._indexes(), models=self._models())
+
+        async def define() -> None:
+            for source in self.knowledge_sources:
+                await service.put("knowledgeSource", source)
+            for base in self.knowledge_bases:
+                await service.put("knowledgeBase", base)
+
+        asyncio.run(define())
+        return service
+
+    def api_keys(self) -> dict[str, ApiKey]:
+        """Return the keys of the file, by hash."""
+        by_role: dict[Role, list[str]] = {"admin": self.keys.admin, "query": self.keys.query}
+        made = datetime.now(UTC)
+        return {
+            hash_of(key): ApiKey(f"file-{role}-{number}", f"{role}-{number}", role, made)
+            for role, keys in by_role.items()
+            for number, key in enumerate(keys, start=1)
+        }
+
+    def _models(self) -> dict[str, LLM]:
+        if not self.models:
+            return {}
+        from llama_index_agentic_kb.llm.openai_compatible import OpenAICompatible  # noqa: PLC0415 (loads the client)
+
+        made: dict[str, LLM] = {}
+        for name, one in self.models.items():
+            model, key = one.model or name, one.api_key or "none"
+            made[name] = OpenAICompatible(
+                model=model, api_key=key, api_base=one.api_base, context_window=one.context_window
+            )
+        return made
+
+    def _indexes(self) -> dict[str, Index]:
+        from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads SQLite and more)
+
+        found: dict[str, Index] = {}
+        for settings in self.stores:
+            store, declared = KnowledgeStore.open(settings.path), settings.permissions
+            names = [info.name for info in store.sources()]
+            if unknown := sorted(declared.keys() - set(names)):
+                raise ConfigurationError(f"stores.permissions: {', '.join(unknown)}: the store has {', '.join(names)}")
+            for name in names:
+                if name in found:
+                    raise ConfigurationError(f"stores: two have a source of the name {name!r}")
+                own: dict[str, Any] = {"index": store.index(name), "hybrid": store.lexical(name), "permissions": None}
+                if name in declared:
+                    own["permissions"] = Permissions(**declared[name])
+                    store.check_permissions(name, own["permissions"])
+                found[name] = partial(KnowledgeSource, **own)
+        return found
+
+
+def serve(configuration: Configuration) -> None:
+    """Serve until the process gets SIGTERM or SIGINT; running answers are finished first."""
+    service, keys = configuration.service(), configuration.api_keys()
+    if not keys and configuration.tokens is None:
+        announce_first_key(service)
+    if configuration.traces:
+        _register_traces()
+    app = create_app(
+        service,
+        keys=keys,
+        verifier=configuration.tokens,
+        limits=configuration.limits,
+        cors_origins=configuration.cors_origins,
+    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        uvicorn.run(
+            app,
+            host=configuration.host,
+            port=configuration.port,
+            access_log=False,  # the server writes its own
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=MAX_STOPPING_SECONDS,
+            ws="none",
+        )
+    finally:
+        root.removeHandler(handler)
+
+
+def _register_traces() -> None:
+    """Send LlamaIndex's spans and events to the OpenTelemetry collector of the standard environment variables."""
+    try:
+        from llama_index.observability.otel import LlamaIndexOpenTelemetry  # noqa: PLC0415 (only if traces are on)
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 (same)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError("traces: pip install llama-index-observability-otel") from error
+    LlamaIndexOpenTelemetry(service_name_or_resource="agentic-kb", span_exporter=OTLPSpanExporter()).start_registering()
+
+
+def announce_first_key(service: KnowledgeService) -> None:
+    """Create an admin key and print it, if the catalog has none: nobody could use the server otherwise."""
+
+    async def made() -> str | None:
+        if (await service.catalog.snapshot()).keys:
+            return None
+        return (await service.catalog.add_key("admin", "first"))[1]
+
+    key = asyncio.run(made())
+    if key is not None:
+        sys.stderr.write(f"admin key (shown once, stored as a hash): {key}\n")

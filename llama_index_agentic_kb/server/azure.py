@@ -1,4 +1,4 @@
-"""Azure AI Search's routes: ``retrieve`` as JSON or as server-sent events; definitions of bases and sources."""
+"""Azure AI Search's routes: ``retrieve`` as JSON or as server-sent events; passages by their ids; definitions."""
 
 from __future__ import annotations
 
@@ -6,41 +6,44 @@ import asyncio
 import json
 import re
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
+from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
+from llama_index.core.indices.base import BaseIndex
+from llama_index.core.indices.vector_store import VectorStoreIndex
+from llama_index.core.schema import BaseNode, NodeWithScore
+from llama_index.core.vector_stores import SimpleVectorStore
 from starlette.responses import JSONResponse, Response
 
+from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.answering.sessions import parsed_states, session_owner, states_of
-from llama_index_agentic_kb.errors import AgenticKBError, InvalidRequestError
+from llama_index_agentic_kb.errors import AgenticKBError, InvalidRequestError, NotFoundError
+from llama_index_agentic_kb.knowledge_base import KnowledgeBase
 from llama_index_agentic_kb.schema import (
     ActivityRecord,
+    FilterNode,
     MissingPart,
     Outcome,
     OutputMode,
     Principal,
     RetrievalRequest,
     RetrievalResponse,
+    all_of,
+    matches,
 )
-from llama_index_agentic_kb.schema.answer_query import NEW_SESSION
-from llama_index_agentic_kb.server.catalog import Conditions, Kind, Stored
-from llama_index_agentic_kb.server.definitions import KnowledgeBaseDefinition, SourceDefinition, check_name
+from llama_index_agentic_kb.schema.answer import NEW_SESSION
+from llama_index_agentic_kb.server.catalog import MODELS, Conditions, Kind, Stored
 from llama_index_agentic_kb.server.errors import ForbiddenError, NotAcceptableError, error_body, status_of
-from llama_index_agentic_kb.server.http import (
-    GONE,
-    ServerContext,
-    logger,
-    read_body,
-    request_id,
-    streamed,
-    unless_gone,
-)
-from llama_index_agentic_kb.server.page import link_passages
-from llama_index_agentic_kb.server.service import ServedBase
+from llama_index_agentic_kb.server.http import GONE, ServerContext, logger, read_body, request_id, streamed, unless_gone
+from llama_index_agentic_kb.server.service import KnowledgeService, ServedBase
+from llama_index_agentic_kb.sources import KnowledgeSource, ShardedSource
+from llama_index_agentic_kb.sources.index import refusal
+from llama_index_agentic_kb.sources.stores import kind_of
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.wire.azure import VERSIONS, decode_retrieve, encode_response, known_version
 
@@ -64,12 +67,8 @@ def api_version(request: Request) -> str:
 
 def wants_events(accept: str) -> bool:
     """Return whether an ``Accept`` header asks for server-sent events; JSON is the default."""
-    for part in accept.lower().split(","):
-        kind, *parameters = (piece.strip() for piece in part.split(";"))
-        if kind == _EVENTS:
-            weights = [piece[2:] for piece in parameters if piece.startswith("q=")]
-            return not weights or weights[0].strip("0.") != ""
-    return False
+    found = re.search(rf"(?:^|,)\s*{_EVENTS}\s*(;[^,]*)?(?:,|$)", accept.lower())
+    return found is not None and not re.search(r";\s*q=[0.]*\s*(?:;|$)", found[1] or "")
 
 
 # -- retrieve ----------------------------------------------------------------------------------------------------------
@@ -87,20 +86,17 @@ class Retrieval:
     context: ServerContext
     address: str
     tenant: str
-    state: KeptState | None = None
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The headers of the response that name the session."""
-        return {} if self.state is None else {SESSION: self.state.id}
+    state: KeptState | None
+    headers: Mapping[str, str]  # of the response: they name the session
 
     async def respond(self, version: str) -> Response:
         """Return the response as JSON of an API version."""
         async with self.context.queue.place(self.tenant):
             response = await self.served.base.aretrieve(self.request)
         await self._made(response)
-        is_newest = version == VERSIONS[-1]
-        body = response.to_json() if is_newest else json.dumps(encode_response(response, api_version=version))
+        body = response.to_json()
+        if version != VERSIONS[-1]:
+            body = json.dumps(encode_response(response, api_version=version))
         return Response(body, response.status_code, self.headers, media_type="application/json")
 
     async def _made(self, response: RetrievalResponse) -> None:
@@ -119,7 +115,13 @@ class Retrieval:
         work.add_done_callback(lambda _: queue.put_nowait(None))
         is_begun = False
         try:
-            while (chunk := await _next(queue)) is not None:
+            while True:
+                try:
+                    chunk = await asyncio.wait_for(queue.get(), HEARTBEAT_SECONDS)
+                except TimeoutError:
+                    chunk = b": heartbeat\n\n"
+                if chunk is None:
+                    break
                 is_begun = True
                 yield chunk
             if (error := work.exception()) is not None:
@@ -172,22 +174,15 @@ class Retrieval:
                 put("response.completed", json.dumps({"statusCode": item.status_code, "response": shown}))
 
 
-async def _next(queue: asyncio.Queue[bytes | None]) -> bytes | None:
-    try:
-        return await asyncio.wait_for(queue.get(), HEARTBEAT_SECONDS)
-    except TimeoutError:
-        return b": heartbeat\n\n"
-
-
 def _event(name: str, data: str) -> bytes:
     return f"event: {name}\ndata: {data}\n\n".encode()
 
 
 def retrieval_routes(context: ServerContext) -> APIRouter:
-    """Return the route of ``retrieve``."""
-    router = APIRouter()
+    """Return the routes of ``retrieve`` and of passages."""
+    router = APIRouter(tags=["knowledge bases"])
 
-    @router.post("/knowledgebases/{name}/retrieve", operation_id="retrieve", tags=["knowledge bases"])
+    @router.post("/knowledgebases/{name}/retrieve", operation_id="retrieve")
     async def retrieve(name: str, request: Request) -> Response:
         """Answer a question, or return its evidence; with ``Accept: text/event-stream`` as events."""
         principal, tenant = await context.access.asker(request)
@@ -196,15 +191,25 @@ def retrieval_routes(context: ServerContext) -> APIRouter:
         if streams and version < STREAMING_SINCE:
             raise NotAcceptableError(f"{_EVENTS}: api-version {STREAMING_SINCE} and later stream; this is {version}")
         served = await context.service.base(name)
-        sent = decode_retrieve(await read_body(request, context.max_body_bytes), api_version=version)
-        asked, named, state = sent.model_copy(update={"principal": principal}), request.headers.get(SESSION), None
+        sent = decode_retrieve(await read_body(request, context.limits.body_bytes), api_version=version)
+        update: dict[str, Any] = {"principal": principal}
+        named, state, headers = request.headers.get(SESSION), None, dict[str, str]()
         if named is not None:
             state = await KeptState.opened(context.service.sessions, principal, named)
-            asked = await state.added_to(asked)
-        retrieval = Retrieval(served, served.request(asked), context, str(request.base_url), tenant, state)
+            update |= parsed_states({} if state.is_new else await state.store.aget_states(state.owner, state.id))
+            headers = {SESSION: state.id}
+        asked = served.request(sent.model_copy(update=update))
+        retrieval = Retrieval(served, asked, context, str(request.base_url), tenant, state, headers)
         if streams:
-            return await streamed(request, retrieval.chunks(), f"{_EVENTS}; charset=utf-8", retrieval.headers)
+            return await streamed(request, retrieval.chunks(), f"{_EVENTS}; charset=utf-8", headers)
         return await unless_gone(request.receive, retrieval.respond(version)) or GONE
+
+    @router.get("/knowledgebases/{name}/passage", operation_id="get_passage")
+    async def get_passage(name: str, source: str, id: str, request: Request) -> Response:  # noqa: A002 (a parameter)
+        """Return a passage with its document's fields."""
+        principal, _ = await context.access.asker(request)
+        base = (await context.service.base(name)).base
+        return JSONResponse(await find_passage(base, source, id, principal))
 
     return router
 
@@ -240,11 +245,6 @@ class KeptState:
             await store.aget(owner, named)
         return cls(store, owner, uuid.uuid4().hex if is_new else named, is_new)
 
-    async def added_to(self, request: RetrievalRequest) -> RetrievalRequest:
-        """Return a request with the state."""
-        stored = {} if self.is_new else await self.store.aget_states(self.owner, self.id)
-        return request.model_copy(update=parsed_states(stored))
-
     async def keep(self, response: RetrievalResponse) -> None:
         """Store the state after a response; if that fails, the response says so in ``missing``."""
         states = {name: state.to_dict() for name, state in states_of(response).items()}
@@ -254,6 +254,58 @@ class KeptState:
             reason = f"the conversation's state was not stored: {error_message(error)}"
             response.missing.append(MissingPart(what="session", outcome=Outcome.ERROR, reason=reason))
             response.status_code = 206
+
+
+# -- passages ----------------------------------------------------------------------------------------------------------
+
+
+def link_passages(response: RetrievalResponse, address: str, base: str) -> None:
+    """Set the citation URL of each reference: the page of the server, at ``address`` with a slash, that shows it."""
+    for reference in response.references:
+        parts = {"kb": base, "source": reference.knowledge_source_name, "passage": reference.node_id}
+        named = "&".join(f"{name}={quote(value, safe='')}" for name, value in parts.items())
+        reference.citation_url = f"{address}#{named}"
+
+
+async def find_passage(base: KnowledgeBase, source: str, node_id: str, principal: Principal | None) -> dict[str, Any]:
+    """Return a passage as data; raise ``NotFoundError`` if there is none, or none that the principal may see."""
+    found = base.sources.get(source)
+    if found is not None and node_id.isprintable():
+        principal = base.retriever.resolve_principal(principal)
+        visible = all_of(found.effective_filter(found.permitted(principal)), base.retriever.filters)
+        node = await Call(sync=lambda: _node(found, node_id, visible), what=f"passage of source {source!r}")
+        if node is not None and (visible is None or matches(visible, node.metadata)):
+            data = found.source_data(NodeWithScore(node=node)).to_dict()
+            return {"knowledgeSourceName": source, "nodeId": node_id, **data}
+    raise NotFoundError("passage: there is none of this id in this source")
+
+
+def _node(source: KnowledgeSource, node_id: str, visible: FilterNode | None) -> BaseNode | None:
+    """Return the node of a source's index with an ID, if its row in a store passes a filter."""
+    if isinstance(source, ShardedSource):
+        return next(filter(None, (_node(shard, node_id, visible) for shard in source.shards)), None)
+    index = source.index
+    if index is None or source.is_limited_to_ids or refusal(index, visible) is not None:
+        return None
+    if not isinstance(index, VectorStoreIndex):
+        return _own_node(index, getattr(index.index_struct, "nodes", ()), node_id)
+    store, kind = index.vector_store, kind_of(index.vector_store)
+    if isinstance(store, SimpleVectorStore):
+        found = _own_node(index, store.data.embedding_dict, node_id)
+    elif not store.stores_text:
+        found = _own_node(index, index.index_struct.nodes_dict.values(), node_id)
+    else:
+        try:
+            found = next((one for one in kind.with_ids(store, [node_id]) if one.node_id == node_id), None)
+        except NotImplementedError:  # the store finds nodes by their vectors only
+            return None
+    passes = found is not None and (visible is None or node_id in kind.passing(store, [found], visible))
+    return found if passes else None
+
+
+def _own_node(index: BaseIndex[Any], own: Collection[str], node_id: str) -> BaseNode | None:
+    """Return a node from the document store, which other indexes may share, if it is the index's own."""
+    return index.docstore.get_node(node_id, raise_error=False) if node_id in own else None
 
 
 # -- definitions -------------------------------------------------------------------------------------------------------
@@ -267,8 +319,8 @@ def definition_routes(context: ServerContext) -> APIRouter:
         api_version(request)
 
     router = APIRouter(tags=["definitions"], dependencies=[Depends(check_admin)])
-    _add(router, context, "knowledgeBase", KnowledgeBaseDefinition)
-    _add(router, context, "knowledgeSource", SourceDefinition)
+    _add(router, context.service, "knowledgeBase")
+    _add(router, context.service, "knowledgeSource")
 
     @router.get("/knowledgesources/{name}/status", operation_id="get_source_status")
     async def source_status(name: str) -> Response:
@@ -279,10 +331,9 @@ def definition_routes(context: ServerContext) -> APIRouter:
     @router.get("/servicestats", operation_id="get_service_statistics")
     async def service_statistics() -> Response:
         """Return the number of knowledge bases, sources and indexes."""
-        counts = await context.service.counts()
         used = {
-            "knowledgeBasesCount": counts["knowledgeBase"],
-            "knowledgeSourcesCount": counts["knowledgeSource"],
+            "knowledgeBasesCount": len(await context.service.shown("knowledgeBase")),
+            "knowledgeSourcesCount": len(await context.service.shown("knowledgeSource")),
             "indexesCount": len(context.service.indexes),
         }
         counters = {name: {"usage": used.get(name, 0), "quota": None} for name in _COUNTERS}
@@ -291,19 +342,23 @@ def definition_routes(context: ServerContext) -> APIRouter:
     return router
 
 
-def _add(
-    router: APIRouter,
-    context: ServerContext,
-    kind: Kind,
-    model: type[KnowledgeBaseDefinition | SourceDefinition],
-) -> None:
+def _add(router: APIRouter, service: KnowledgeService, kind: Kind) -> None:
     """Add the routes that list, create, replace, return and delete the definitions of a kind."""
-    service, path = context.service, f"/{kind.lower()}s"
+    path, model = f"/{kind.lower()}s", MODELS[kind]
 
     @router.get(path, operation_id=f"list_{kind}s")
-    async def list_all(request: Request) -> Response:
-        """Return the definitions by name: those that begin with ``search``, ``pageSize`` of them after ``after``."""
-        return JSONResponse(_page(await service.list_all(kind), request))
+    async def list_all(
+        request: Request,
+        search: str = "",
+        after: str = "",
+        size: Annotated[int, Query(alias="pageSize", ge=1, le=MAX_PAGE)] = MAX_PAGE,
+    ) -> Response:
+        """Return a page of definitions in order of name: those after ``after`` whose names begin with ``search``."""
+        found = [one for one in await service.shown(kind) if one["name"] > after and one["name"].startswith(search)]
+        page: dict[str, Any] = {"value": found[:size]}
+        if len(found) > size:
+            page["@odata.nextLink"] = str(request.url.include_query_params(after=found[size - 1]["name"]))
+        return JSONResponse(page)
 
     @router.post(path, operation_id=f"create_{kind}", status_code=201)
     async def create(request: Request) -> Response:
@@ -316,7 +371,8 @@ def _add(
     async def put(name: str, request: Request) -> Response:
         """Store a definition, new or in place of another; ``If-Match`` and ``If-None-Match`` are obeyed."""
         definition = model.parse(await read_body(request, MAX_BYTES))
-        check_name(definition, name)
+        if definition.name != name:
+            raise InvalidRequestError(f"name: the body names {definition.name!r}, and the path {name!r}")
         stored, is_new = await service.put(kind, definition, _conditions(request))
         return _shown(stored, 201 if is_new else 200)
 
@@ -331,19 +387,6 @@ def _add(
         """Delete a definition; a source that a knowledge base uses is kept."""
         await service.remove(kind, name, _conditions(request))
         return Response(status_code=204)
-
-
-def _page(found: list[dict[str, Any]], request: Request) -> dict[str, Any]:
-    params = request.query_params
-    after, prefix, size = params.get("after", ""), params.get("search", ""), params.get("pageSize", "1000")
-    if not re.fullmatch("[0-9]{1,4}", size) or not 1 <= int(size) <= MAX_PAGE:
-        raise InvalidRequestError(f"pageSize: a number from 1 to {MAX_PAGE:,} is expected")
-    rest = [one for one in found if one["name"] > after and one["name"].startswith(prefix)]
-    shown = rest[: int(size)]
-    if len(rest) == len(shown):
-        return {"value": shown}
-    following = request.url.include_query_params(after=shown[-1]["name"])
-    return {"value": shown, "@odata.nextLink": str(following)}
 
 
 def _conditions(request: Request) -> Conditions:

@@ -1,4 +1,4 @@
-"""The catalog: definitions of knowledge bases and sources, and API keys, in the database of the sessions.
+"""Definitions of knowledge bases and sources, as clients send them, and API keys, in the database of the sessions.
 
 Several servers may share one database. Each reads the catalog anew when its copy is older than ``MAX_AGE``, and at once
 when a name or a key is not in its copy; so a change made on one server holds on all after at most ``MAX_AGE`` seconds.
@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import secrets
 import time
 import uuid
@@ -18,19 +19,258 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 import yaml
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_camel, to_snake
+from sqlalchemy import Connection, delete, insert, select, update
 
 from llama_index_agentic_kb._aio import Call, WorkerPool
 from llama_index_agentic_kb.errors import ConfigurationError, NotFoundError
-from llama_index_agentic_kb.server.definitions import Definition, KnowledgeBaseDefinition, SourceDefinition
+from llama_index_agentic_kb.schema import OutputMode, ResultsProcessing
+from llama_index_agentic_kb.schema._model import Model
+from llama_index_agentic_kb.schema.request import MAX_DOCUMENTS, MAX_SECONDS, MAX_TOKENS, Documents, EffortField
 from llama_index_agentic_kb.server.errors import ConflictError, PreconditionError
-from llama_index_agentic_kb.store.session_database import SESSIONS, api_keys, definitions, microseconds
-from llama_index_agentic_kb.store.sql import SqlDatabase
+from llama_index_agentic_kb.store.sql import SESSIONS, SqlDatabase, api_keys, definitions, microseconds
 
 T = TypeVar("T")
+MAX_TAGS: Final = 10
+_OF_OTHERS: Final = "wrap the service as a LlamaIndex retriever, and pass create_app a KnowledgeBase over it"
+_INSTEAD: Final = {
+    "web": f"this server searches no web: {_OF_OTHERS}",
+    "mcpServer": "pass create_app a KnowledgeBase with a ToolSource over the server's tools",
+    **dict.fromkeys(("remoteSharePoint", "workIQ", "fabricDataAgent", "fabricOntology"), _OF_OTHERS),
+}
+"""Azure's kinds of sources that are not served, and what to use."""
+_PARTS: Final = ("folderPath", "targetPath", "query")  # fields that narrow what Azure's services would ingest
+_UNUSED: Final = ("enableImageServing", "enableFreshness", "resourceUri", "authIdentity")  # fields without effect
+_INDEX: Final = {"azureBlob": "container_name", "indexedOneLake": "lakehouse_id", "indexedSql": "table_or_view"}
+"""By kind: the parameter that names the index. That of other kinds has the source's own name."""
+
+Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$")]
+"""A name that needs no escaping in a URL. Azure's names are a part of these."""
+
+
+class _Definition(Model):
+    """A definition: null fields count as absent; ``@odata.*`` fields are the server's and are left out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_sent(cls, data: object) -> object:
+        if not isinstance(data, Mapping):
+            return data
+        if data.get("encryptionKey"):
+            raise ValueError("encryptionKey: this server encrypts no definitions; leave it out")
+        sent = {key: value for key, value in data.items() if value is not None and not str(key).startswith("@odata.")}
+        return {key: value for key, value in sent.items() if key not in ("encryptionKey", "warnings")}
+
+
+class SourceName(_Definition):
+    """A knowledge base's reference to one of its sources."""
+
+    name: Name
+    enable_image_serving: bool | None = None
+    enable_freshness: bool | None = None
+
+
+class ModelParameters(_Definition):
+    """The parameters of a model in Azure's form. ``deploymentId`` names a model of the server's configuration."""
+
+    deployment_id: str | None = None
+    model_name: str | None = None
+    resource_uri: str | None = None
+    auth_identity: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_secret(cls, data: object) -> object:
+        if isinstance(data, Mapping) and data.get("apiKey"):
+            raise ValueError(
+                "apiKey: the server stores no secrets; configure the model on the server (models:, apiKey: env:NAME), "
+                "name it in deploymentId, and leave apiKey out"
+            )
+        return {key: value for key, value in data.items() if key != "apiKey"} if isinstance(data, Mapping) else data
+
+
+class ModelReference(_Definition):
+    """A language model of a knowledge base."""
+
+    kind: Literal["azureOpenAI"] = "azureOpenAI"
+    azure_open_ai_parameters: ModelParameters = Field(alias="azureOpenAIParameters")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, data: object) -> object:
+        return {"azureOpenAIParameters": {"deploymentId": data}} if isinstance(data, str) else data
+
+
+class RetrieveDefaults(_Definition):
+    """The values of a request's fields that the request omits."""
+
+    max_runtime_in_seconds: Annotated[float, Field(gt=0, le=MAX_SECONDS)] | None = None
+    max_output_documents: Documents | None = None
+    max_output_size_in_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+
+
+class CorsOptions(_Definition):
+    """The web pages' origins that may call a knowledge base."""
+
+    allowed_origins: list[str]
+    max_age_in_seconds: int | None = Field(default=None, ge=0)
+
+
+class KnowledgeBaseDefinition(_Definition):
+    """A knowledge base: its sources, model and defaults."""
+
+    name: Name
+    knowledge_sources: list[SourceName] = Field(min_length=1)
+    models: list[ModelReference] = Field(default_factory=list, max_length=1)
+    retrieval_reasoning_effort: EffortField | None = None
+    output_mode: OutputMode | None = None
+    retrieval_instructions: str | None = None
+    answer_instructions: str | None = None
+    description: str | None = None
+    tags: Annotated[dict[str, str], Field(max_length=MAX_TAGS)] | None = None
+    retrieve_defaults: RetrieveDefaults | None = None
+    cors_options: CorsOptions | None = None
+
+    @model_validator(mode="after")
+    def _unique_sources(self) -> KnowledgeBaseDefinition:
+        if len({source.name for source in self.knowledge_sources}) < len(self.knowledge_sources):
+            raise ValueError("knowledgeSources: a source is named twice")
+        return self
+
+    def warnings(self) -> list[str]:
+        """Return a sentence about each part that is stored without effect."""
+        parts = {f"knowledgeSources.{source.name}": source.to_dict() for source in self.knowledge_sources}
+        for model in self.models:
+            parts["models.azureOpenAIParameters"] = model.azure_open_ai_parameters.to_dict()
+        asked = [f"{path}.{name}" for path, part in parts.items() for name in _UNUSED if part.get(name)]
+        if self.cors_options is not None and self.cors_options.max_age_in_seconds is not None:
+            asked.append("corsOptions.maxAgeInSeconds")
+        return [f"{name}: it has no effect on this server" for name in asked]
+
+
+class SearchIndexParameters(_Definition):
+    """The index of a source. Parameters of Azure's indexes are stored; those without a counterpart have no effect."""
+
+    search_index_name: str = Field(min_length=1, max_length=MAX_DOCUMENTS)
+    base_filter: str | None = None
+    source_data_fields: list[dict[str, Any]] | None = None
+    search_fields: list[dict[str, Any]] | None = None
+    semantic_configuration_name: str | None = None
+    query_hints: dict[str, Any] | None = None
+
+
+_SECRETS: Final = ("key", "secret", "password", "token", "signature")  # how names of fields end that hold secrets
+
+
+def _secret(data: object) -> str | None:
+    """Return the name of a field, at any depth, that holds a key, or more than a resource's id to connect by."""
+    if isinstance(data, list):
+        return next(filter(None, map(_secret, data)), None)
+    for name, value in data.items() if isinstance(data, Mapping) else ():
+        plain = re.sub("[^a-z]", "", str(name).lower())
+        connects = plain == "connectionstring" and not re.fullmatch(r"ResourceId=[^;=]*;?", str(value or "ResourceId="))
+        if connects or (plain.endswith(_SECRETS) and value):
+            return str(name)
+        if inner := _secret(value):
+            return inner
+    return None
+
+
+def _sent(data: object, name: str) -> object:
+    """Return the value of a field that is given in camel or snake case; None if there is none."""
+    fields = data.items() if isinstance(data, Mapping) else ()
+    return next((value for key, value in fields if to_camel(str(key)) == name and value), None)
+
+
+class IndexedParameters(_Definition):
+    """What a service of Azure would ingest; here an index of the server has it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    container_name: str | None = None
+    lakehouse_id: str | None = None
+    table_or_view: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_and_without_secret(cls, data: object) -> object:
+        if not isinstance(data, Mapping):
+            return data
+        if name := _secret(data):
+            raise ValueError(f"{name}: the server stores no secrets and reads no storage; leave it out")
+        if _sent(_sent(data, "ingestionParameters"), "ingestionPermissionOptions"):
+            raise ValueError(
+                "ingestionPermissionOptions: declare permissions on the server (stores.permissions); leave it out"
+            )
+        if part := next((name for name in _PARTS if _sent(data, name)), None):
+            raise ValueError(f"{part}: this server would search everything; ingest that part under a name of its own")
+        return {key: value for key, value in data.items() if key != "createdResources"}
+
+
+class SourceDefinition(_Definition):
+    """A knowledge source over an index of the server."""
+
+    name: Name
+    kind: Literal["searchIndex", "azureBlob", "file", "indexedOneLake", "indexedSharePoint", "indexedSql"]
+    description: str | None = None
+    results_processing: ResultsProcessing | None = None
+    search_index_parameters: SearchIndexParameters | None = None
+    azure_blob_parameters: IndexedParameters | None = None
+    file_parameters: IndexedParameters | None = None
+    indexed_one_lake_parameters: IndexedParameters | None = None
+    indexed_share_point_parameters: IndexedParameters | None = None
+    indexed_sql_parameters: IndexedParameters | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_kind(cls, data: object) -> object:
+        kind = data.get("kind") if isinstance(data, Mapping) else None
+        if isinstance(kind, str) and (instead := _INSTEAD.get(kind)):
+            raise ValueError(f"kind: {kind!r} is not served; {instead}")
+        return data
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> SourceDefinition:
+        given = [name for name in type(self).model_fields if name.endswith("_parameters") and getattr(self, name)]
+        own = f"{to_snake(self.kind)}_parameters"
+        if given != [own] and (given or self.kind != "file"):
+            raise ValueError(f"{to_camel(own)}: kind {self.kind!r} needs these parameters, and no others")
+        return self
+
+    @property
+    def _parameters(self) -> SearchIndexParameters | IndexedParameters:
+        found = getattr(self, f"{to_snake(self.kind)}_parameters")
+        return IndexedParameters() if found is None else found
+
+    @property
+    def index_name(self) -> str:
+        """The name of the index that is searched: by kind the container, lakehouse or table, or the source's own."""
+        asked = self._parameters
+        if isinstance(asked, SearchIndexParameters):
+            return asked.search_index_name
+        return (getattr(asked, _INDEX[self.kind]) if self.kind in _INDEX else None) or self.name
+
+    @property
+    def base_filter(self) -> str | None:
+        """The filter on every search, in OData."""
+        return getattr(self.search_index_parameters, "base_filter", None)
+
+    def warnings(self) -> list[str]:
+        """Return a sentence about each part that is stored without effect."""
+        stored, own = self._parameters.to_dict(), to_camel(f"{to_snake(self.kind)}_parameters")
+        used = {"searchIndexName", "baseFilter", to_camel(_INDEX.get(self.kind, "search_index_name"))}
+        return [f"{own}.{name}: it has no effect on this server" for name in stored if name not in used]
+
+
+Definition: TypeAlias = KnowledgeBaseDefinition | SourceDefinition
+
+
+# -- the stored definitions and keys -----------------------------------------------------------------------------------
+
 Kind: TypeAlias = Literal["knowledgeBase", "knowledgeSource"]
 Role: TypeAlias = Literal["admin", "query"]
 
@@ -38,7 +278,7 @@ DEFAULT_DATABASE: Final = "agentic-kb-server.db"
 ENVIRONMENT: Final = "env:"
 MAX_AGE: Final = 1.0  # age in seconds after which a server reads the catalog anew
 _SECONDS: Final = 10.0  # time limit of each operation
-_MODELS: Final[Mapping[str, type[KnowledgeBaseDefinition | SourceDefinition]]] = {
+MODELS: Final[Mapping[str, type[KnowledgeBaseDefinition | SourceDefinition]]] = {
     "knowledgeBase": KnowledgeBaseDefinition,
     "knowledgeSource": SourceDefinition,
 }
@@ -72,14 +312,9 @@ class ApiKey:
 class Snapshot:
     """The catalog as it was at one moment. ``keys`` is by hash."""
 
-    bases: Mapping[str, Stored]
-    sources: Mapping[str, Stored]
+    definitions: Mapping[str, Mapping[str, Stored]]  # by kind and name
     keys: Mapping[str, ApiKey]
     read_at: float
-
-    def of(self, kind: Kind) -> Mapping[str, Stored]:
-        """Return the definitions of a kind by name."""
-        return self.bases if kind == "knowledgeBase" else self.sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +341,7 @@ def _lists(header: str, etag: str) -> bool:
 
 
 def hash_of(key: str) -> str:
-    """Return the hash under which an API key is stored. A key has 256 random bits, so that no salt is needed."""
+    """Return the hash under which an API key is stored; it has no salt, as keys have 256 random bits."""
     return hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
 
 
@@ -116,15 +351,11 @@ class Catalog:
     def __init__(self, url: str | Path) -> None:
         self._database = SqlDatabase(url, SESSIONS, timeout=_SECONDS)
         self._pool = WorkerPool("catalog", 4)
-        self._snapshot: Snapshot | None = None
+        self.copy: Snapshot | None = None
+        """The catalog as it was read last; None before the first reading, and after a change."""
         self._reading = asyncio.Lock()
         self._parsed: dict[tuple[str, str], Stored] = {}
         self._refused: set[str] = set()
-
-    @property
-    def copy(self) -> Snapshot | None:
-        """The catalog as it was read last; None before the first reading, and after a change."""
-        return self._snapshot
 
     def close(self) -> None:
         """Close idle connections."""
@@ -133,17 +364,18 @@ class Catalog:
     async def snapshot(self, *, since: float | None = None) -> Snapshot:
         """Return the catalog, read anew if the copy is older than ``MAX_AGE``, or was read before ``since``."""
         oldest = time.monotonic() - MAX_AGE if since is None else since
-        if self._snapshot is not None and self._snapshot.read_at >= oldest:
-            return self._snapshot
+        if self.copy is not None and self.copy.read_at >= oldest:
+            return self.copy
         async with self._reading:
-            if self._snapshot is None or self._snapshot.read_at < oldest:
-                self._snapshot = await self._do("reading the catalog", self._read, write=False)
-            return self._snapshot
+            if self.copy is None or self.copy.read_at < oldest:
+                self.copy = await self._do("reading the catalog", self._read, write=False)
+            return self.copy
 
     async def find(self, kind: Kind, name: str) -> Stored:
         """Return a definition; raise ``NotFoundError`` if there is none of this name."""
         asked = time.monotonic()
-        found = (await self.snapshot()).of(kind).get(name) or (await self.snapshot(since=asked)).of(kind).get(name)
+        found = (await self.snapshot()).definitions[kind].get(name)
+        found = found or (await self.snapshot(since=asked)).definitions[kind].get(name)
         if found is None:
             raise NotFoundError(f"{_WORDS[kind]}: there is none of the name {name[:128]!r}")
         return found
@@ -178,7 +410,7 @@ class Catalog:
                 connection.execute(update(definitions).where(*here).values(**values))
             return etag, row is None
 
-        kept, is_new = await self._change(f"storing a {_WORDS[kind]}", work)
+        kept, is_new = await self._do(f"storing a {_WORDS[kind]}", work)
         return Stored(definition, kept), is_new
 
     async def remove(self, kind: Kind, name: str, conditions: Conditions = ANY) -> None:
@@ -194,12 +426,14 @@ class Catalog:
             tried = True
             if row is not None:
                 conditions.check(row.etag)
-            users = _users(connection, name) if kind == "knowledgeSource" else []
-            if users:
-                raise ConflictError(f"knowledge source: {', '.join(users)} uses it; change or delete that first")
+            if kind == "knowledgeSource":
+                bases = connection.execute(select(definitions).where(definitions.c.kind == "knowledgeBase"))
+                used = {base.name: json.loads(base.definition).get("knowledgeSources", []) for base in bases}
+                if users := sorted(base for base, sources in used.items() if name in [one["name"] for one in sources]):
+                    raise ConflictError(f"knowledge source: {', '.join(users)} uses it; change or delete that first")
             connection.execute(delete(definitions).where(*here))
 
-        await self._change(f"deleting a {_WORDS[kind]}", work)
+        await self._do(f"deleting a {_WORDS[kind]}", work)
 
     async def add_key(self, role: Role, name: str) -> tuple[ApiKey, str]:
         """Make an API key, and return its description and the key itself, of which only the hash is stored.
@@ -211,70 +445,54 @@ class Catalog:
         values = {"id": made.id, "name": name, "role": role, "created_at": microseconds(made.created_at)}
 
         def work(connection: Connection) -> None:
-            if connection.execute(select(api_keys.c.id).where(api_keys.c.id == made.id)).one_or_none() is None:
-                connection.execute(delete(api_keys).where(api_keys.c.hash == hash_of(secret)))
-                connection.execute(insert(api_keys).values(hash=hash_of(secret), **values))
+            connection.execute(delete(api_keys).where(api_keys.c.id == made.id))  # that an earlier try has stored
+            connection.execute(insert(api_keys).values(hash=hash_of(secret), **values))
 
-        await self._change("storing an API key", work)
+        await self._do("storing an API key", work)
         return made, secret
 
     async def remove_key(self, key_id: str) -> None:
         """Revoke an API key, which is refused after at most ``MAX_AGE`` seconds."""
         if all(key.id != key_id for key in (await self.snapshot(since=time.monotonic())).keys.values()):
             raise NotFoundError(f"API key: there is none of the id {key_id[:64]!r}")
-        await self._change(
-            "revoking an API key", lambda one: one.execute(delete(api_keys).where(api_keys.c.id == key_id))
-        )
+        revoke = delete(api_keys).where(api_keys.c.id == key_id)
+        await self._do("revoking an API key", lambda connection: connection.execute(revoke))
 
     def _read(self, connection: Connection) -> Snapshot:
         read_at = time.monotonic()
-        found: dict[str, dict[str, Stored]] = {kind: {} for kind in _MODELS}
+        found: dict[str, dict[str, Stored]] = {kind: {} for kind in MODELS}
         parsed: dict[tuple[str, str], Stored] = {}
         for row in connection.execute(select(definitions).order_by(definitions.c.name)):
-            stored = self._parsed.get((row.kind, row.etag)) or self._stored(row)
-            if stored is not None:
+            stored = self._parsed.get((row.kind, row.etag))
+            try:
+                stored = stored or Stored(MODELS[row.kind].model_validate(json.loads(row.definition)), row.etag)
+            except ValueError:
+                # This version would refuse it, which must not stop all others; its text may hold a secret.
+                if row.etag not in self._refused:
+                    from llama_index_agentic_kb.account.logs import logger  # noqa: PLC0415 (loads LlamaIndex)
+
+                    text = "the stored %s %r is left out: this version refuses it; store it anew"
+                    logger.error(text, row.kind, row.name)
+                self._refused.add(row.etag)
+            else:
                 parsed[row.kind, row.etag] = found[row.kind][row.name] = stored
         self._parsed = parsed
         keys = {
             row.hash: ApiKey(row.id, row.name, row.role, datetime.fromtimestamp(row.created_at / 1e6, UTC))
             for row in connection.execute(select(api_keys).order_by(api_keys.c.created_at))
         }
-        return Snapshot(found["knowledgeBase"], found["knowledgeSource"], keys, read_at)
+        return Snapshot(found, keys, read_at)
 
-    def _stored(self, row: Row[Any]) -> Stored | None:
-        """Return the definition of a row; None if this version would refuse it, which must not stop all others."""
-        try:
-            return Stored(_MODELS[row.kind].model_validate(json.loads(row.definition)), row.etag)
-        except ValueError:  # its text may hold a secret
-            from llama_index_agentic_kb.account.logs import logger  # noqa: PLC0415 (loads LlamaIndex)
-
-            if row.etag not in self._refused:
-                logger.error("the stored %s %r is left out: this version refuses it; store it anew", row.kind, row.name)
-            self._refused.add(row.etag)
-            return None
-
-    async def _change(self, what: str, work: Callable[[Connection], T]) -> T:
-        result = await self._do(what, work, write=True)
-        self._snapshot = None
-        return result
-
-    async def _do(self, what: str, work: Callable[[Connection], T], *, write: bool) -> T:
+    async def _do(self, what: str, work: Callable[[Connection], T], *, write: bool = True) -> T:
         until = time.monotonic() + _SECONDS
         transact = partial(self._database.transact, work, write=write, deadline=until, what=what)
-        return await Call(sync=transact, deadline=until, pool=self._pool, what=what)
+        result = await Call(sync=transact, deadline=until, pool=self._pool, what=what)
+        if write:
+            self.copy = None
+        return result
 
 
 _WORDS: Final = {"knowledgeBase": "knowledge base", "knowledgeSource": "knowledge source"}
-
-
-def _users(connection: Connection, source: str) -> list[str]:
-    """Return the names of the knowledge bases that use a source."""
-    rows = connection.execute(select(definitions).where(definitions.c.kind == "knowledgeBase"))
-    return sorted(
-        row.name
-        for row in rows
-        if source in [used["name"] for used in json.loads(row.definition).get("knowledgeSources", [])]
-    )
 
 
 # -- the database that a configuration file names, and its keys: whoever manages them need not load all of the server --
@@ -301,6 +519,9 @@ def resolved(value: object) -> object:
     return os.environ[name]
 
 
+Setting: TypeAlias = Annotated[str, BeforeValidator(resolved)]
+
+
 def located(path: Path, database: str) -> str:
     """Return a database's URL, or its path, which is relative to the folder of the configuration file."""
     return database if "://" in database else str(path.absolute().parent / database)
@@ -308,15 +529,14 @@ def located(path: Path, database: str) -> str:
 
 def manage_keys(path: Path, *, new: str | None, name: str, revoke: str | None) -> list[str]:
     """Create or revoke an API key, and return the lines to print: the new key, or the list of keys."""
+    if new not in (None, "admin", "query"):
+        raise ConfigurationError(f"--new: {new!r} is no role; it is admin or query")
     database = resolved(read_file(path).get("database", DEFAULT_DATABASE))
     catalog = Catalog(located(path, str(database)))
 
     async def managed() -> list[str]:
         if new is not None:
-            roles: dict[str, Role] = {"admin": "admin", "query": "query"}
-            if new not in roles:
-                raise ConfigurationError(f"--new: {new!r} is no role; it is admin or query")
-            made, secret = await catalog.add_key(roles[new], name)
+            made, secret = await catalog.add_key("admin" if new == "admin" else "query", name)
             return [f"id {made.id}", f"key {secret}"]
         if revoke is not None:
             await catalog.remove_key(revoke)

@@ -69,7 +69,7 @@ class TooManyRequestsError(RequestError):
 
 
 class OverloadedError(RequestError):
-    """The server runs as many requests as it may, or shuts down."""
+    """The server is running its maximum of requests, or is shutting down."""
 
     code, status_code, headers = "overloaded", 503, {"Retry-After": "1"}
     remedy = "Wait as long as `Retry-After` says, and send the request again."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
@@ -18,33 +18,31 @@ from llama_index_agentic_kb.errors import AgenticKBError, NotFoundError
 from llama_index_agentic_kb.grounding.check import grounding_ledger
 from llama_index_agentic_kb.knowledge_base import KnowledgeBase
 from llama_index_agentic_kb.schema import Principal
-from llama_index_agentic_kb.schema.answer_query import AnswerQuery
-from llama_index_agentic_kb.search.ranking import arank
+from llama_index_agentic_kb.schema.answer import AnswerQuery
+from llama_index_agentic_kb.search.rerank import arank
 from llama_index_agentic_kb.server.errors import RequestError
 from llama_index_agentic_kb.server.http import GONE, ServerContext, logger, read_body, streamed, unless_gone
+from llama_index_agentic_kb.server.service import ServedBase
 from llama_index_agentic_kb.store.sessions import SessionStore
-from llama_index_agentic_kb.wire.google_answer import (
+from llama_index_agentic_kb.wire.google import (
     AnswerStream,
     decode_answer_query,
-    encode_answer,
-    encode_answer_response,
-    encode_error,
-)
-from llama_index_agentic_kb.wire.google_methods import (
     decode_check_grounding,
     decode_create_session,
     decode_list_sessions,
     decode_rank,
     decode_update_session,
+    encode_answer,
+    encode_answer_response,
     encode_check_grounding,
+    encode_error,
     encode_rank,
     encode_session,
     encode_session_page,
     wants_answer_details,
 )
-from llama_index_agentic_kb.wire.google_names import (
+from llama_index_agentic_kb.wire.google_messages import (
     Parent,
-    SessionName,
     parse_answer_name,
     parse_parent,
     parse_serving_config,
@@ -67,24 +65,20 @@ class _Call:
     principal: Principal | None  # on whose behalf it runs
     tenant: str  # whose share it uses
     owner: str  # whose the sessions are
-    sessions: SessionStore
     as_int: bool  # whether the client wants enums as numbers
+
+    @property
+    def sessions(self) -> SessionStore:
+        """The store of all sessions."""
+        return self.context.service.sessions
 
     async def body(self) -> bytes:
         """Return the body."""
-        return await read_body(self.request, self.context.max_body_bytes) or b"{}"
+        return await read_body(self.request, self.context.limits.body_bytes) or b"{}"
 
-    async def parent(self) -> Parent:
-        """Return the name of the sessions' parent; raise ``NotFoundError`` if it is no knowledge base."""
-        parent = parse_parent(self.name.rpartition("/")[0])
-        await self.context.service.base(parent.id)
-        return parent
-
-    async def session(self) -> SessionName:
-        """Return the name of the session; raise ``NotFoundError`` if its parent is no knowledge base."""
-        name = parse_session_name(self.name)
-        await self.context.service.base(name.parent.id)
-        return name
+    async def base(self, parent: Parent) -> ServedBase:
+        """Return the knowledge base that a name's parent stands for, or raise ``NotFoundError``."""
+        return await self.context.service.base(parent.id)
 
     async def respond(self, work: Callable[[], Awaitable[dict[str, Any]]]) -> Response:
         """Do the work of a question at its place in the queue, unless the client disconnects; return its JSON."""
@@ -94,9 +88,6 @@ class _Call:
                 return JSONResponse(await work())
 
         return await unless_gone(self.request.receive, answered()) or GONE
-
-
-_Method: TypeAlias = Callable[[_Call], Awaitable[Response]]
 
 
 def google_routes(context: ServerContext) -> APIRouter:
@@ -109,8 +100,9 @@ def google_routes(context: ServerContext) -> APIRouter:
         principal, tenant = await context.access.asker(request)
         alt = request.query_params.get("$alt", "") + request.query_params.get("alt", "")
         resource, _, verb = name.partition(":")
-        owned = session_owner(principal), context.service.sessions
-        call = _Call(request, resource, context, principal, tenant, *owned, "enum-encoding=int" in alt)
+        call = _Call(
+            request, resource, context, principal, tenant, session_owner(principal), "enum-encoding=int" in alt
+        )
         parts = resource.split("/")
         kind = next((one for one in _KINDS if one in parts[-2:]), "")
         listed = kind == "sessions" and parts[-1] == "sessions"
@@ -132,49 +124,49 @@ def google_error(error: BaseException) -> JSONResponse:
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-async def _query(call: _Call) -> tuple[KnowledgeBase, AnswerQuery]:
-    """Return the knowledge base and the query of an ``:answer`` or ``:streamAnswer`` request."""
-    served = await call.context.service.base(parse_serving_config(call.name).id)
+async def _query(call: _Call) -> tuple[KnowledgeBase, AnswerQuery, Parent]:
+    """Return the knowledge base and the query of an ``:answer`` or ``:streamAnswer`` request, and the base's name."""
+    parent = parse_serving_config(call.name)
+    served = await call.base(parent)
     query = decode_answer_query(await call.body(), serving_config=call.name)
     request = served.request(query.request.model_copy(update={"principal": call.principal}))
-    return served.base, query.model_copy(update={"request": request})
+    return served.base, query.model_copy(update={"request": request}), parent
 
 
 async def _answer(call: _Call) -> Response:
-    base, query = await _query(call)
+    base, query, parent = await _query(call)
 
     async def answered() -> dict[str, Any]:
-        made, parent = await base.aanswer(query), parse_serving_config(call.name)
+        made = await base.aanswer(query)
         return encode_answer_response(made.answer, parent=parent, session=made.session, enum_as_int=call.as_int)
 
     return await call.respond(answered)
 
 
 async def _stream_answer(call: _Call) -> Response:
-    base, query = await _query(call)
-    return await streamed(call.request, _pieces(call, base, query), _STREAM_TYPE)
+    base, query, parent = await _query(call)
 
+    async def pieces() -> AsyncGenerator[bytes]:
+        stream, is_begun = AnswerStream(parent=parent, enum_as_int=call.as_int), False
+        try:
+            async with call.context.queue.place(call.tenant):
+                async for piece in base.astream_answer(query):
+                    if data := stream.piece(piece):
+                        is_begun = True
+                        yield data
+        except Exception as error:
+            if not is_begun:
+                raise
+            if not isinstance(error, AgenticKBError):
+                logger.error("a stream failed", exc_info=error)
+            yield stream.fail()  # Google's client takes no error inside of an array
 
-async def _pieces(call: _Call, base: KnowledgeBase, query: AnswerQuery) -> AsyncGenerator[bytes]:
-    """Yield the encoded pieces of an answer; Google's client takes no error inside of an array."""
-    stream, is_begun = AnswerStream(parent=parse_serving_config(call.name), enum_as_int=call.as_int), False
-    try:
-        async with call.context.queue.place(call.tenant):
-            async for piece in base.astream_answer(query):
-                if data := stream.piece(piece):
-                    is_begun = True
-                    yield data
-    except Exception as error:
-        if not is_begun:
-            raise
-        if not isinstance(error, AgenticKBError):
-            logger.error("a stream failed", exc_info=error)
-        yield stream.fail()
+    return await streamed(call.request, pieces(), _STREAM_TYPE)
 
 
 async def _get_answer(call: _Call) -> Response:
     session, answer_id = parse_answer_name(call.name)
-    await call.context.service.base(session.parent.id)
+    await call.base(session.parent)
     answer = await call.sessions.aget_answer(call.owner, session.id, answer_id)
     return JSONResponse(encode_answer(answer, name=call.name, enum_as_int=call.as_int))
 
@@ -204,50 +196,41 @@ async def _rank(call: _Call) -> Response:
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
-async def _create_session(call: _Call) -> Response:
-    parent = await call.parent()
-    session = await call.sessions.acreate(call.owner, decode_create_session(await call.body()))
-    return JSONResponse(encode_session(session, parent, enum_as_int=call.as_int))
-
-
-async def _list_sessions(call: _Call) -> Response:
-    parent = await call.parent()
+async def _all_sessions(call: _Call) -> Response:
+    """Create a session, or list them."""
+    parent = parse_parent(call.name.rpartition("/")[0])
+    await call.base(parent)
+    if call.request.method == "POST":
+        session = await call.sessions.acreate(call.owner, decode_create_session(await call.body()))
+        return JSONResponse(encode_session(session, parent, enum_as_int=call.as_int))
     params = {name: value for name, value in call.request.query_params.items() if name in _LISTING}
     page = await call.sessions.alist_sessions(call.owner, decode_list_sessions(params))
     return JSONResponse(encode_session_page(page, parent, enum_as_int=call.as_int))
 
 
-async def _get_session(call: _Call) -> Response:
-    name = await call.session()
-    details = wants_answer_details(dict(call.request.query_params))
-    session = await call.sessions.aget(call.owner, name.id, include_answers=details)
+async def _one_session(call: _Call) -> Response:
+    """Return, change or delete a session."""
+    name, method, params = parse_session_name(call.name), call.request.method, call.request.query_params
+    await call.base(name.parent)
+    if method == "DELETE":
+        await call.sessions.adelete(call.owner, name.id)
+        return JSONResponse({})
+    if method == "PATCH":
+        changes = decode_update_session(await call.body(), params.get("updateMask", ""))
+        session = await call.sessions.aupdate(call.owner, name.id, changes)
+    else:
+        session = await call.sessions.aget(call.owner, name.id, include_answers=wants_answer_details(dict(params)))
     return JSONResponse(encode_session(session, name.parent, enum_as_int=call.as_int))
-
-
-async def _update_session(call: _Call) -> Response:
-    name = await call.session()
-    changes = decode_update_session(await call.body(), call.request.query_params.get("updateMask", ""))
-    session = await call.sessions.aupdate(call.owner, name.id, changes)
-    return JSONResponse(encode_session(session, name.parent, enum_as_int=call.as_int))
-
-
-async def _delete_session(call: _Call) -> Response:
-    name = await call.session()
-    await call.sessions.adelete(call.owner, name.id)
-    return JSONResponse({})
 
 
 _LISTING: Final = frozenset({"pageSize", "page_size", "pageToken", "page_token", "filter", "orderBy", "order_by"})
-_METHODS: Final[dict[tuple[str, str, str], _Method]] = {
+_METHODS: Final[dict[tuple[str, str, str], Callable[[_Call], Awaitable[Response]]]] = {
     ("POST", "servingConfigs", "answer"): _answer,
     ("POST", "servingConfigs", "streamAnswer"): _stream_answer,
     ("POST", "groundingConfigs", "check"): _check,
     ("POST", "rankingConfigs", "rank"): _rank,
     ("GET", "answers", ""): _get_answer,
-    ("POST", "sessions*", ""): _create_session,
-    ("GET", "sessions*", ""): _list_sessions,
-    ("GET", "sessions", ""): _get_session,
-    ("PATCH", "sessions", ""): _update_session,
-    ("DELETE", "sessions", ""): _delete_session,
+    **{(method, "sessions*", ""): _all_sessions for method in ("GET", "POST")},
+    **{(method, "sessions", ""): _one_session for method in ("GET", "PATCH", "DELETE")},
 }
 """By HTTP method, kind of resource (* for the collection) and verb."""

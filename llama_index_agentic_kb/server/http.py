@@ -25,9 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from llama_index_agentic_kb.account.logs import logger as package_logger
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema import RetrievalResponse
-from llama_index_agentic_kb.server.access import Access
+from llama_index_agentic_kb.server.access import Access, FairQueue, Limits
 from llama_index_agentic_kb.server.errors import OverloadedError, RequestError, TooLargeError, error_body, status_of
-from llama_index_agentic_kb.server.quotas import FairQueue
 from llama_index_agentic_kb.server.service import KnowledgeService
 
 T = TypeVar("T")
@@ -67,20 +66,14 @@ class Metrics:
     """The server's metrics, in a registry of their own."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = own = CollectorRegistry()
         labels = ("route", "method", "status")
-        self.requests = Counter("agentic_kb_requests", "HTTP requests.", labels, registry=self.registry)
-        self.seconds = Histogram(
-            "agentic_kb_request_seconds", "Seconds until the end of a response.", ("route",), registry=self.registry
-        )
-        self.running = Gauge("agentic_kb_running_requests", "Requests that run now.", registry=self.registry)
-        self.waiting = Gauge("agentic_kb_waiting_questions", "Questions that wait their turn.", registry=self.registry)
-        self.tokens = Counter(
-            "agentic_kb_tokens", "Tokens billed by language models.", ("direction",), registry=self.registry
-        )
-        self.failed_searches = Counter(
-            "agentic_kb_missing_parts", "Parts that responses lack.", ("outcome",), registry=self.registry
-        )
+        self.requests = Counter("agentic_kb_requests", "HTTP requests.", labels, registry=own)
+        self.seconds = Histogram("agentic_kb_request_seconds", "Seconds to a response's end.", ("route",), registry=own)
+        self.running = Gauge("agentic_kb_running_requests", "Requests that run now.", registry=own)
+        self.waiting = Gauge("agentic_kb_waiting_questions", "Questions that wait their turn.", registry=own)
+        self.tokens = Counter("agentic_kb_tokens", "Tokens billed by models.", ("direction",), registry=own)
+        self.missing = Counter("agentic_kb_missing_parts", "Parts that responses lack.", ("outcome",), registry=own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +83,7 @@ class ServerContext:
     service: KnowledgeService
     access: Access
     queue: FairQueue
-    max_body_bytes: int  # of a question
+    limits: Limits
     metrics: Metrics = field(default_factory=Metrics)
 
     def count(self, response: RetrievalResponse) -> None:
@@ -99,17 +92,15 @@ class ServerContext:
             for direction in ("input", "output"):
                 self.metrics.tokens.labels(direction).inc(getattr(record, f"{direction}_tokens", None) or 0)
         for part in response.missing:
-            self.metrics.failed_searches.labels(part.outcome.value).inc()
+            self.metrics.missing.labels(part.outcome.value).inc()
 
 
 class Gateway:
     """The outermost ASGI application; ``origins`` returns those of web pages that may call a path ("*" means all)."""
 
-    def __init__(
-        self, app: ASGIApp, *, metrics: Metrics, origins: Callable[[str], Collection[str]], max_running: int
-    ) -> None:
-        self._app, self._metrics, self._origins, self._max_running = app, metrics, origins, max_running
-        self.running = 0
+    def __init__(self, app: ASGIApp, *, context: ServerContext, origins: Callable[[str], Collection[str]]) -> None:
+        self._app, self._metrics, self._origins = app, context.metrics, origins
+        self._max_running, self._running = context.limits.running_requests, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or pass on what is not HTTP."""
@@ -145,13 +136,13 @@ class Gateway:
             whole = not message.get("more_body", False)
             return message
 
-        self.running += 1
+        self._running += 1
         self._metrics.running.inc()
         try:
             with instrument_tags({"agentic_kb.request_id": own_id}):  # an attribute of each span of the request
                 await self._serve(request, receive_in_time, send_with_headers)
         finally:
-            self.running -= 1
+            self._running -= 1
             self._metrics.running.dec()
             self._account(request, status, time.monotonic() - started)
             request_id.reset(token)
@@ -160,7 +151,7 @@ class Gateway:
         scope = request.scope
         if request.method == "OPTIONS" and "access-control-request-method" in request.headers:
             await Response(status_code=204)(scope, receive, send)
-        elif self.running > self._max_running and scope["path"] not in _ALWAYS_OPEN:
+        elif self._running > self._max_running and scope["path"] not in _ALWAYS_OPEN:
             error = OverloadedError(f"the server runs {self._max_running} requests already; try again")
             await error_response(error)(scope, receive, send)
         else:
@@ -196,7 +187,7 @@ class Gateway:
         logger.info(
             "request",
             extra={
-                "fields": {
+                "request_fields": {
                     "method": request.method,
                     "path": quote(request.scope["path"][:300]),
                     "status": status,
@@ -243,15 +234,14 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
-async def disconnected(receive: Receive) -> None:
-    """Return when the client disconnects."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
     """Return the result of work; None if the client disconnected meanwhile, which cancels the work."""
-    task, gone = asyncio.create_task(work), asyncio.create_task(disconnected(receive))
+
+    async def disconnected() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    task, gone = asyncio.create_task(work), asyncio.create_task(disconnected())
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -266,7 +256,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | Non
 
 
 class _Stream(Response):
-    """Sends chunks as they are made; a disconnect cancels what makes them."""
+    """Sends chunks as they are made; a disconnect cancels what makes them once, and waits for its clean-up."""
 
     def __init__(self, first: bytes, rest: AsyncGenerator[bytes], media_type: str, headers: Mapping[str, str]) -> None:
         super().__init__(headers=headers, media_type=media_type)
@@ -274,7 +264,7 @@ class _Stream(Response):
         self._first, self._rest = first, rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the chunks."""
+        """Send the chunks; Starlette's class would cancel their clean-up too."""
         del scope
         await unless_gone(receive, self._send(send))
 
@@ -310,7 +300,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
             "request_id": request_id.get() or None,
-            **(found if isinstance(found := getattr(record, "fields", None), Mapping) else {}),
+            **(getattr(record, "request_fields", None) or {}),
         }
         if record.exc_info or record.exc_text:
             fields["error"] = record.exc_text or self.formatException(record.exc_info)  # type: ignore[arg-type]

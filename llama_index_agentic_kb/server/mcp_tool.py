@@ -80,8 +80,10 @@ def tool_server(target_of: Callable[[Context], Target], count: Callable[[Retriev
                 logger.error("a tool call failed", exc_info=error)
             return CallToolResult(content=[TextContent(text=message)], is_error=True)
         count(response)
-        shown = response.to_dict()
-        return CallToolResult(content=[TextContent(text=_text(response))], structured_content=shown)
+        named = [f"[ref_id:{one.id}] {one.title} {one.url or one.doc_key}" for one in response.references]
+        missing = [f"missing: {part.what}: {part.reason}" for part in response.missing]
+        text = TextContent(text="\n".join([response.text, *named, *missing]))
+        return CallToolResult(content=[text], structured_content=response.to_dict())
 
     return Server(
         "agentic-kb", version=version("llama-index-agentic-kb"), on_list_tools=list_tools, on_call_tool=call_tool
@@ -89,21 +91,13 @@ def tool_server(target_of: Callable[[Context], Target], count: Callable[[Retriev
 
 
 def _request(params: CallToolRequestParams) -> RetrievalRequest:
+    arguments = dict(params.arguments or {})
     if params.name != TOOL:
         raise InvalidRequestError(f"there is no tool {params.name[:60]!r}; there is {TOOL}")
-    arguments = params.arguments or {}
     unknown = sorted(arguments.keys() - _INPUT["properties"].keys())
-    if unknown or not isinstance(arguments.get("query"), str):
+    if unknown or not isinstance(query := arguments.pop("query", None), str):
         raise InvalidRequestError(f"{', '.join(unknown) or 'query'}: the tool takes {', '.join(_INPUT['properties'])}")
-    rest = {name: value for name, value in arguments.items() if name != "query"}
-    return RetrievalRequest.parse({"messages": [{"role": "user", "content": arguments["query"]}], **rest})
-
-
-def _text(response: RetrievalResponse) -> str:
-    """Return the response as text for a model: the answer or extracts, the references, and what is missing."""
-    named = [f"[ref_id:{one.id}] {one.title} {one.url or one.doc_key}" for one in response.references]
-    missing = [f"missing: {part.what}: {part.reason}" for part in response.missing]
-    return "\n".join([response.text, *named, *missing])
+    return RetrievalRequest.parse({"messages": [{"role": "user", "content": query}], **arguments})
 
 
 def _target_of(context: Context) -> Target:
@@ -124,38 +118,32 @@ class _Handled(Response):
         await self._manager.handle_request(scope, receive, send)
 
 
-class McpRoutes:
-    """The MCP servers of all knowledge bases: stateless, so that any of several servers may get a message."""
+def mcp_routes(context: ServerContext) -> tuple[APIRouter, Callable[[], AbstractAsyncContextManager[None]]]:
+    """Return the route ``/knowledgebases/{name}/mcp``, and what is to be entered while the server runs.
 
-    def __init__(self, context: ServerContext) -> None:
-        self._context = context
-        self._manager: StreamableHTTPSessionManager | None = None
+    The servers of all knowledge bases are stateless, so that any of several processes may get a message.
+    """
+    router, server = APIRouter(tags=["MCP"]), tool_server(_target_of, context.count)
+    manager: StreamableHTTPSessionManager | None = None
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Run what the library needs while the server runs."""
-        server = tool_server(_target_of, self._context.count)
-        self._manager = StreamableHTTPSessionManager(
-            server, json_response=True, stateless=True, max_request_body_size=self._context.max_body_bytes
+    async def running() -> AsyncIterator[None]:
+        nonlocal manager
+        manager = StreamableHTTPSessionManager(  # a new one, as each runs only once
+            server, json_response=True, stateless=True, max_request_body_size=context.limits.body_bytes
         )
-        async with self._manager.run():
+        async with manager.run():
             yield
 
-    def router(self) -> APIRouter:
-        """Return the route ``/knowledgebases/{name}/mcp``."""
-        router = APIRouter(tags=["MCP"])
-        context = self._context
+    @router.post("/knowledgebases/{name}/mcp", include_in_schema=False)
+    async def messages(name: str, request: Request) -> Response:
+        """Handle a message of the Model Context Protocol (streamable HTTP, without streams that a GET opens)."""
+        principal, tenant = await context.access.asker(request)
+        request.scope[_TARGET] = (await context.service.base(name), principal, partial(context.queue.place, tenant))
+        assert manager is not None  # the server runs
+        return _Handled(manager)
 
-        @router.post("/knowledgebases/{name}/mcp", include_in_schema=False)
-        async def messages(name: str, request: Request) -> Response:
-            """Handle a message of the Model Context Protocol (streamable HTTP, without streams that a GET opens)."""
-            principal, tenant = await context.access.asker(request)
-            place = partial(context.queue.place, tenant)
-            request.scope[_TARGET] = (await context.service.base(name), principal, place)
-            assert self._manager is not None
-            return _Handled(self._manager)
-
-        return router
+    return router, running
 
 
 async def serve_stdio(base: KnowledgeBase) -> None:

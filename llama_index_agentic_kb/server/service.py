@@ -18,13 +18,17 @@ from llama_index_agentic_kb.knowledge_base import KnowledgeBase
 from llama_index_agentic_kb.llm import resolve_llm
 from llama_index_agentic_kb.schema import OutputMode, RetrievalRequest, SourceParams, all_of, parse_odata
 from llama_index_agentic_kb.search.filters import to_tree
-from llama_index_agentic_kb.server.catalog import ANY, Catalog, Conditions, Kind, Stored
-from llama_index_agentic_kb.server.definitions import (
+from llama_index_agentic_kb.server.catalog import (
+    ANY,
+    Catalog,
+    Conditions,
     Definition,
+    Kind,
     KnowledgeBaseDefinition,
     ModelReference,
     RetrieveDefaults,
     SourceDefinition,
+    Stored,
 )
 from llama_index_agentic_kb.server.errors import ConflictError, UnavailableError
 from llama_index_agentic_kb.sources import KnowledgeSource
@@ -34,6 +38,8 @@ Index: TypeAlias = Callable[..., KnowledgeSource]
 """Returns a source over an index, called with ``name=``, ``description=``, ``filters=`` and ``params=``:
 ``partial(KnowledgeSource, index=..., permissions=...)``."""
 
+_PASSED_ON: Final = {"name", "description", "output_mode", "retrieval_instructions", "answer_instructions"}
+"""Fields of a definition that are arguments of ``KnowledgeBase``."""
 STATIC_ETAG: Final = '"registered"'  # ETag of a knowledge base that the program registered
 
 
@@ -111,7 +117,7 @@ class KnowledgeService:
         """Build and warm up all knowledge bases, so that no question waits; one that can't be opened is logged."""
         for served in self._registered.values():
             await served.base.awarm_up()
-        for name in (await self.catalog.snapshot()).bases:
+        for name in (await self.catalog.snapshot()).definitions["knowledgeBase"]:
             try:
                 await self.base(name)
             except Exception:  # noqa: BLE001 (one store that is damaged must not keep the others from being served)
@@ -127,28 +133,21 @@ class KnowledgeService:
             async with self._building.setdefault(name, asyncio.Lock()):
                 served = self._built.get(name)
                 if served is None or served.etags != etags:
-                    served = await Call(sync=lambda: self._build(definition, sources, etags), what=f"building {name}")
-                    self._built[name] = served
+                    build = partial(self._build, definition, [source.definition for source in sources], etags)
+                    served = self._built[name] = await Call(sync=build, what=f"building {name}")
         return served
 
     def _build(
-        self, definition: KnowledgeBaseDefinition, sources: Sequence[Stored], etags: tuple[str, ...]
+        self, definition: KnowledgeBaseDefinition, sources: Sequence[Definition], etags: tuple[str, ...]
     ) -> ServedBase:
-        used = [source.definition for source in sources if isinstance(source.definition, SourceDefinition)]
-        effort = definition.retrieval_reasoning_effort
-        optional: dict[str, Any] = {
-            "effort": effort,
-            "description": definition.description,
-            "output_mode": definition.output_mode,
-            "retrieval_instructions": definition.retrieval_instructions,
-            "answer_instructions": definition.answer_instructions,
-        }
+        set_fields = definition.model_dump(by_alias=False, include=_PASSED_ON, exclude_none=True)
+        if definition.retrieval_reasoning_effort is not None:
+            set_fields["effort"] = definition.retrieval_reasoning_effort
         base = KnowledgeBase(
-            [self._source(source) for source in used],
+            [self._source(source) for source in sources if isinstance(source, SourceDefinition)],
             llm=self._model(definition.models),
-            name=definition.name,
             sessions=self.sessions,
-            **{name: value for name, value in optional.items() if value is not None},
+            **set_fields,
         )
         return ServedBase(base.warm_up(), etags, definition.retrieve_defaults or RetrieveDefaults())
 
@@ -175,7 +174,8 @@ class KnowledgeService:
     def _model(self, models: Sequence[ModelReference]) -> LLM | None:
         if not models:
             return None
-        name = models[0].azure_open_ai_parameters.name
+        asked = models[0].azure_open_ai_parameters
+        name = asked.deployment_id or asked.model_name
         if name not in self.models:
             known = ", ".join(sorted(self.models)) or "none"
             raise InvalidRequestError(f"models: {name!r} is not configured on this server; it has: {known}")
@@ -183,26 +183,34 @@ class KnowledgeService:
 
     def origins(self, path: str) -> list[str]:
         """Return the origins that the definition of a path's knowledge base lists (``corsOptions``)."""
-        kind, _, rest = path.removeprefix("/").partition("/")
+        kind, name = [*path.split("/"), "", ""][1:3]
         copy = self.catalog.copy
-        stored = None if copy is None or kind != "knowledgebases" else copy.bases.get(rest.partition("/")[0])
-        options = getattr(None if stored is None else stored.definition, "cors_options", None)
+        stored = None if copy is None or kind != "knowledgebases" else copy.definitions["knowledgeBase"].get(name)
+        options = getattr(stored and stored.definition, "cors_options", None)
         return [] if options is None else list(options.allowed_origins)
 
     # -- definitions -----------------------------------------------------------------------------------------------
 
+    async def shown(self, kind: Kind) -> list[dict[str, Any]]:
+        """Return all definitions of a kind, by name, in the form that clients get."""
+        found = {name: stored.to_dict() for name, stored in (await self.catalog.snapshot()).definitions[kind].items()}
+        for name, served in self._registered.items() if kind == "knowledgeBase" else ():
+            base = served.base
+            found[name] = {
+                "@odata.etag": STATIC_ETAG,
+                "name": name,
+                "description": base.description,
+                "knowledgeSources": [{"name": source} for source in base.sources],
+                "outputMode": base.output_mode.value,
+                "retrievalReasoningEffort": {"kind": base.retriever.effort.value},
+            }
+        return [found[name] for name in sorted(found)]
+
     async def find(self, kind: Kind, name: str) -> dict[str, Any]:
         """Return a definition in the form that clients get; raise ``NotFoundError`` if there is none of this name."""
         if kind == "knowledgeBase" and name in self._registered:
-            return _registered_definition(self._registered[name].base)
+            return next(one for one in await self.shown(kind) if one["name"] == name)
         return (await self.catalog.find(kind, name)).to_dict()
-
-    async def list_all(self, kind: Kind) -> list[dict[str, Any]]:
-        """Return all definitions of a kind, by name."""
-        shown = {name: stored.to_dict() for name, stored in (await self.catalog.snapshot()).of(kind).items()}
-        if kind == "knowledgeBase":
-            shown |= {name: _registered_definition(served.base) for name, served in self._registered.items()}
-        return [shown[name] for name in sorted(shown)]
 
     async def put(
         self, kind: Kind, definition: Definition, conditions: Conditions = ANY, *, create: bool = False
@@ -239,22 +247,3 @@ class KnowledgeService:
         await self.catalog.remove(kind, name, conditions)
         if kind == "knowledgeBase":
             self._built.pop(name, None)
-
-    async def counts(self) -> dict[Kind, int]:
-        """Return the number of definitions of each kind."""
-        snapshot = await self.catalog.snapshot()
-        return {
-            "knowledgeBase": len(snapshot.bases.keys() | self._registered.keys()),
-            "knowledgeSource": len(snapshot.sources),
-        }
-
-
-def _registered_definition(base: KnowledgeBase) -> dict[str, Any]:
-    return {
-        "@odata.etag": STATIC_ETAG,
-        "name": base.name,
-        "description": base.description,
-        "knowledgeSources": [{"name": name} for name in base.sources],
-        "outputMode": base.output_mode.value,
-        "retrievalReasoningEffort": {"kind": base.retriever.effort.value},
-    }

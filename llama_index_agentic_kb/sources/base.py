@@ -1,4 +1,4 @@
-"""A knowledge source: a searchable index or retriever with its metadata fields, filters and resilience settings.
+"""A knowledge source: a searchable index or retriever with fields, filters and resilience; the sources of a request.
 
 Only this module computes the effective filter of a search (mandatory AND caller AND planner); each returned node is
 checked against it again (``sources.search``).
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -22,17 +24,25 @@ from pydantic_core import to_jsonable_python
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import without_surrogates
 from llama_index_agentic_kb.account.pickling import NotPickled
-from llama_index_agentic_kb.errors import ConfigurationError, DeniedError, InvalidRequestError
-from llama_index_agentic_kb.guard.permissions import Permissions
+from llama_index_agentic_kb.errors import ConfigurationError, DeniedError, InvalidRequestError, RetrievalError
+from llama_index_agentic_kb.guard.permissions import Permissions, current_principal
 from llama_index_agentic_kb.guard.resilience import NO_RETRIES, CallProgress, Health, Resilience, ResilientCalls
-from llama_index_agentic_kb.schema import FilterNode, Principal, SourceData, SourceParams, all_of
+from llama_index_agentic_kb.schema import (
+    FilterNode,
+    Principal,
+    RetrievalRequest,
+    SourceData,
+    SourceParams,
+    all_of,
+    parse_odata,
+)
 from llama_index_agentic_kb.schema.filters import conditions
 from llama_index_agentic_kb.search.filters import FilterLike, lower, to_tree
 from llama_index_agentic_kb.search.lexical import LexicalSearch
 from llama_index_agentic_kb.sources.filters import FilterField, declared_fields
 from llama_index_agentic_kb.sources.index import index_retriever, refusal, traits_of
 from llama_index_agentic_kb.sources.lexical import lexical_for
-from llama_index_agentic_kb.sources.search import PreparedSource, bounded, own_recursion, search_source
+from llama_index_agentic_kb.sources.search import PreparedSource, bounded, search_source
 
 RetrieverFactory: TypeAlias = Callable[[MetadataFilters | None], BaseRetriever]
 MetadataReader: TypeAlias = Callable[[], Iterable[tuple[str, Mapping[str, Any]]]]
@@ -156,6 +166,8 @@ class KnowledgeSource(NotPickled):
 
     kind = "searchIndex"
     """The ``type`` of its references and activity records."""
+    shards: tuple[KnowledgeSource, ...] = ()
+    """The parts that are searched in its place; see ``ShardedSource``."""
 
     def __init__(
         self,
@@ -208,6 +220,7 @@ class KnowledgeSource(NotPickled):
         self.index = index
         self._retriever = retriever
         self._factory = retriever_factory
+        self.has_factory = retriever_factory is not None  # ``prepare`` then calls user code, which may be slow
         self._retriever_kwargs = further
         self._native_async = native_async
         self._calls = ResilientCalls(f"source {name!r}", resilience)
@@ -273,49 +286,42 @@ class KnowledgeSource(NotPickled):
         """Whether the source searches only some documents or nodes of its index, chosen by their IDs."""
         return any(self._retriever_kwargs.get(name) is not None for name in ("doc_ids", "node_ids"))
 
-    @property
-    def has_factory(self) -> bool:
-        """Whether the source has a retriever factory: ``prepare`` then calls user code, which may be slow."""
-        return self._factory is not None
-
-    def prepared(self, filters: FilterNode | None, top_k: int) -> PreparedSource:
+    def prepared(self, filters: FilterNode | None, top_k: int, made: BaseRetriever | None = None) -> PreparedSource:
         """Return the source prepared for one effective filter; ``top_k`` counts unless it has a number of its own.
 
-        A source with a factory needs ``prepare``. Raises ``DeniedError`` if the filter can't be applied to this source.
+        ``made`` is what its factory made, if it has one. Raises ``DeniedError`` if the filter can't be applied to it.
         """
         reason = None if filters is None else "a plain retriever can't take filters; use retriever_factory"
         if self.index is not None:
             reason = refusal(self.index, filters)
-        if reason is not None:
+        if reason is not None and made is None:
             raise DeniedError(f"source {self.name!r} was not searched: its filter can't be applied ({reason})")
         if self.index is not None:
             made = index_retriever(self.index, filters, self.similarity_top_k or top_k, self._retriever_kwargs)
-            return self._prepared(own_recursion(made, self.name), filters)
-        assert self._retriever is not None
-        return self._prepared(bounded(self._retriever, self.name), filters)
+        made = self._retriever if made is None else made
+        assert made is not None
+        retriever = bounded(made, theirs=self.index is None)
+        traits = traits_of(retriever, self._native_async)
+        # An index retriever that is not dense searches in its own way, without a lexical index.
+        lexical = self._lexical if self.index is None or traits.kind == "dense" else None
+        calls, private = (self._calls, self._lexical_calls), self.permissions is not None
+        return PreparedSource(self.name, retriever, traits, filters, *calls, lexical, is_private=private)
 
     async def prepare(
         self, filters: FilterNode | None, top_k: int, progress: CallProgress | None = None
     ) -> PreparedSource:
         """Return the source prepared for one effective filter, calling its factory if it has one; see ``prepared``.
 
-        Raises:
-            DeniedError: The filter can't be applied to this source.
-            DeadlineExceededError: The factory did not return in time.
-            SourceUnavailableError: The factory was not called: its circuit is open, or too many calls are waiting.
+        A factory may fail like a search: late, or not called since its circuit is open or too many calls are waiting.
         """
         if self._factory is None:
             return self.prepared(filters, top_k)
         make = partial(self._factory, None if filters is None else lower(filters))
         call = Call(sync=make, what=f"retriever factory of source {self.name!r}")
-        return self._prepared(bounded(await self._calls.call(call, progress), self.name), filters)
-
-    def _prepared(self, retriever: BaseRetriever, filters: FilterNode | None) -> PreparedSource:
-        traits = traits_of(retriever, self._native_async)
-        # An index retriever that is not dense searches in its own way, without a lexical index.
-        lexical = self._lexical if self.index is None or traits.kind == "dense" else None
-        calls, private = (self._calls, self._lexical_calls), self.permissions is not None
-        return PreparedSource(self.name, retriever, traits, filters, *calls, lexical, is_private=private)
+        made: BaseRetriever | None = await self._calls.call(call, progress)
+        if made is None:
+            raise RetrievalError(f"source {self.name!r}: its retriever_factory returned no retriever")
+        return self.prepared(filters, top_k, made)
 
     async def warm_up(self) -> None:
         """Load the embedding model and the store by a trial search, whose result is discarded."""
@@ -335,3 +341,142 @@ class KnowledgeSource(NotPickled):
     def source_data(self, node: NodeWithScore) -> SourceData:
         """Return a node's document under uniform keys, without its permission fields."""
         return self.fields.data(node, self.permissions)
+
+
+# -- the sources of a request ------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class SelectedSource:
+    """A source that a request may search, with the request's parameters for it."""
+
+    source: KnowledgeSource
+    params: SourceParams
+    filters: FilterNode | None
+    """The effective filter without a planner's filter."""
+    calibrated: bool = False
+    """Whether a calibrated reranker scores its documents."""
+    caller: FilterNode | None = None
+    """The combined filter of principal, caller and request, without the source's mandatory filter."""
+    denied: str | None = None
+    """Why the principal may not search the source; None if it may."""
+    whole: KnowledgeSource | None = None
+    """The source whose shard this is."""
+
+    @property
+    def name(self) -> str:
+        """The name that plans use."""
+        return (self.whole or self.source).name
+
+    def top_k(self, default: int) -> int:
+        """Return the number of documents per search: the source's own, else that of its whole, else the default."""
+        whole = None if self.whole is None else self.whole.similarity_top_k
+        return self.source.similarity_top_k or whole or default
+
+    @property
+    def shards(self) -> list[SelectedSource]:
+        """The shards of the source, with the same filters, which they share; empty if it has none."""
+        return [replace(self, source=shard, whole=self.source) for shard in self.source.shards]
+
+    def filters_for(self, planner: FilterNode | None) -> FilterNode | None:
+        """Return the effective filter of a sub-query: mandatory AND caller AND planner."""
+        return self.filters if planner is None else self.source.effective_filter(self.caller, planner)
+
+    @property
+    def warning(self) -> str | None:
+        """A warning that names its ignored parameters; None if there are none."""
+        ignored = [*self.params.ignored]
+        if self.params.reranker_threshold is not None and not self.calibrated:
+            ignored.append("rerankerThreshold (no calibrated reranker scores this source)")
+        return f"ignored parameters: {', '.join(ignored)}" if ignored else None
+
+
+def select(
+    sources: Mapping[str, KnowledgeSource],
+    request: RetrievalRequest,
+    filters: FilterNode | None,
+    *,
+    calibrated: bool = False,
+) -> dict[str, SelectedSource]:
+    """Return the sources that a request allows, by name, with the effective filter of each, ``filters`` included.
+
+    A source that denies the request's principal (``current_principal``) is marked as denied; the others are searched.
+
+    Raises:
+        InvalidRequestError: A parameter names an unknown source or the wrong kind, its ``filterAddOn`` is not valid
+            OData, its filter uses a permission field, or no source remains.
+        DeniedError: The principal may search none of the sources. The error contains the reason for each.
+    """
+    for params in request.knowledge_source_params:
+        name, source = params.knowledge_source_name, sources.get(params.knowledge_source_name)
+        if source is None:
+            known = ", ".join(sources)
+            raise InvalidRequestError(f"knowledgeSourceParams: no source is named {name!r}; there are: {known}")
+        if params.kind not in (None, source.kind):
+            raise InvalidRequestError(
+                f"knowledgeSourceParams: {name!r} is of kind {source.kind!r}, not {params.kind!r}"
+            )
+    selected = _allowed(sources, request, filters, calibrated=calibrated)
+    if all(map(attrgetter("denied"), selected.values())):
+        reasons = {name: chosen.denied or "" for name, chosen in selected.items()}
+        why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        causes = {name: DeniedError(reason) for name, reason in reasons.items()}
+        raise DeniedError(f"no source may be searched: {why}", causes)
+    return selected
+
+
+def _allowed(
+    sources: Mapping[str, KnowledgeSource], request: RetrievalRequest, filters: FilterNode | None, *, calibrated: bool
+) -> dict[str, SelectedSource]:
+    principal, selected = current_principal(), {}
+    for name, source in sources.items():
+        params = request.params_for(name).over(source.params)
+        if reason := params.contradiction(request.results_processing):
+            raise InvalidRequestError(f"knowledgeSourceParams[{name}]: {reason}")
+        permitted, denied = None, None
+        try:
+            permitted = source.permitted(principal)
+        except DeniedError as error:
+            denied = str(error)
+        try:
+            add_on = None if params.filter_add_on is None else parse_odata(params.filter_add_on)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"knowledgeSourceParams[{name}].filterAddOn: {error}") from error
+        source.refuse_hidden(all_of(params.filters, add_on))
+        caller = all_of(permitted, filters, params.filters, add_on)
+        if not params.never_query_source:
+            effective = source.effective_filter(caller)
+            selected[name] = SelectedSource(source, params, effective, calibrated, caller, denied)
+    if not selected:
+        raise InvalidRequestError("knowledgeSourceParams: neverQuerySource leaves no source to search")
+    return selected
+
+
+def by_name(sources: Sequence[KnowledgeSource]) -> dict[str, KnowledgeSource]:
+    """Return sources by name, in declaration order; ``ConfigurationError`` if there are none, or a name is repeated."""
+    if not sources:
+        raise ConfigurationError("sources: give at least one KnowledgeSource")
+    named: dict[str, KnowledgeSource] = {}
+    for source in sources:
+        if not isinstance(source, KnowledgeSource):
+            raise ConfigurationError(
+                f"sources: expected KnowledgeSource, got {type(source).__name__}; "
+                "from_defaults takes indexes and retrievers"
+            )
+        named[source.name] = source
+    names = Counter(part.name for source in sources for part in (source, *source.shards))
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise ConfigurationError(f"sources: {twice[0]} is given twice; names must differ")
+    return named
+
+
+def as_source(given: object, position: int) -> KnowledgeSource:
+    """Return an index or a retriever as a source named ``source_<position>``; a source is returned unchanged."""
+    name = f"source_{position}"
+    if isinstance(given, KnowledgeSource):
+        return given
+    if isinstance(given, BaseIndex):
+        return KnowledgeSource(name, index=given)
+    if isinstance(given, BaseRetriever):
+        return KnowledgeSource(name, retriever=given)
+    raise ConfigurationError(f"sources: can't search a {type(given).__name__}; give a source, an index or a retriever")

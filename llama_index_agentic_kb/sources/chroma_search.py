@@ -19,19 +19,16 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from llama_index.core.schema import BaseNode
-from llama_index.core.vector_stores.types import (
-    BasePydanticVectorStore,
-    VectorStoreQuery,
-    VectorStoreQueryResult,
-)
+from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQuery, VectorStoreQueryResult
 
 from llama_index_agentic_kb.errors import RetrievalError
-from llama_index_agentic_kb.schema import FilterNode, matcher
+from llama_index_agentic_kb.schema import matcher
 from llama_index_agentic_kb.search.dialects import Chroma, Where
 from llama_index_agentic_kb.search.filters import to_tree
+from llama_index_agentic_kb.search.prototypes import unit_rows
 from llama_index_agentic_kb.sources.stores import chroma_rows
 from llama_index_agentic_kb.store.database import Floats
-from llama_index_agentic_kb.store.vectors import Passes, check_deadline, growing, take, unit
+from llama_index_agentic_kb.store.vectors import Passes, check_deadline, growing, take
 
 if TYPE_CHECKING:
     from chromadb.api.models.Collection import Collection
@@ -54,10 +51,7 @@ class ChromaFilteredSearch:
         self._collection: Collection = store.client
         self._space = _space(self._collection)
 
-    @property
-    def usable(self) -> bool:
-        """Whether the collection's distance metric is supported (cosine, l2 or inner product)."""
-        return self._space in ("cosine", "l2", "ip")
+        self.usable = self._space in ("cosine", "l2", "ip")
 
     def __call__(
         self, query: VectorStoreQuery, passes: Passes, *, deadline: float | None = None
@@ -67,15 +61,19 @@ class ChromaFilteredSearch:
         assert tree is not None
         vector, where = np.asarray(query.query_embedding, dtype=np.float32), Chroma().write(tree)
         check_deadline(deadline)
-        fitting = fits(where)
+        conditions, values = _size(where)
+        fitting = conditions <= MAX_CONDITIONS and values <= MAX_VALUES  # in one request
         if fitting:
             ids = list(self._collection.get(where=where, limit=EXACT_ROWS + 1, include=[])["ids"])
         else:
-            ids = self._all_ids(tree, deadline)
+            ids = []
+            matches, rows = matcher(tree), chroma_rows(self._collection)
+            while page := list(islice(rows, MAX_VALUES)):
+                check_deadline(deadline)
+                ids += [row for row, metadata in page if matches(metadata)]
+            ids = list(dict.fromkeys(ids))  # rows may be added or deleted between two requests
         taken = partial(take, fetch=self._rows, top_k=top_k, passes=passes, deadline=deadline)
         note = f"filter matches {len(ids):,}: "
-        if not ids:
-            return taken([]), note + "nothing to search"
         if len(ids) <= EXACT_ROWS:
             return taken(self._exact(ids, vector, deadline)), note + "searched exactly"
         nearest = partial(self._nearest, vector, where if fitting else None, deadline)
@@ -87,14 +85,6 @@ class ChromaFilteredSearch:
         if len(found.ids or []) >= top_k:
             return found, note + "taken from the nearest of all"
         return taken(self._exact(ids, vector, deadline)), note + "searched exactly"
-
-    def _all_ids(self, tree: FilterNode, deadline: float | None) -> list[str]:
-        """Return the ids of all rows whose metadata match the filter."""
-        matches, rows, ids = matcher(tree), chroma_rows(self._collection), list[str]()
-        while page := list(islice(rows, MAX_VALUES)):
-            check_deadline(deadline)
-            ids += [row for row, metadata in page if matches(metadata)]
-        return list(dict.fromkeys(ids))  # rows may be added or deleted between two requests
 
     def _exact(self, ids: list[str], vector: Floats, deadline: float | None) -> list[tuple[str, float]]:
         """Return rows with their exact distances, nearest first, computed as Chroma does."""
@@ -119,7 +109,7 @@ class ChromaFilteredSearch:
             squares: Floats = ((vectors - vector) ** 2).sum(axis=1)
             return squares
         if self._space == "cosine":
-            vectors, vector = unit(vectors), unit(vector)
+            vectors, vector = unit_rows(vectors), unit_rows(vector)
         inner: Floats = 1.0 - np.vecdot(vectors, vector)
         return inner
 
@@ -133,7 +123,6 @@ class ChromaFilteredSearch:
         return list(zip(found["ids"][0], (found["distances"] or [[]])[0], strict=True))
 
     def _rows(self, ids: list[str]) -> dict[str, BaseNode]:
-        """Return nodes by row id, as the LlamaIndex store creates them; deleted rows are omitted."""
         found = self._store.query(VectorStoreQuery(query_embedding=None, similarity_top_k=len(ids)), ids=ids)
         return dict(zip(found.ids or [], found.nodes or [], strict=True))
 
@@ -147,14 +136,7 @@ def _space(collection: Collection) -> str:
     return str((collection.metadata or {}).get("hnsw:space", ""))
 
 
-def fits(where: Where) -> bool:
-    """Return whether a filter is small enough for one request."""
-    conditions, values = _size(where)
-    return conditions <= MAX_CONDITIONS and values <= MAX_VALUES
-
-
 def _size(where: Where) -> tuple[int, int]:
-    """Return the number of conditions and of values in a filter."""
     inner = next(iter(where.values()))
     if isinstance(inner, list):
         sizes = [_size(part) for part in inner]

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from operator import attrgetter
+from itertools import repeat
 from typing import Final
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -37,9 +37,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb._aio import Job, call_deadline, deadline_after, earliest, set_deadline, start, wait
 from llama_index_agentic_kb._text import error_message
-from llama_index_agentic_kb.account import ActivityLog
-from llama_index_agentic_kb.account.activity_log import describe_error
-from llama_index_agentic_kb.account.budget import current_budget
+from llama_index_agentic_kb.account import ActivityLog, current_budget, describe_error
 from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.errors import DeadlineExceededError, DeniedError, FailedSearch, RetrievalError
 from llama_index_agentic_kb.guard.permissions import searched_under
@@ -56,9 +54,8 @@ from llama_index_agentic_kb.schema import (
 )
 from llama_index_agentic_kb.search.embedding import SHARED_CACHE, EmbeddingCache, QueryEmbeddings
 from llama_index_agentic_kb.search.follow_up import Compared, FollowUp
-from llama_index_agentic_kb.sources.base import KnowledgeSource
+from llama_index_agentic_kb.sources.base import KnowledgeSource, SelectedSource
 from llama_index_agentic_kb.sources.search import NodeList, PreparedSource, distinct_nodes, search_source
-from llama_index_agentic_kb.sources.selection import SelectedSource
 from llama_index_agentic_kb.sources.shards import ShardedSource
 
 USUAL_FACTOR: Final = 2.0  # of the usual duration, before a search counts as hanging
@@ -73,42 +70,25 @@ _under_way: weakref.WeakSet[FanOut] = weakref.WeakSet()  # those that search now
 
 @dataclass(eq=False, slots=True)
 class SourceSearch:
-    """One search of one source, with its outcome once it is done.
-
-    Args:
-        sub_query: The sub-query.
-        source: The source that is searched.
-        record: Its record in the activity log.
-        lists: The results, one ranked list for each search method of the source.
-        error: Why the search failed; None if it succeeded.
-        must_answer: Whether the request fails if this search fails (``failOnError``).
-        words: The text that is searched: the query, which a conversation may expand.
-        stage: The last stage that was reached: "preparation", "embedding" or "search".
-        progress: The state of its calls.
-        brought: The caller's query, if its vector or embedding strings are searched; None if the query is embedded.
-        follow_up: How the query is searched in its conversation; None if it is searched as it is.
-        whole: The source whose shard is searched; None if a whole source is searched.
-        parts: The searches of its shards, once they have begun.
-        seconds: The start of the search and its answer (``time.monotonic()``); None until it has succeeded, and for
-            a source with shards.
-    """
+    """One search of one source, with its outcome once it is done."""
 
     sub_query: SubQuery
     source: KnowledgeSource
     record: SourceActivity
-    lists: tuple[NodeList, ...] = ()
+    lists: tuple[NodeList, ...] = ()  # the results, one ranked list for each search method of the source
     error: Exception | None = None
-    must_answer: bool = False
-    words: str = ""
-    stage: str = "preparation"
+    must_answer: bool = False  # whether the request fails if this search fails (``failOnError``)
+    words: str = ""  # the text that is searched: the query, which a conversation may expand
+    stage: str = "preparation"  # the last that was reached; then "embedding" and "search"
     progress: CallProgress = field(default_factory=CallProgress)
     brought: QueryBundle | None = None
-    follow_up: FollowUp | None = None
-    whole: KnowledgeSource | None = None
+    """The caller's query, if its vector or embedding strings are searched; None if the query is embedded."""
+    follow_up: FollowUp | None = None  # how the query is searched in its conversation; None if it is searched as it is
+    whole: KnowledgeSource | None = None  # the source whose shard is searched; None if a whole source is searched
     seconds: tuple[float, float] | None = None
-    parts: list[SourceSearch] = field(default_factory=list)
+    """The ``time.monotonic()`` of its start and answer; None until it has succeeded, and for a source with shards."""
+    parts: list[SourceSearch] = field(default_factory=list)  # the searches of its shards, once they have begun
     job: Job[None] = field(init=False)
-    """What performs the search."""
 
     @property
     def nodes(self) -> list[NodeWithScore]:
@@ -132,15 +112,8 @@ class SourceSearch:
 class FanOut:
     """All searches of one request, within the deadlines of the request's budget (``current_budget``).
 
-    Args:
-        selected: The sources, by name.
-        log: The request's activity log.
-        top_k: The number of documents per search.
-        search_seconds: The timeout of each search in seconds, unless its source has its own.
-        bundle: The caller's query; its vector or embedding strings are used to search for the question itself.
-        embedding_cache: The cache of query vectors shared by requests; None for no cache.
-        max_searches: The maximum number of searches. Defaults to no limit.
-        follow_up: How the question itself is searched in its conversation. Defaults to being searched as it is.
+    The vector or embedding strings of ``bundle`` are used to search for the question itself, which ``follow_up``
+    relates to its conversation. A search takes ``search_seconds``, unless its source has a timeout of its own.
     """
 
     def __init__(
@@ -161,8 +134,9 @@ class FanOut:
         self._began = time.monotonic()
         self._top_k = top_k
         self._search_seconds = search_seconds
-        says_how = bundle is not None and (bundle.embedding is not None or bundle.custom_embedding_strs is not None)
-        self._brought = bundle if says_how else None
+        self._brought: QueryBundle | None = None
+        if bundle is not None and (bundle.embedding is not None or bundle.custom_embedding_strs is not None):
+            self._brought = bundle
         self.follow_up = follow_up
         self._embeddings = QueryEmbeddings(log.manager, deadline=self._deadline, cache=embedding_cache)
         self._prepared: dict[tuple[str, str], PreparedSource | Exception] = {}
@@ -187,32 +161,30 @@ class FanOut:
 
         Searches beyond ``max_searches`` are left out. Stragglers are cancelled.
         """
-        every = [(sub_query, self.selected[name]) for sub_query in plan.sub_queries for name in sub_query.sources]
-        if self._max_searches is not None:
-            left = max(0, self._max_searches - self._planned)
-            self._planned += len(every)
-            every = every[:left]
-            if (many := self._planned - self._max_searches) > 0:
-                reason = f"{many} searches beyond the first {self._max_searches} were not made (EffortLimits.searches)"
-                self.left_out = [MissingPart(what="searches", outcome=Outcome.SKIPPED, reason=reason)]
-        opened, models = list[tuple[SourceSearch, SelectedSource, contextvars.Context]](), []
-        for sub_query, whole in every:
-            context = contextvars.copy_context()
-            search = context.run(self._opened, sub_query, whole)
-            opened.append((search, whole, context))
-            for part in whole.shards or [whole] if search.brought is None else ():
-                prepared = self._prepare(sub_query, part)
-                if isinstance(prepared, PreparedSource) and prepared.traits.embed_model is not None:
-                    texts = [sub_query.query] if search.follow_up is None else search.follow_up.texts
-                    models += [(prepared.traits.embed_model, text) for text in texts]
+        contexts, begun, plain = list[contextvars.Context](), list[SourceSearch](), list[SourceSearch]()
+        models = list[tuple[BaseEmbedding, str]]()
+        for sub_query in plan.sub_queries:
+            for whole in map(self.selected.__getitem__, sub_query.sources):
+                self._planned += 1
+                if self._max_searches is not None and self._planned > self._max_searches:
+                    continue
+                contexts.append(contextvars.copy_context())
+                search = contexts[-1].run(self._opened, sub_query, whole)
+                begun.append(search)
+                plain += [] if whole.source.shards else [search]
+                for part in whole.shards or [whole] if search.brought is None else ():
+                    prepared = self._prepare(sub_query, part)
+                    if isinstance(prepared, PreparedSource) and prepared.traits.embed_model is not None:
+                        texts = [sub_query.query] if search.follow_up is None else search.follow_up.texts
+                        models += zip(repeat(prepared.traits.embed_model), texts)
+        if self._max_searches is not None and (many := self._planned - self._max_searches) > 0:
+            reason = f"{many} searches beyond the first {self._max_searches} were not made (EffortLimits.searches)"
+            self.left_out = [MissingPart(what="searches", outcome=Outcome.SKIPPED, reason=reason)]
         self._embeddings.begin(models)
-        begun = []
-        for search, whole, context in opened:
-            search.job = start(self._search(search, whole), context)
-            begun.append(search)
+        for search, context in zip(begun, contexts, strict=True):
+            search.job = start(self._search(search, self.selected[search.source.name]), context)
         self._running += len(begun)
         _under_way.add(self)
-        plain = [search for search in begun if not isinstance(search.source, ShardedSource)]
         self._searches += plain
         if len(self.selected) > 1:
             self._watch(plain)
@@ -274,10 +246,12 @@ class FanOut:
 
     def _watch(self, searches: Sequence[SourceSearch]) -> None:
         """Cancel those of the searches that become stragglers, unless they get their whole timeout."""
-        watched = [one for one in searches if one.source.resilience.grace is not None and not one.must_answer]
-        self._watched += watched
-        if watched:
-            soonest = [search.source.resilience.grace or 0.0 for search in watched]  # none can be late before that
+        soonest = list[float]()  # none can be late before that
+        for search in searches:
+            if (grace := search.source.resilience.grace) is not None and not search.must_answer:
+                self._watched.append(search)
+                soonest.append(grace)
+        if soonest:
             if self._deadline is not None:  # how many requests there are by then is not known yet
                 half = self._deadline - FINISH_SHARE * (self._deadline - self._began)
                 soonest.append(max(0.0, half - time.monotonic()))
@@ -362,15 +336,33 @@ class FanOut:
                 _under_way.discard(self)
                 if self._timer is not None:
                     self._timer.cancel()
+        candidates = by_filter = unusable = 0
+        lanes = []
+        for ranked in lists:
+            candidates += ranked.candidates
+            by_filter += ranked.dropped_by_filter
+            unusable += ranked.dropped_as_unusable
+            for part in ranked.parts or [ranked]:
+                failed = None if part.error is None else describe_error(part.error, source.name, "search")
+                lane = SearchLane(
+                    kind=part.kind,
+                    shard=part.shard,
+                    count=len(part.nodes),
+                    candidates=part.candidates,
+                    elapsed_ms=part.elapsed_ms,
+                    error=failed,
+                    note=part.note,
+                )
+                lanes.append(lane)
         return self._log.close(
             search.record,
             {EventPayload.NODES: nodes},
             outcome=Outcome.OK if nodes else Outcome.EMPTY,
             count=len(nodes),
-            candidates=sum(map(attrgetter("candidates"), lists)),
-            dropped_by_filter=sum(map(attrgetter("dropped_by_filter"), lists)),
-            dropped_as_unusable=sum(map(attrgetter("dropped_as_unusable"), lists)) or None,
-            lanes=[_lane(part, source.name) for ranked in lists for part in ranked.parts or [ranked]],
+            candidates=candidates,
+            dropped_by_filter=by_filter,
+            dropped_as_unusable=unusable or None,
+            lanes=lanes,
             retries=progress.retries or None,
         )
 
@@ -408,15 +400,12 @@ class FanOut:
             logger.warning("shard %r did not answer %s: %s", name, search.sub_query.id, words)
 
     async def _lists(self, search: SourceSearch, chosen: SelectedSource) -> tuple[NodeList, ...]:
-        """Return the lists of a source or shard, searched within its deadline.
-
-        Raises:
-            DeadlineExceededError: The search was too slow, or given up as a straggler.
-        """
+        """Return the lists of a source or shard, searched within its deadline, unless it is given up as a straggler."""
         source, progress, started = search.source, search.progress, time.monotonic()
         limit = chosen.top_k(self._top_k)
-        set_deadline(earliest(self._deadline, deadline_after(source.resilience.timeout or self._search_seconds)))
         searched_under.set(source.permissions)
+        deadline = earliest(self._deadline, deadline_after(source.resilience.timeout or self._search_seconds))
+        bound = set_deadline(deadline)
         try:
             prepared = self._prepare(search.sub_query, chosen)
             if prepared is None:
@@ -431,6 +420,8 @@ class FanOut:
             if progress.given_up is None:
                 raise
             raise DeadlineExceededError(progress.given_up) from None
+        finally:
+            bound.over = True
         search.seconds = started, time.monotonic()
         return lists
 
@@ -491,9 +482,8 @@ class FanOut:
 
         Of a collection in shards it is the model of the first shard that has one.
         """
-        shards = source.shards if isinstance(source, ShardedSource) else (source,)
-        prepared = (self._prepared.get((shard.name, "")) for shard in shards)
-        models = (one.traits.embed_model for one in prepared if isinstance(one, PreparedSource))
+        prepared = [self._prepared.get((shard.name, "")) for shard in source.shards or [source]]
+        models = [one.traits.embed_model for one in prepared if isinstance(one, PreparedSource)]
         model = next(filter(None, models), None)
         if model is None or self.follow_up is None:
             return None
@@ -503,30 +493,16 @@ class FanOut:
             return None
 
 
-def _lane(ranked: NodeList, source: str) -> SearchLane:
-    return SearchLane(
-        kind=ranked.kind,
-        shard=ranked.shard,
-        count=len(ranked.nodes),
-        candidates=ranked.candidates,
-        elapsed_ms=ranked.elapsed_ms,
-        error=None if ranked.error is None else describe_error(ranked.error, source, "search"),
-        note=ranked.note,
-    )
-
-
 # -- what failed searches mean for their request ----------------------------------------------------------------------
 
 
 def raise_if_lost(searches: Sequence[SourceSearch]) -> None:
-    """Raise if all searches failed, or one whose source has ``failOnError``; other failures go into the response.
-
-    Raises:
-        DeniedError: A search failed as above, and every cause is a ``DeniedError``.
-        RetrievalError: Every search failed, or one whose source has ``failOnError``. It contains all causes.
-    """
-    failed = [(search, search.error) for search in searches if search.error is not None]
-    strict = [(search, error) for search, error in failed if search.must_answer]
+    """Raise if all searches failed, or one of a source with ``failOnError``: ``DeniedError`` or ``RetrievalError``."""
+    failed, strict = list[tuple[SourceSearch, Exception]](), list[tuple[SourceSearch, Exception]]()
+    for search in searches:
+        if search.error is not None:
+            failed.append((search, search.error))
+            strict += [failed[-1]] if search.must_answer else []
     if not strict and len(failed) < max(1, len(searches)):
         return
     causes: dict[str, Exception] = {}

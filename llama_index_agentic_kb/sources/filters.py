@@ -75,11 +75,7 @@ class FilterField:
 
 
 def declared_fields(source: str, fields: Mapping[str, FilterField] | None) -> dict[str, FilterField]:
-    """Return a source's declared fields after checking them.
-
-    Raises:
-        ConfigurationError: A value is not a ``FilterField``, or a field has no name.
-    """
+    """Return a source's declared fields; ``ConfigurationError`` for what is no ``FilterField``, or has no name."""
     declared: list[tuple[object, object]] = list((fields or {}).items())
     for name, field in declared:
         if not isinstance(name, str) or not name:
@@ -118,11 +114,7 @@ def _literal(value: Scalar) -> str:
 
 
 def read_planner_filter(text: str, fields: Mapping[str, FilterField]) -> FilterNode:
-    """Parse and check a filter written by the planner.
-
-    Args:
-        text: The OData filter.
-        fields: The source's declared fields.
+    """Parse and check a filter written by the planner, by the source's declared fields.
 
     Raises:
         PlanningError: The text is not a valid filter, or uses an undeclared field, operator or value; the message names

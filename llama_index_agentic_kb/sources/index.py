@@ -30,12 +30,9 @@ from llama_index.core.vector_stores.types import (
 
 from llama_index_agentic_kb._aio import call_deadline
 from llama_index_agentic_kb.errors import DeniedError
-from llama_index_agentic_kb.schema import (
-    FilterNode,
-    matcher,
-)
+from llama_index_agentic_kb.schema import FilterNode, matcher
 from llama_index_agentic_kb.search.filters import lower
-from llama_index_agentic_kb.sources.stores import kind_of, store_refusal
+from llama_index_agentic_kb.sources.stores import kind_of
 
 # ruff: noqa: SLF001 (core has no public names for the parts of its retrievers)
 
@@ -87,26 +84,19 @@ def refusal(index: BaseIndex[Any], filters: FilterNode | None) -> str | None:
         return None
     if not isinstance(index, VectorStoreIndex):
         return f"{type(index).__name__} ignores filters"
-    return store_refusal(index.vector_store, filters)
+    return kind_of(index.vector_store).refusal(index.vector_store, filters)
 
 
 class Traits(NamedTuple):
-    """The detected properties of a retriever.
+    """The detected properties of a retriever."""
 
-    Args:
-        kind: The kind of search: "dense", "lexical" or "hybrid" in a store, else "retriever".
-        embed_model: The model that embeds a query without a vector; None if no vector is needed.
-        scale: A key shared by retrievers with comparable scores: embedding model and store class; None if scores can't
-            be compared. Stores compute different scores from a distance, and other query modes rank by more than it.
-        documents: The IDs of the documents to which the retriever is limited; None if unlimited.
-        native_async: Whether ``aretrieve`` really awaits; see ``has_native_async``.
-    """
-
-    kind: str
-    embed_model: BaseEmbedding | None
+    kind: str  # "dense", "lexical" or "hybrid" in a store, else "retriever"
+    embed_model: BaseEmbedding | None  # embeds a query without a vector; None if no vector is needed
     scale: Hashable | None
-    documents: Collection[str] | None
-    native_async: bool
+    """A key shared by retrievers with comparable scores: embedding model and store class; None if scores can't be
+    compared. Stores compute different scores from a distance, and other query modes rank by more than it."""
+    documents: Collection[str] | None  # the IDs of those to which the retriever is limited; None if unlimited
+    native_async: bool  # whether ``aretrieve`` really awaits; see ``has_native_async``
 
 
 def traits_of(retriever: BaseRetriever, native_async: bool | None) -> Traits:
@@ -160,12 +150,7 @@ class FilteredSearch(Protocol):
 
 
 class NotedNodes(list[NodeWithScore]):
-    """Nodes with a note on how they were found.
-
-    Args:
-        nodes: The nodes.
-        note: A sentence for the activity log.
-    """
+    """Nodes with a note on how they were found: a sentence for the activity log."""
 
     def __init__(self, nodes: Iterable[NodeWithScore], note: str) -> None:
         super().__init__(nodes)
@@ -173,13 +158,7 @@ class NotedNodes(list[NodeWithScore]):
 
 
 class FilteredIndexRetriever(VectorIndexRetriever):
-    """A ``VectorIndexRetriever`` whose store is searched by its ``FilteredSearch``.
-
-    Args:
-        plain: The retriever to replace; its filters are set.
-        filters: The same filters as a tree, against which each node is checked.
-        search: The store's filtered search.
-    """
+    """A ``VectorIndexRetriever`` whose store is searched by its ``FilteredSearch``, and each node checked."""
 
     def __init__(self, plain: VectorIndexRetriever, filters: FilterNode, search: FilteredSearch) -> None:
         super().__init__(
@@ -265,11 +244,7 @@ def with_request_timeouts(store: Store) -> Store:
 
 
 class _TimedSession:
-    """An ``httpx.Client`` whose requests have a timeout.
-
-    Args:
-        session: The client that sends the requests.
-    """
+    """An ``httpx.Client`` whose requests have a timeout."""
 
     def __init__(self, session: Any) -> None:
         self._session = session

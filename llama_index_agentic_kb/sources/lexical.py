@@ -20,9 +20,9 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, Final
 
 from llama_index.core.indices.base import BaseIndex
 from llama_index.core.indices.vector_store import VectorStoreIndex
@@ -46,51 +46,43 @@ so that listing takes at most about a twentieth of the time."""
 
 
 def lexical_for(
-    name: str,
-    index: BaseIndex[Any] | None,
-    *,
-    hybrid: bool | LexicalSearch | None,
-    retriever_kwargs: Mapping[str, Any],
+    name: str, index: BaseIndex[Any] | None, *, hybrid: bool | LexicalSearch | None, retriever_kwargs: Mapping[str, Any]
 ) -> LexicalSearch | None:
     """Return the lexical search of a source; None for none.
 
-    Args:
-        name: The source's name.
-        index: The source's index, if it has one.
-        hybrid: A lexical search to use, True to require one, False for none, or None for one that is cheap to build.
-        retriever_kwargs: Arguments of the index's retriever.
-
-    Raises:
-        ConfigurationError: ``hybrid`` is True, and no lexical index can be built.
+    ``hybrid`` is a lexical search to use, True to require one, which may raise ``ConfigurationError``, False for none,
+    or None for one that is cheap to build.
     """
     if hybrid is False:
         return None
-    why_not = _own_way(retriever_kwargs)
-    if why_not is None and hybrid is not None and not isinstance(hybrid, bool):
+    default = ("vector_store_query_mode", VectorStoreQueryMode.DEFAULT)
+    own_way = [key for key, value in retriever_kwargs.items() if value is not None and (key, value) != default]
+    if own_way:
+        why_not = f"{', '.join(sorted(own_way))} make the retriever search in a way of its own"
+    elif hybrid is not None and hybrid is not True:
         return hybrid
-    kept: LexicalSearch | None = getattr(getattr(index, "vector_store", None), "lexical_search", None)
-    if why_not is None and kept is not None:  # a knowledge store's own index on disk
-        return kept
-    if why_not is None and not isinstance(index, VectorStoreIndex):
+    elif (kept := getattr(getattr(index, "vector_store", None), "lexical_search", None)) is not None:
+        return kept  # type: ignore[no-any-return]  # a knowledge store's own index on disk
+    elif not isinstance(index, VectorStoreIndex):
         why_not = "the nodes of this kind of source can't be listed; give a lexical search"
-    if (
-        isinstance(index, VectorStoreIndex)
-        and why_not is None
-        and kind_of(index.vector_store).text_search(index.vector_store)
-    ):
-        return StoreTextSearch(index.vector_store)
-    if isinstance(index, VectorStoreIndex) and why_not is None and (hybrid or _can_be_counted(index)):
-        return _Bounded(_shared(index), None if hybrid else MAX_NODES)
+    else:
+        return _of_index(index, every=hybrid is True)
     if hybrid is True:
         raise ConfigurationError(f"source {name!r}: hybrid=True is impossible: {why_not}")
     return None
 
 
-def _own_way(retriever_kwargs: Mapping[str, Any]) -> str | None:
-    given = {key: value for key, value in retriever_kwargs.items() if value is not None}
-    if given.get("vector_store_query_mode") == VectorStoreQueryMode.DEFAULT:
-        del given["vector_store_query_mode"]
-    return f"{', '.join(sorted(given))} make the retriever search in a way of its own" if given else None
+def _of_index(index: VectorStoreIndex, *, every: bool) -> LexicalSearch | None:
+    """Return the search of an index's own store, or one by an index in memory, which all its sources share."""
+    store = index.vector_store
+    if kind_of(store).text_search(store):
+        return StoreTextSearch(store)
+    if not (every or _in_docstore(index) or is_chroma(store)):
+        return None
+    with _indexed_lock:
+        if index not in _indexed:
+            _indexed[index] = IndexedNodes(index)
+        return _Bounded(_indexed[index], None if every else MAX_NODES)
 
 
 @dataclass(frozen=True)
@@ -109,77 +101,6 @@ class StoreTextSearch:
         return [NodeWithScore(node=node, score=score) for node, score in scored]
 
 
-@dataclass(frozen=True)
-class _DocstoreNodes:
-    """The nodes of an index whose text is in the docstore, not in the vector store. Deleted nodes are skipped."""
-
-    index_struct: Any
-    docstore: Any
-    store: Any
-    listed_cheaply: ClassVar[bool] = True
-    """Whether ``hashes`` (content hashes by node ID) is fast enough to call at each search."""
-
-    def count(self) -> int:
-        return len(self.index_struct.nodes_dict)
-
-    def hashes(self) -> dict[str, str]:
-        # list() first: another thread may be inserting. Only the docstore in memory returns a hash in a microsecond.
-        node_ids = list(self.index_struct.nodes_dict.values())
-        known = isinstance(self.docstore, SimpleDocumentStore)
-        return {node_id: (self.docstore.get_document_hash(node_id) or "") if known else "" for node_id in node_ids}
-
-    def get(self, node_ids: Sequence[str]) -> list[BaseNode]:
-        return list(self.docstore.get_nodes(list(node_ids), raise_error=False))
-
-    def passing(self, nodes: Sequence[BaseNode], filters: FilterNode) -> set[str]:
-        return kind_of(self.store).passing(self.store, nodes, filters)
-
-
-@dataclass(frozen=True)
-class _StoredNodes:
-    """The nodes of a vector store that stores their text; ``count`` is None if counting is as slow as listing."""
-
-    store: Any
-    listed_cheaply: ClassVar[bool] = False
-
-    def count(self) -> int | None:
-        return int(self.store.client.count()) if is_chroma(self.store) else None
-
-    def hashes(self) -> dict[str, str]:
-        return {node.node_id: node.hash for node in kind_of(self.store).nodes(self.store, None)}
-
-    def get(self, node_ids: Sequence[str]) -> list[BaseNode]:
-        return list(kind_of(self.store).with_ids(self.store, node_ids))
-
-    def passing(self, nodes: Sequence[BaseNode], filters: FilterNode) -> set[str]:
-        return kind_of(self.store).passing(self.store, nodes, filters)
-
-
-_Nodes: TypeAlias = _DocstoreNodes | _StoredNodes
-
-
-def _nodes_of(index: VectorStoreIndex) -> _Nodes:
-    if not index.vector_store.stores_text or index._store_nodes_override:  # noqa: SLF001 (no public name)
-        return _DocstoreNodes(index.index_struct, index.docstore, index.vector_store)
-    return _StoredNodes(with_request_timeouts(index.vector_store))
-
-
-def _can_be_counted(index: VectorStoreIndex) -> bool:
-    return isinstance(_nodes_of(index), _DocstoreNodes) or is_chroma(index.vector_store)
-
-
-_indexed: weakref.WeakKeyDictionary[VectorStoreIndex, IndexedNodes] = weakref.WeakKeyDictionary()
-_indexed_lock: Final = threading.Lock()
-
-
-def _shared(index: VectorStoreIndex) -> IndexedNodes:
-    """Return the lexical index of a LlamaIndex index, shared by all its sources and retrievers."""
-    with _indexed_lock:
-        if index not in _indexed:
-            _indexed[index] = IndexedNodes(_nodes_of(index))
-        return _indexed[index]
-
-
 class IndexedNodes:
     """An in-memory BM25 index over the nodes of a LlamaIndex index, updated before searches if the nodes changed.
 
@@ -187,8 +108,10 @@ class IndexedNodes:
     ``IndexNode`` objects, which point to other retrievers, are not in the BM25 index.
     """
 
-    def __init__(self, nodes: _Nodes) -> None:
-        self._nodes = nodes
+    def __init__(self, index: VectorStoreIndex) -> None:
+        self._store: Any = with_request_timeouts(index.vector_store)
+        self._docstore = index.docstore if _in_docstore(index) else None
+        self._ids = index.index_struct.nodes_dict
         self._lock = threading.Lock()
         self._index: LexicalIndex | None = None
         self._held: dict[str, str] = {}
@@ -196,40 +119,57 @@ class IndexedNodes:
         self._listed_at = self._listing_took = 0.0
 
     def search(self, query: str, top_k: int, filters: FilterNode | None, *, most: int | None) -> list[NodeWithScore]:
-        """Find nodes by the words of a query; see ``LexicalSearch``.
-
-        Raises:
-            NotIndexedError: There are more nodes than ``most``.
-        """
+        """Find nodes by the words of a query; raise ``NotIndexedError`` if there are more nodes than ``most``."""
         hits = self._in_step(most).search(query, top_k, filters)
-        found = self._nodes.get([hit.node_id for hit in hits])
-        passed = None if filters is None else self._nodes.passing(found, filters)
+        found = self._nodes([hit.node_id for hit in hits])
+        passed = None if filters is None else kind_of(self._store).passing(self._store, found, filters)
         nodes = {node.node_id: node for node in found if passed is None or node.node_id in passed}
         return [NodeWithScore(node=nodes[hit.node_id], score=hit.score) for hit in hits if hit.node_id in nodes]
 
+    def _nodes(self, node_ids: list[str]) -> list[BaseNode]:
+        if self._docstore is not None:
+            return list(self._docstore.get_nodes(node_ids, raise_error=False))
+        return list(kind_of(self._store).with_ids(self._store, node_ids))
+
     def _in_step(self, most: int | None) -> LexicalIndex:
         with self._lock:
-            count = self._nodes.count()
+            count = None  # where counting is as slow as listing
+            if self._docstore is not None:
+                count = len(self._ids)
+            elif is_chroma(self._store):
+                count = int(self._store.client.count())
             if most is not None and count is not None and count > most:
                 raise NotIndexedError(f"no lexical search: {count} nodes are more than {most}; hybrid=True makes it")
             aged = time.monotonic() - self._listed_at > max(_LISTED_EVERY, 20 * self._listing_took)
-            if self._index is None or self._nodes.listed_cheaply or count != self._counted or aged:
+            if self._index is None or self._docstore is not None or count != self._counted or aged:
                 self._index = self._compared(self._index or LexicalIndex())
                 self._counted = count
             return self._index
 
+    def _hashes(self) -> dict[str, str]:
+        """Return the content hash of each node by its ID."""
+        if self._docstore is None:
+            return {node.node_id: node.hash for node in kind_of(self._store).nodes(self._store, None)}
+        # list() first: another thread may be inserting. Only the docstore in memory returns a hash in a microsecond.
+        hash_of = self._docstore.get_document_hash if isinstance(self._docstore, SimpleDocumentStore) else None
+        return {node_id: (hash_of and hash_of(node_id)) or "" for node_id in list(self._ids.values())}
+
     def _compared(self, index: LexicalIndex) -> LexicalIndex:
         started = time.monotonic()
-        hashes = self._nodes.hashes()
+        hashes = self._hashes()
         self._listed_at = time.monotonic()
         self._listing_took = self._listed_at - started
         if hashes != self._held:
             changed = [node_id for node_id, known in hashes.items() if self._held.get(node_id) != known]
             # Only the retriever's search resolves index nodes: that may call a language model.
-            plain = (node for node in self._nodes.get(changed) if not isinstance(node, IndexNode))
+            plain = (node for node in self._nodes(changed) if not isinstance(node, IndexNode))
             index.update(map(lexical_document, plain), delete=self._held.keys() - hashes.keys())
             self._held = hashes
         return index
+
+
+def _in_docstore(index: VectorStoreIndex) -> bool:
+    return not index.vector_store.stores_text or index._store_nodes_override  # noqa: SLF001 (no public name)
 
 
 @dataclass(frozen=True)
@@ -241,3 +181,7 @@ class _Bounded:
 
     def search(self, query: str, top_k: int, filters: FilterNode | None) -> list[NodeWithScore]:
         return self.indexed.search(query, top_k, filters, most=self.most)
+
+
+_indexed: weakref.WeakKeyDictionary[VectorStoreIndex, IndexedNodes] = weakref.WeakKeyDictionary()
+_indexed_lock: Final = threading.Lock()

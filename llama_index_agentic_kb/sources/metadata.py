@@ -7,12 +7,18 @@ distinct value; each item of a list is a value. Values are texts, numbers and bo
 
 from __future__ import annotations
 
+import heapq
+import math
 import time
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import partial
-from itertools import chain
-from typing import Any, Final, TypeAlias, TypeVar, get_args
+from dataclasses import dataclass, field
+from functools import cmp_to_key, partial
+from itertools import chain, groupby, pairwise
+from operator import attrgetter
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.schema import BaseNode
@@ -23,30 +29,216 @@ from llama_index_agentic_kb._aio import Call, WorkerPool, arun, bridged, deadlin
 from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, InvalidRequestError, RetrievalError
 from llama_index_agentic_kb.guard.permissions import RESERVED
-from llama_index_agentic_kb.schema import FilterGroup, FilterLogic, FilterNode, Principal, all_of, matcher
-from llama_index_agentic_kb.schema.filters import conditions, flat
+from llama_index_agentic_kb.schema import FilterGroup, FilterLogic, FilterNode, Principal, all_of, matcher, value_key
+from llama_index_agentic_kb.schema.filters import Scalar, conditions, flat
 from llama_index_agentic_kb.search.filters import FilterLike, to_tree
 from llama_index_agentic_kb.sources.base import KnowledgeSource, MetadataReader
-from llama_index_agentic_kb.sources.facets import (
-    Facet,
-    FacetBucket,
-    Metadata,
-    MetadataRow,
-    OrderBy,
-    Per,
-    SourceDocument,
-    ValueGroup,
-    facet_buckets,
-    list_documents,
-    sort_key,
-    units,
-    value_buckets,
-    value_groups,
-)
 from llama_index_agentic_kb.sources.index import refusal, with_request_timeouts
 from llama_index_agentic_kb.sources.stores import kind_of
 
 T = TypeVar("T")
+
+Metadata: TypeAlias = Mapping[str, Any]
+Per: TypeAlias = Literal["document", "chunk"]
+"""The unit to count."""
+OrderBy: TypeAlias = Sequence[str | tuple[str, str]]
+"""Sort fields in order of priority: "year", "year desc", or ("year", "desc"). Documents without the field are last."""
+SortKey: TypeAlias = Callable[["SourceDocument"], Any]
+
+
+class MetadataRow(NamedTuple):
+    """The metadata of one chunk, and the ID of its document. Rows of one document are consecutive."""
+
+    document: str
+    metadata: Metadata
+
+
+def units(rows: Iterable[MetadataRow], per: Per) -> Iterator[list[MetadataRow]]:
+    """Return the rows grouped by document, or each row on its own."""
+    if per == "chunk":
+        return ([row] for row in rows)
+    return (list(together) for _, together in groupby(rows, key=attrgetter("document")))
+
+
+def _values(unit: Iterable[MetadataRow], name: str) -> set[tuple[bool, Scalar]]:
+    """Return the keys (``value_key``) of the distinct values of a field in a unit."""
+    found: set[tuple[bool, Scalar]] = set()
+    for row in unit:
+        value = row.metadata.get(name)
+        listed = value if isinstance(value, (list, tuple, set, frozenset)) else (value,)
+        found.update(map(value_key, filter(_is_value, listed)))
+    return found
+
+
+def _is_value(value: Any) -> bool:
+    return isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _rank(value: Scalar) -> tuple[int, Any]:
+    """Return the sort key of a value of any type: booleans come first, then numbers, then text."""
+    return 2 if isinstance(value, str) else 0 if isinstance(value, bool) else 1, value
+
+
+@dataclass(frozen=True, slots=True)
+class Facet:
+    """A field whose values, or ranges of values, are to be counted.
+
+    Args:
+        field: The metadata key.
+        ranges: Ascending boundaries, all numbers or all text (ISO dates): ``[10, 20]`` counts below 10, from 10 to
+            below 20, and from 20.
+
+    Raises:
+        InvalidRequestError: ``ranges`` is invalid.
+    """
+
+    field: str
+    ranges: Sequence[float | str] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        if self.ranges is None:
+            return
+        bounds: Sequence[Any] = () if isinstance(self.ranges, str) else self.ranges
+        plain = all(_is_value(one) and not isinstance(one, bool) for one in bounds)
+        alike = plain and len({isinstance(one, str) for one in bounds}) == 1
+        if not alike or not all(one < other for one, other in pairwise(bounds)):
+            raise InvalidRequestError(
+                f"facet {self.field!r}: ranges must be ascending boundaries, all numbers or all text, got "
+                f"{list(self.ranges)!r}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class FacetBucket:
+    """The number of units that have a value, or one in a range from ``start`` (inclusive) to ``end`` (exclusive).
+
+    An unbounded end of a range is None. A count of 0 is possible only for given ranges.
+    """
+
+    count: int
+    value: Scalar | None = None
+    start: float | str | None = None
+    end: float | str | None = None
+
+
+def _most_frequent(counts: Counter[Any], limit: int) -> list[FacetBucket]:
+    """Return the most frequent values by count; of equally frequent values, the smaller comes first."""
+    best = heapq.nsmallest(limit, counts.items(), key=lambda item: (-item[1], _rank(item[0][1])))
+    return [FacetBucket(count, value=value) for (_, value), count in best]
+
+
+def facet_buckets(
+    rows: Iterable[MetadataRow], *, facets: Sequence[Facet], limit: int, per: Per
+) -> dict[str, list[FacetBucket]]:
+    """Return the buckets of each facet, by field, counted in one pass; see ``MetadataQueries.afacets``."""
+    counted = [(facet, Counter[Any]()) for facet in facets]
+    for unit in units(rows, per):
+        for facet, counts in counted:
+            found, ranges = _values(unit, facet.field), facet.ranges
+            if ranges is None:
+                counts.update(found)
+            else:  # a value of another type belongs to no range
+                alike = str if isinstance(ranges[0], str) else (int, float)
+                values = [one for (is_boolean, one) in found if isinstance(one, alike) and not is_boolean]
+                counts.update({bisect_right(ranges, value) for value in values})
+    buckets = {}
+    for facet, counts in counted:
+        if facet.ranges is None:
+            buckets[facet.field] = _most_frequent(counts, limit)
+        else:
+            edges = enumerate(pairwise([None, *facet.ranges, None]))
+            buckets[facet.field] = [FacetBucket(counts[at], start=start, end=end) for at, (start, end) in edges]
+    return buckets
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDocument:
+    """A document of a source: the number of its chunks that pass a filter, and the metadata that these agree in.
+
+    ``document_id`` is the ``ref_doc_id`` of its nodes. Keys that begin with "_" are left out.
+    """
+
+    document_id: str
+    chunks: int
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueGroup:
+    """The number of units that have a value of a field, and the first documents with it in the requested order."""
+
+    value: Scalar
+    count: int
+    documents: list[SourceDocument] = field(default_factory=list)
+
+
+def list_documents(rows: Iterable[MetadataRow], *, order: SortKey, limit: int, offset: int) -> list[SourceDocument]:
+    """Return one page of the sorted documents."""
+    return heapq.nsmallest(offset + limit, map(_document, units(rows, "document")), key=order)[offset:]
+
+
+def value_groups(
+    rows: Iterable[MetadataRow], *, field: str, limit: int, per: Per, hits: int, order: SortKey
+) -> list[ValueGroup]:
+    """Return the most frequent values of a field, each with its first documents; see ``MetadataQueries.agroup_by``."""
+    counts: Counter[Any] = Counter()
+    best: dict[Any, list[SourceDocument]] = {}
+    for unit in units(rows, "document"):
+        for part in units(unit, per):
+            counts.update(_values(part, field))
+        if hits and (keys := _values(unit, field)):
+            document = _document(unit)
+            for key in keys:
+                kept = best.setdefault(key, [])
+                kept.append(document)
+                if len(kept) > 4 * hits + 64:  # memory is bounded by the size of the result
+                    kept[:] = heapq.nsmallest(hits, kept, key=order)
+    return [
+        ValueGroup(value, bucket.count, heapq.nsmallest(hits, best.get(value_key(value), []), key=order))
+        for bucket in _most_frequent(counts, limit)
+        if (value := bucket.value) is not None
+    ]
+
+
+def _document(unit: Sequence[MetadataRow]) -> SourceDocument:
+    agreed = {key: value for key, value in unit[0].metadata.items() if not key.startswith("_")}
+    for row in unit[1:]:
+        agreed = {key: value for key, value in agreed.items() if key in row.metadata and row.metadata[key] == value}
+    return SourceDocument(unit[0].document, len(unit), agreed)
+
+
+def sort_key(order_by: OrderBy) -> SortKey:
+    """Return a sort key for documents: by the fields, then by document ID.
+
+    Raises:
+        InvalidRequestError: An item is not a field with an optional direction.
+    """
+    order: list[tuple[str, bool]] = []
+    for item in [order_by] if isinstance(order_by, str) else order_by:
+        given: Any = item
+        if isinstance(item, str):
+            head, _, last = item.rpartition(" ")
+            given = (head, last) if head and last in ("asc", "desc") else (item, "asc")
+        if len(given) != 2 or not given[0] or given[1] not in ("asc", "desc"):  # noqa: PLR2004 (field and direction)
+            raise InvalidRequestError(f"order_by: expected 'field', 'field desc' or ('field', 'desc'), got {given!r}")
+        order.append((str(given[0]), given[1] == "desc"))
+
+    def compare(one: SourceDocument, other: SourceDocument) -> int:
+        for name, descending in order:
+            ours: Any = one.metadata.get(name)
+            theirs: Any = other.metadata.get(name)
+            if not (_is_value(ours) and _is_value(theirs)):
+                if _is_value(ours) != _is_value(theirs):
+                    return 1 if _is_value(theirs) else -1
+            elif _rank(ours) != _rank(theirs):
+                return 1 if (_rank(ours) < _rank(theirs)) == descending else -1
+        return 1 if one.document_id > other.document_id else -1
+
+    return cmp_to_key(compare)
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
 
 Counts: TypeAlias = Callable[..., list[tuple[Any, int]] | None]
 """`StoreKind.counts` of a store under a filter."""
@@ -55,45 +247,6 @@ OwnQuery: TypeAlias = Callable[[KnowledgeSource, Counts], T | None]
 
 _EVERY: Final = 256  # rows between two checks of the deadline
 _POOL: Final = WorkerPool("metadata", max_workers=4)
-
-
-# -- reading ----------------------------------------------------------------------------------------------------------
-
-
-async def over_metadata(
-    source: KnowledgeSource,
-    work: Callable[[Iterator[MetadataRow]], T],
-    filters: FilterNode | None,
-    *,
-    principal: Principal | None,
-    deadline: float | None,
-    own: OwnQuery[T] | None = None,
-) -> T:
-    """Run a function on a thread over the metadata of all chunks that a principal may see and that pass the filters.
-
-    The rows have no permission fields, which readers may not count. They are read under the caller's filter and the
-    mandatory filter, and each is checked here. ``own`` asks the source's store for the result; where that can't
-    count, the rows are read. See `MetadataQueries` for the errors.
-    """
-    effective = source.effective_filter(all_of(source.permitted(principal), filters))
-    read, permissions = metadata_reader(source, effective), source.permissions
-
-    def read_all() -> T:
-        try:
-            counted = None if own is None else _asked_store(source, effective, own)
-            if counted is not None:
-                return counted
-            with closing(_passing(read(), effective, deadline)) as rows:
-                if permissions is None:
-                    return work(rows)
-                return work(MetadataRow(row.document, permissions.without(row.metadata)) for row in rows)
-        except AgenticKBError:
-            raise
-        except Exception as error:
-            message = error_message(error)
-            raise RetrievalError(f"the metadata of source {source.name!r} could not be read: {message}") from error
-
-    return await Call(sync=read_all, deadline=deadline, pool=_POOL, what=f"metadata of source {source.name!r}")
 
 
 def _asked_store(source: KnowledgeSource, filters: FilterNode | None, own: OwnQuery[T]) -> T | None:
@@ -121,7 +274,9 @@ def _own_facets(
             counted = counts(facet.field, documents=per == "document")
         if counted is None:
             return None
-        found[facet.field] = value_buckets(counted, limit)
+        found[facet.field] = _most_frequent(
+            Counter({value_key(value): count for value, count in counted if _is_value(value)}), limit
+        )
     return found
 
 
@@ -145,7 +300,7 @@ def metadata_reader(source: KnowledgeSource, filters: FilterNode | None) -> Meta
     """Return the source's own reader of metadata, or one of its index, which may apply the filter to save reading."""
     if source.metadata_reader is not None:
         return source.metadata_reader
-    if shards := getattr(source, "shards", ()):  # each reads under the filter; a document is whole in one of them
+    if shards := source.shards:  # each reads under the filter; a document is whole in one of them
         readers = [metadata_reader(shard, filters) for shard in shards]
         return lambda: chain.from_iterable(read() for read in readers)
     index = source.index
@@ -280,15 +435,9 @@ class MetadataQueries:
     ) -> list[ValueGroup]:
         """Group documents by the values of a field: the most frequent values, each with its first documents.
 
-        Args:
-            source: The source's name.
-            field: The metadata key; a document with a list belongs to the group of each item.
-            filters: A filter for the chunks to group; a filter tree, ``MetadataFilters`` or OData text.
-            limit: The maximum number of values, most frequent first. Default 10.
-            per: The unit to count, "document" or "chunk". Default "document".
-            hits: The maximum number of documents per value; 0 only counts. Default 3.
-            order_by: The order of the documents; see ``documents``.
-            principal: The principal of the request; see ``KnowledgeBase.retrieve``.
+        A document whose field is a list belongs to the group of each item. There are at most ``limit`` values, the most
+        frequent first, with ``hits`` documents of each (0: only counts) in the order that ``documents`` describes. See
+        ``facets`` for the other arguments.
         """
         _check(limit=limit, per=per, hits=hits)
         order = sort_key(order_by)
@@ -307,16 +456,11 @@ class MetadataQueries:
         offset: int = 0,
         principal: Principal | None = None,
     ) -> list[SourceDocument]:
-        """Return one page of a source's documents.
+        """Return one page of a source's documents: at most ``limit``, without the first ``offset`` ones.
 
-        Args:
-            source: The source's name.
-            filters: A filter for the chunks to list; a filter tree, ``MetadataFilters`` or OData text.
-            order_by: Sort fields in order of priority: "year", "year desc", or ("year", "desc"). Booleans come before
-                numbers, numbers before text, documents without the field last. Ties are sorted by ID.
-            limit: The maximum number of documents. Default 100.
-            offset: The number of documents to skip. Default 0.
-            principal: The principal of the request; see ``KnowledgeBase.retrieve``.
+        ``order_by`` has sort fields in order of priority: "year", "year desc", or ("year", "desc"). Booleans come
+        before numbers, numbers before text, documents without the field last. Ties are sorted by ID. See ``facets`` for
+        the other arguments.
         """
         _check(limit=limit, offset=offset)
         work = partial(list_documents, order=sort_key(order_by), limit=limit, offset=offset)
@@ -332,15 +476,38 @@ class MetadataQueries:
         principal: Principal | None,
         own: OwnQuery[T] | None = None,
     ) -> T:
+        """Run a function on a thread over the metadata of all chunks that a principal may see and that pass.
+
+        The rows have no permission fields, which readers may not count. They are read under the caller's filter and the
+        mandatory filter, and each is checked here. ``own`` asks the source's store for the result; where that can't
+        count, the rows are read.
+        """
         if source not in self.sources:
             raise InvalidRequestError(f"no source is named {source!r}; there are: {', '.join(self.sources)}")
-        standing, seconds = self._standing()
-        given = to_tree(filters)
-        self.sources[source].refuse_hidden(given)
-        caller, asking = all_of(standing, given), self._resolve_principal(principal)
-        deadline = deadline_after(seconds)
-        source_of = self.sources[source]
-        return await arun(over_metadata(source_of, work, caller, principal=asking, deadline=deadline, own=own))
+        (standing, seconds), asked, given = self._standing(), self.sources[source], to_tree(filters)
+        asked.refuse_hidden(given)
+        deadline, permissions = deadline_after(seconds), asked.permissions
+        permitted = asked.permitted(self._resolve_principal(principal))
+        effective = asked.effective_filter(all_of(permitted, standing, given))
+        read = metadata_reader(asked, effective)
+
+        def read_all() -> T:
+            try:
+                counted = None if own is None else _asked_store(asked, effective, own)
+                if counted is not None:
+                    return counted
+                with closing(_passing(read(), effective, deadline)) as rows:
+                    if permissions is None:
+                        return work(rows)
+                    return work(MetadataRow(row.document, permissions.without(row.metadata)) for row in rows)
+            except AgenticKBError:
+                raise
+            except Exception as error:
+                message = error_message(error)
+                raise RetrievalError(f"the metadata of source {source!r} could not be read: {message}") from error
+
+        call = Call(sync=read_all, deadline=deadline, pool=_POOL, what=f"metadata of source {source!r}")
+        return await arun(call.perform())
 
 
 def _check(*, limit: int = 1, offset: int = 0, hits: int = 0, per: str = "document") -> None:

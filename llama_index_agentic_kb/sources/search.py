@@ -8,14 +8,14 @@ node is checked against the effective filter again.
 from __future__ import annotations
 
 import asyncio
-import copy
 import math
 import sys
 import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
+from operator import attrgetter
 from types import NoneType
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -24,8 +24,8 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import BaseNode, IndexNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
 
 from llama_index_agentic_kb._aio import Call, start, wait
-from llama_index_agentic_kb._text import error_message, without_surrogates
-from llama_index_agentic_kb.account.activity_log import guard_component
+from llama_index_agentic_kb._text import error_message, one_line, without_surrogates
+from llama_index_agentic_kb.account import with_handlers
 from llama_index_agentic_kb.errors import DeadlineExceededError, RetrievalError
 from llama_index_agentic_kb.guard.resilience import CallProgress, ResilientCalls
 from llama_index_agentic_kb.schema import FilterNode, matcher
@@ -41,42 +41,28 @@ MAX_INLINE: Final = 200
 """The maximum number of nodes that are checked on the event loop at a time: about 2 ms."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NodeList:
-    """One ranked list of a search: a source may be searched by several methods.
+    """One ranked list of a search: a source may be searched by several methods."""
 
-    Args:
-        kind: The method: "dense", "lexical", "hybrid" (the store's own), or "retriever" (any other).
-        nodes: The nodes, best first, all checked against the effective filter; the wrappers are new objects.
-        scale: A key shared by lists with comparable scores. Defaults to no comparable list.
-        candidates: The number of results that the source returned.
-        dropped_by_filter: The number of results that did not match the filter.
-        dropped_as_unusable: The number of results that were invalid nodes; ``note`` says why.
-        elapsed_ms: The duration in milliseconds, without embedding the query; None if it was not measured.
-        error: The error if this method failed; the search continues with the other lists.
-        note: A remark, such as that the search was exact, or repeated with more candidates.
-        shard: The name of the shard that returned the list, if the source is one of several shards.
-        parts: The lists of the shards of which this list was merged, failed ones included.
-    """
-
-    kind: str
-    nodes: list[NodeWithScore]
-    scale: Hashable | None = None
-    candidates: int = 0
+    kind: str  # "dense", "lexical", "hybrid" (the store's own), or "retriever" (any other)
+    nodes: list[NodeWithScore]  # best first, all checked against the effective filter; the wrappers are new objects
+    scale: Hashable | None = None  # shared by lists with comparable scores
+    candidates: int = 0  # the number of results that the source returned
     dropped_by_filter: int = 0
-    dropped_as_unusable: int = 0
-    elapsed_ms: int | None = None
-    error: Exception | None = None
-    note: str | None = None
-    shard: str | None = None
-    parts: tuple[NodeList, ...] = ()
+    dropped_as_unusable: int = 0  # ``note`` says why
+    elapsed_ms: int | None = None  # without embedding the query; None if it was not measured
+    error: Exception | None = None  # why this method failed; the search continues with the other lists
+    note: str | None = None  # such as that the search was exact, or repeated with more candidates
+    shard: str | None = None  # the name of the shard that returned the list
+    parts: tuple[NodeList, ...] = ()  # the lists of the shards of which this list was merged, failed ones included
     _keys: list[NodeKey] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def keys(self) -> list[NodeKey]:
         """The ID and text of each node, in order. Cached: LlamaIndex rebuilds a node's text at each call."""
         if len(self._keys) != len(self.nodes):
-            self._keys[:] = [node_key(node.node) for node in self.nodes]
+            self._keys[:] = map(node_key, map(attrgetter("node"), self.nodes))
         return self._keys
 
 
@@ -94,29 +80,18 @@ def distinct_nodes(lists: Sequence[NodeList]) -> list[NodeWithScore]:
     return list(nodes.values())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PreparedSource:
-    """A source's retriever for one effective filter, with everything that its searches need.
-
-    Args:
-        name: The source's name.
-        retriever: The retriever, which applies the filter.
-        traits: The retriever's detected properties.
-        filters: The effective filter, against which each node is checked again.
-        calls: Makes the retriever's calls.
-        lexical_calls: Makes the lexical index's calls, in a bulkhead of their own: building one delays no dense search.
-        lexical: The lexical index to search as well; None for none.
-        is_private: Whether some documents may be hidden from the caller: no count and no note may reveal them.
-    """
+    """A source's retriever for one effective filter, with everything that its searches need."""
 
     name: str
-    retriever: BaseRetriever
+    retriever: BaseRetriever  # which applies the filter
     traits: Traits
-    filters: FilterNode | None
+    filters: FilterNode | None  # the effective filter, against which each node is checked again
     calls: ResilientCalls
-    lexical_calls: ResilientCalls
+    lexical_calls: ResilientCalls  # in a bulkhead of their own: building a lexical index delays no dense search
     lexical: LexicalSearch | None
-    is_private: bool
+    is_private: bool  # whether some documents may be hidden from the caller: no count and no note may reveal them
 
 
 async def search_source(
@@ -127,14 +102,9 @@ async def search_source(
     limit: int,
     progress: CallProgress,
 ) -> tuple[NodeList, ...]:
-    """Search a prepared source by all its methods, each bounded by the context's deadline.
+    """Search a prepared source by all its methods, each bounded by the context's deadline, for ``limit`` nodes each.
 
-    Args:
-        source: The prepared source.
-        query: The query text. Lexical search starts with it at once.
-        bundle: Returns the query with its vector; dense search waits for it.
-        limit: The maximum number of nodes in each list.
-        progress: Records all calls.
+    Lexical search starts with the text of the query at once; dense search waits for ``bundle``, which has its vector.
 
     Raises:
         RetrievalError: The source did not return a list of nodes.
@@ -174,7 +144,7 @@ async def _dense_list(
     source: PreparedSource, bundle: Callable[[], Awaitable[QueryBundle]], limit: int, progress: CallProgress
 ) -> NodeList:
     query = await bundle()
-    started, retriever, what = time.monotonic(), guard_component(source.retriever), f"source {source.name!r}"
+    started, retriever, what = time.monotonic(), with_handlers(source.retriever), f"source {source.name!r}"
     native, tried_sync = partial(retriever.aretrieve, query), False
 
     def retrieve() -> list[NodeWithScore]:
@@ -208,13 +178,15 @@ async def _checked(
     if isinstance(found, CleanNodes):
         cleaned = found
     else:
-        cleaned = await _off_loop(source, found, partial(clean_nodes, found, source.name))
-    every: list[NodeWithScore] = cleaned
-    if getattr(source.retriever, _OURS, False) and any(isinstance(node.node, IndexNode) for node in cleaned):
+        cleaned = await _off_loop(source, found, partial(clean_nodes, found))
+    every = cleaned
+    if cleaned.index_nodes and getattr(source.retriever, _OURS, False):
         followed = await _Follower(source, query).resolve(cleaned, source.retriever.object_map, depth=0)
         distinct = list({node.node.node_id: node for node in reversed(followed)}.values())[::-1]
-        every = await _off_loop(source, followed, partial(clean_nodes, distinct, source.name))
-    kept = every
+        every = await _off_loop(source, followed, partial(clean_nodes, distinct))
+    if every.why is not None and not every:
+        raise RetrievalError(f"source {source.name!r} returned no list of NodeWithScore: {every.why}")
+    kept: list[NodeWithScore] = every
     if source.filters is not None or source.traits.documents is not None:
         kept = await _off_loop(source, every, partial(_passing, every, source))
     elapsed = round(1000 * (time.monotonic() - started))
@@ -281,37 +253,36 @@ class CleanNodes(list[NodeWithScore]):
     """The number of invalid nodes that were left out."""
     returned = 0
     """The number of nodes that the source returned."""
+    index_nodes = 0
     why: str | None = None
     """Why the first node was left out or cut; None if all nodes are valid."""
 
 
-def clean_nodes(found: object, source: str) -> CleanNodes:
+def clean_nodes(found: object) -> CleanNodes:
     """Check the result of a source; its own nodes are never changed, and ``CleanNodes`` are returned unchanged.
 
-    Invalid nodes are left out and counted, with the reason; nodes that can be repaired are replaced by copies.
-
-    Raises:
-        RetrievalError: The result is not a list, or none of its items is a valid node.
+    Invalid nodes are left out and counted, with the reason; nodes that can be repaired are replaced by copies. If the
+    result is not a list, or none of its items is a valid node, it is empty, with the reason.
     """
     if isinstance(found, CleanNodes):
         return found
-    if isinstance(found, (str, bytes)) or not isinstance(found, Sequence):
-        raise RetrievalError(f"source {source!r} returned no list of NodeWithScore: {type(found).__name__}")
     made = CleanNodes()
+    if isinstance(found, (str, bytes)) or not isinstance(found, Sequence):
+        made.why = type(found).__name__
+        return made
     made.returned = len(found)
     try:
         for item in islice(found, MAX_NODES):
             try:
                 node, flaw = _usable(item)
                 made.append(node)
+                made.index_nodes += isinstance(node.node, IndexNode)
                 made.why = made.why or flaw
             except Exception as error:  # noqa: BLE001 (nodes are anybody's classes)
                 made.unusable += 1
                 made.why = made.why or f"a node can't be used: {error_message(error, 300)}"
     except Exception as error:  # noqa: BLE001 (so are lists)
         made.why = f"its list ended with {error_message(error, 300)}"
-    if made.why is not None and not made:
-        raise RetrievalError(f"source {source!r} returned no list of NodeWithScore: {made.why}")
     if made.returned > MAX_NODES:
         made.why = made.why or f"only the first {MAX_NODES:,} of {made.returned:,} nodes were looked at"
     return made
@@ -324,20 +295,16 @@ def _usable(item: Any) -> tuple[NodeWithScore, str | None]:
         raise TypeError(f"expected a NodeWithScore, got {type(item).__name__}")
     node_id: Any = node.node_id
     text: Any = node.get_content(metadata_mode=MetadataMode.NONE)
-    if not isinstance(node_id, str) or not node_id:
-        raise TypeError(f"its id is no text: {node_id!r}")
-    if len(node_id) > MAX_ID:
-        raise TypeError(f"its id has {len(node_id):,} characters; at most {MAX_ID:,}")
+    if not isinstance(node_id, str) or not 0 < len(node_id) <= MAX_ID:
+        raise TypeError(f"its id is no text of up to {MAX_ID:,} characters: {one_line(str(node_id), 50)!r}")
     if not isinstance(text, str):
         raise TypeError(f"its content is no text but {type(text).__name__}")
     flaw = f"a node of {len(text):,} characters was cut to {MAX_CHARACTERS:,}" if len(text) > MAX_CHARACTERS else None
     whole, whole_id, metadata = without_surrogates(text[:MAX_CHARACTERS]), without_surrogates(node_id), node.metadata
-    fields = type(node).model_fields
-    update: dict[str, Any] = {
-        name: fields[name].get_default(call_default_factory=True)
-        for name, kind in _KINDS.items()
-        if not isinstance(node.__dict__.get(name), kind) and name in fields
-    }
+    own, update = node.__dict__, dict[str, Any]()
+    for name, kind in _KINDS.items():
+        if not isinstance(own.get(name), kind) and (wanted := type(node).model_fields.get(name)) is not None:
+            update[name] = wanted.get_default(call_default_factory=True)
     clean = _clean_metadata(metadata)
     if clean is not metadata:
         update["metadata"] = clean
@@ -347,7 +314,9 @@ def _usable(item: Any) -> tuple[NodeWithScore, str | None]:
         node = node.model_copy(update=update)
     if whole is not text:
         node.set_content(whole)
-    return NodeWithScore(node=node, score=_finite(item.score)), flaw
+    score = item.score
+    is_finite = type(score) is float and math.isfinite(score)
+    return NodeWithScore(node=node, score=score if is_finite else _finite(score)), flaw
 
 
 def _clean_metadata(metadata: Any) -> dict[str, Any]:
@@ -448,37 +417,43 @@ _THEIRS: Final = "_agentic_kb_made_by_user"
 """The attribute that marks a user's own retriever: its index nodes may also point to nodes, as in LlamaIndex."""
 
 
-def own_recursion(retriever: BaseRetriever, source: str) -> BaseRetriever:
-    """Replace the recursive retrieval of a retriever in place, so that index nodes are returned unresolved.
+class _Unresolving:
+    """Comes before a retriever's class, and returns its index nodes unresolved.
 
-    Its result is cleaned here, since LlamaIndex's next step would raise for one invalid node and lose the others.
+    The result is cleaned here, since LlamaIndex's next step would raise for one invalid node and lose the others.
     """
 
-    def as_found(query_bundle: QueryBundle, nodes: list[NodeWithScore]) -> list[NodeWithScore]:  # noqa: ARG001
-        return nodes if isinstance(nodes, NotedNodes) else clean_nodes(nodes, source)
+    def __init_subclass__(cls) -> None:
+        """Do nothing: that of a user's class may take arguments, or register the new class."""
 
-    async def aas_found(query_bundle: QueryBundle, nodes: list[NodeWithScore]) -> list[NodeWithScore]:
-        return as_found(query_bundle, nodes)
+    def _handle_recursive_retrieval(self, query_bundle: QueryBundle, nodes: list[NodeWithScore]) -> list[NodeWithScore]:  # noqa: ARG002
+        return nodes if isinstance(nodes, NotedNodes) else clean_nodes(nodes)
 
-    retriever._handle_recursive_retrieval = as_found  # type: ignore[method-assign]  # noqa: SLF001
-    retriever._ahandle_recursive_retrieval = aas_found  # type: ignore[method-assign]  # noqa: SLF001
-    setattr(retriever, _OURS, True)
-    return retriever
+    async def _ahandle_recursive_retrieval(
+        self, query_bundle: QueryBundle, nodes: list[NodeWithScore]
+    ) -> list[NodeWithScore]:
+        return self._handle_recursive_retrieval(query_bundle, nodes)
 
 
-def bounded(retriever: BaseRetriever, source: str) -> BaseRetriever:
-    """Return a shallow copy, for one search, of a user's retriever that returns index nodes unresolved.
+@lru_cache(maxsize=256)
+def _unresolving(kind: type[BaseRetriever], *, theirs: bool) -> type[BaseRetriever]:
+    return type(kind.__name__, (_Unresolving, kind), {_OURS: True, _THEIRS: theirs, "__module__": kind.__module__})
 
-    This package then resolves them itself, up to ``MAX_DEPTH`` and ``MAX_FOLLOWED``. A retriever that overrides
-    LlamaIndex's recursion is returned unchanged.
+
+def bounded(retriever: BaseRetriever, *, theirs: bool = True) -> BaseRetriever:
+    """Return a view of a retriever that returns index nodes unresolved; it has the retriever's state, not a copy.
+
+    This package then resolves them itself, up to ``MAX_DEPTH`` and ``MAX_FOLLOWED``. A user's own retriever
+    (``theirs``) that overrides LlamaIndex's recursion is returned unchanged. Its state has to be in its ``__dict__``.
     """
     kind = type(retriever)
     own = (kind._handle_recursive_retrieval, kind._ahandle_recursive_retrieval)  # noqa: SLF001 (core has no other way)
-    if own != (BaseRetriever._handle_recursive_retrieval, BaseRetriever._ahandle_recursive_retrieval):  # noqa: SLF001
+    if theirs and own != (BaseRetriever._handle_recursive_retrieval, BaseRetriever._ahandle_recursive_retrieval):  # noqa: SLF001
         return retriever
-    twin = own_recursion(copy.copy(retriever), source)
-    setattr(twin, _THEIRS, True)
-    return twin
+    made = _unresolving(kind, theirs=theirs)
+    view = made.__new__(made)
+    view.__dict__ = retriever.__dict__
+    return view
 
 
 class _Follower:
@@ -490,7 +465,7 @@ class _Follower:
         self._calls = source.calls
         self._query = query
         self._left = MAX_FOLLOWED
-        self._seen: set[int] = set()
+        self._seen = {id(source.retriever.__dict__)}  # of what was followed; a view has the state of its retriever
 
     async def resolve(
         self, nodes: Sequence[NodeWithScore], objects: Mapping[str, Any], depth: int
@@ -503,7 +478,7 @@ class _Follower:
                 target = objects.get(node.node.index_id)
                 if target is None and isinstance(node.node.obj, self._followed):
                     target = node.node.obj
-            if target is None or id(target) in self._seen:
+            if target is None or id(getattr(target, "__dict__", target)) in self._seen:
                 resolved.append(node)
             else:
                 self._left -= 1
@@ -515,7 +490,7 @@ class _Follower:
             return [target]
         if isinstance(target, BaseNode):
             return [NodeWithScore(node=target, score=node.score)]
-        self._seen.add(id(target))
+        self._seen.add(id(getattr(target, "__dict__", target)))
         if isinstance(target, BaseQueryEngine):
             response: Any = await self._call(partial(target.query, self._query), "query engine")
             text = TextNode(text=str(response), metadata=response.metadata or {})

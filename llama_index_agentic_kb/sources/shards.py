@@ -77,8 +77,11 @@ class ShardedSource(KnowledgeSource):
             similarity_top_k=similarity_top_k,
             hybrid=False,
         )
-        known = all(embed_model_of(shard) is not None for shard in self.shards)
-        self._comparable = known and len({_scale(shard) for shard in self.shards}) == 1
+        models = [embed_model_of(shard) for shard in self.shards]
+        names = {"" if model is None else model_name_of(model) for model in models}
+        stores = {type(getattr(shard.index, "vector_store", None)) for shard in self.shards}
+        self._comparable = len(names) == len(stores) == 1 and "" not in names
+        """Whether scores are: they depend on the embedding model and the class of the store."""
 
     def __repr__(self) -> str:
         """Return the collection's name and the number of its shards."""
@@ -95,18 +98,14 @@ class ShardedSource(KnowledgeSource):
         await gather([shard.warm_up() for shard in self.shards])
 
     def merged(self, lists: Mapping[str, Sequence[NodeList] | Exception], limit: int) -> tuple[NodeList, ...]:
-        """Return one list for each search method, merged of those of the shards.
-
-        Args:
-            lists: The lists of each shard, or its error, by the shard's name.
-            limit: The maximum number of nodes in a list.
-
-        Raises:
-            RetrievalError: Every shard failed; a ``DeadlineExceededError`` or ``DeniedError`` if all failed like that.
-        """
+        """Return one list for each search method, merged of those of the shards; raise if all failed."""
         failed = {name: found for name, found in lists.items() if isinstance(found, Exception)}
         if len(failed) == len(lists):
-            raise _failure(failed)
+            reason = "every shard failed: " + "; ".join(map(str, failed.values()))
+            for alike in (DeadlineExceededError, DeniedError):
+                if all(isinstance(error, alike) for error in failed.values()):
+                    raise alike(reason)
+            raise RetrievalError(reason, dict(failed))
         by_kind: dict[str, list[NodeList]] = {}
         for name, found in lists.items():
             for ranked in () if isinstance(found, Exception) else found:
@@ -148,20 +147,6 @@ def _check(name: str, shards: Sequence[KnowledgeSource]) -> None:
             if getattr(shard, setting) != getattr(shards[0], setting):
                 word = "filters" if setting == "mandatory" else setting
                 raise ConfigurationError(f"source {name!r}: its shards differ in {word}; they must be the same")
-
-
-def _scale(shard: KnowledgeSource) -> tuple[str, type]:
-    """Return what the scores of a shard depend on: its embedding model and the class of its store."""
-    model, store = embed_model_of(shard), getattr(shard.index, "vector_store", None)
-    return "" if model is None else model_name_of(model), type(store)
-
-
-def _failure(failed: Mapping[str, Exception]) -> RetrievalError | DeadlineExceededError:
-    reason = "every shard failed: " + "; ".join(str(error) for error in failed.values())
-    for kind in (DeadlineExceededError, DeniedError):
-        if all(isinstance(error, kind) for error in failed.values()):
-            return kind(reason)
-    return RetrievalError(reason, dict(failed))
 
 
 def _never(name: str, _: object) -> Never:

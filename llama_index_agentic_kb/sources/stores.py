@@ -6,26 +6,25 @@ Before a filtered search it is asked for what can't exist, and is refused if it 
 with these operators has found something.
 """
 
+# ruff: noqa: SLF001 (the adapters have no public names for their parts)
+
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from itertools import islice
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 from uuid import uuid4
 
 from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores import SimpleVectorStore
-from llama_index.core.vector_stores.types import (
-    BasePydanticVectorStore,
-    MetadataFilters,
-    VectorStoreQuery,
-    VectorStoreQueryMode,
-    VectorStoreQueryResult,
-)
+from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode, VectorStoreQueryResult
 from llama_index.core.vector_stores.utils import metadata_dict_to_node
 
 from llama_index_agentic_kb.errors import DeniedError
@@ -35,13 +34,19 @@ from llama_index_agentic_kb.search.dialects import (
     Chroma,
     Dialect,
     DuckSql,
+    ElasticField,
+    Elasticsearch,
     LanceSql,
     Milvus,
+    OpenSearch,
     PostgresSql,
     Qdrant,
+    elastic_fields,
     quoted,
 )
 from llama_index_agentic_kb.search.filters import Lowering, lower
+
+Json: TypeAlias = dict[str, Any]
 
 CHROMA_PAGE: Final = 2_000
 """Rows of one request to Chroma, which takes 32,766 values at most."""
@@ -49,14 +54,14 @@ _PLAIN_ID: Final = re.compile(r"[\w.:/#@ -]+")
 
 
 class StoreKind:
-    """What is known of one kind of vector store."""
+    """One kind of vector store: what it can filter, and how its adapter has to be called."""
 
     dialect: ClassVar[type[Dialect[Any]] | None] = Lowering
     """The language of its filters; None if it is given the IDs that pass."""
     ignores_doc_ids: ClassVar[bool] = False
     """Whether a query's ``doc_ids`` are ignored, so that everything would be searched."""
     async_client: ClassVar[str | None] = None
-    """The attribute that is None if the store was made without an async client."""
+    """The attribute that is None if the store was made without an async client; "" if its clients are of one loop."""
     needs_copy: ClassVar[bool] = True
     """Whether its adapter can't be trusted with filters itself."""
     has_words: ClassVar[str | None] = None
@@ -75,8 +80,9 @@ class StoreKind:
         return "SimpleVectorStore" if self.dialect is None else self.dialect.name
 
     def has_async_client(self, store: Any) -> bool:
-        """Return whether an asynchronous query can be made."""
-        return self.async_client is None or getattr(store, self.async_client, None) is not None
+        """Return whether an asynchronous query can be made, on any event loop."""
+        name = self.async_client
+        return name is None or (name != "" and getattr(store, name, None) is not None)
 
     def refusal(self, store: Any, tree: FilterNode) -> str | None:  # noqa: ARG002
         """Return why a filter can't be applied; None if it can, or if only the store itself knows."""
@@ -142,10 +148,8 @@ class _Simple(StoreKind):
     dialect = None
 
     def _narrowed(self, store: Any, tree: FilterNode) -> Any:
-        passes = matcher(tree)
-
         def query(query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-            rows = list(store.data.metadata_dict.items())
+            passes, rows = matcher(tree), list(store.data.metadata_dict.items())
             if not rows:  # none, or persisted without metadata, which is an error
                 return type(store).query(store, query, **kwargs)  # type: ignore[no-any-return]
             allowed = {row for row, metadata in rows if passes(metadata)}
@@ -197,9 +201,7 @@ class _Postgres(StoreKind):
     dialect = PostgresSql
     ignores_doc_ids = True
     has_words = "hybrid_search"
-
-    def has_async_client(self, store: Any) -> bool:  # noqa: ARG002
-        return False  # its connections belong to the event loop of their first use, and fail on any other
+    async_client = ""  # its connections fail on any event loop but that of their first use
 
     def _narrowed(self, store: Any, tree: FilterNode) -> Any:
         from sqlalchemy import func  # noqa: PLC0415 (a second)
@@ -208,8 +210,8 @@ class _Postgres(StoreKind):
         twin = _connected_copy(store, _recursively_apply_filters=clause)
 
         def exactly(embedding: Any, *rest: Any, **kwargs: Any) -> Any:
-            statement = type(store)._build_query(twin, embedding, *rest, **kwargs)  # noqa: SLF001 (no other way)
-            distance = store._table_class.embedding.cosine_distance(embedding)  # noqa: SLF001
+            statement = type(store)._build_query(twin, embedding, *rest, **kwargs)
+            distance = store._table_class.embedding.cosine_distance(embedding)
             return statement.order_by(None).order_by(func.abs(distance))  # no index of vectors is of this
 
         exact = _connected_copy(store, _recursively_apply_filters=clause, _build_query=exactly)
@@ -246,12 +248,12 @@ class _Postgres(StoreKind):
         """Yield the rows of a query over those that pass a filter."""
         from sqlalchemy import select, text  # noqa: PLC0415 (a second)
 
-        store._initialize()  # noqa: SLF001 (the adapter has no other way)
+        store._initialize()
         query = select(*(text(one) if isinstance(one, str) else one for one in columns))
-        query = query.select_from(store._table_class).group_by(*groups)  # noqa: SLF001
+        query = query.select_from(store._table_class).group_by(*groups)
         if tree is not None:
             query = query.where(_postgres_clause(tree)(None))
-        with store._session() as session:  # noqa: SLF001
+        with store._session() as session:
             yield from session.execute(query.execution_options(yield_per=1_000))
 
 
@@ -267,7 +269,7 @@ def _connected_copy(store: Any, **methods: Callable[..., Any]) -> Any:
     """Return a copy of a store of PostgreSQL that uses the store's connections, which are made at first use."""
 
     def connected() -> None:
-        store._initialize()  # noqa: SLF001 (the adapter has no other way)
+        store._initialize()
         twin.__pydantic_private__.update(store.__pydantic_private__)
 
     twin = copied(store, _initialize=connected, **methods)
@@ -285,13 +287,21 @@ class _Duck(StoreKind):
         return copied(store, _build_metadata_filter_expressions=lambda metadata_filters: SQLExpression(where))  # noqa: ARG005
 
 
+_LANCE: Final = {"string": "string", "large_string": "string", "bool": "boolean", "double": "number", "float": "number"}
+"""The kinds of value of columns' types."""
+
+
 class _Lance(StoreKind):
     dialect = LanceSql
     ignores_doc_ids = True
 
     def narrowed(self, store: Any, tree: FilterNode | None) -> Any:
         def where() -> dict[str, str]:  # the table is read when it is searched: it may be made, or grow, until then
-            return {} if tree is None else {"where": LanceSql(_lance_fields(store)).write(tree)}
+            if tree is None:
+                return {}
+            fields = {one.name: str(one.type) for one in store.table.schema.field("metadata").type}
+            kinds = {name: _LANCE.get(kind, "whole" if "int" in kind else "other") for name, kind in fields.items()}
+            return {"where": LanceSql(kinds).write(tree)}
 
         def query(query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
             unfiltered = VectorStoreQuery(**{**vars(query), "filters": None})
@@ -313,12 +323,6 @@ class _Lance(StoreKind):
         return nodes
 
 
-def _lance_fields(store: Any) -> dict[str, str]:
-    names = {"string": "string", "large_string": "string", "bool": "boolean", "double": "number", "float": "number"}
-    fields = store.table.schema.field("metadata").type
-    return {one.name: names.get(str(one.type), "whole" if "int" in str(one.type) else "other") for one in fields}
-
-
 class _Milvus(StoreKind):
     dialect = Milvus
     escapes_ids = False
@@ -330,7 +334,7 @@ class _Milvus(StoreKind):
         return super().refusal(store, tree) if taken is None else f"Milvus keeps something else under {taken!r}"
 
     def _narrowed(self, store: Any, tree: FilterNode) -> Any:
-        where, prepare = Milvus().write(tree), type(store)._prepare_before_search  # noqa: SLF001 (no other way)
+        where, prepare = Milvus().write(tree), type(store)._prepare_before_search
 
         def prepared(query: VectorStoreQuery, **kwargs: Any) -> tuple[str, list[str]]:
             own, fields = prepare(store, VectorStoreQuery(**{**vars(query), "filters": None}), **kwargs)
@@ -365,13 +369,184 @@ class _Qdrant(StoreKind):
                 return
 
 
+# -- Elasticsearch and OpenSearch -------------------------------------------------------------------------------------
+
+ELASTIC_PAGE: Final = 1_000
+_NEIGHBOURS: Final = 10_000
+"""The maximum number of neighbours that Elasticsearch looks at in a shard."""
+_CLIENTS: Final[weakref.WeakKeyDictionary[Any, Any]] = weakref.WeakKeyDictionary()
+"""Synchronous clients of Elasticsearch by the asynchronous ones of stores."""
+
+
+class _Elasticsearch(StoreKind):
+    """Filters are written from what the index's mapping says of each field, which is asked for at each filtered search.
+
+    Elasticsearch's adapter writes each condition as an equality, whatever its operator; OpenSearch's takes dates for
+    another kind of text.
+    """
+
+    dialect: ClassVar[type[Elasticsearch]] = Elasticsearch
+    ignores_doc_ids = True
+    counts_exactly = False  # an item of a list counts, and 12 in a keyword field as "12"
+    lists = True
+    async_client = ""
+
+    def text_search(self, store: Any) -> VectorStoreQueryMode | None:  # noqa: ARG002
+        return VectorStoreQueryMode.TEXT_SEARCH
+
+    def place(self, store: Any) -> tuple[Any, str, str, str]:
+        """Return the client, the index, the field of the text, and the client's package."""
+        if (given := store.client) not in _CLIENTS:  # a synchronous one with the same nodes and headers
+            nodes = [node.config for node in given.transport.node_pool.all()]
+            _CLIENTS[given] = import_module("elasticsearch").Elasticsearch(nodes).options(headers=dict(given._headers))
+        return _CLIENTS[given], store.index_name, store.text_field, "elasticsearch"
+
+    def narrowed(self, store: Any, tree: FilterNode | None) -> Any:
+        def query(query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+            if kwargs:
+                raise DeniedError(f"Elasticsearch is searched here without {', '.join(sorted(kwargs))}: use filters=")
+            client, index, text, _ = self.place(store)
+            if query.mode is VectorStoreQueryMode.HYBRID and not getattr(store.retrieval_strategy, "hybrid", False):
+                raise DeniedError("the store was made without hybrid search: set it in its retrieval_strategy")
+            where, k = self._where(store, tree), query.similarity_top_k
+            if query.mode is VectorStoreQueryMode.TEXT_SEARCH:
+                words = {"match": {text: {"query": query.query_str}}}
+                body: Json = {"query": {"bool": {"must": [words], "filter": where}}}
+            else:
+                near = {"k": k, "num_candidates": min(_NEIGHBOURS, max(100, 10 * k)), "filter": where}
+                near |= {"query": query.query_str, "query_vector": query.query_embedding}
+                body = store.retrieval_strategy.es_query(text_field=text, vector_field=store.vector_field, **near)
+            found = client.search(index=index, body={**body, "size": k, "_source": ["metadata", text]})["hits"]["hits"]
+            nodes, scores = [_node(hit, text) for hit in found], [hit["_score"] for hit in found]
+            return VectorStoreQueryResult(nodes=nodes, similarities=scores, ids=[hit["_id"] for hit in found])
+
+        return copied(store, query=query, aquery=_threaded(query))
+
+    def nodes(self, store: Any, tree: FilterNode | None) -> Iterator[BaseNode]:
+        return self._listed(store, {"bool": {"filter": self._where(store, tree)}})
+
+    def with_ids(self, store: Any, node_ids: Sequence[str]) -> Iterator[BaseNode]:
+        return self._listed(store, {"ids": {"values": list(node_ids)}})
+
+    def passing(self, store: Any, nodes: Sequence[BaseNode], tree: FilterNode) -> set[str]:
+        asked = [*self._where(store, tree), {"ids": {"values": [node.node_id for node in nodes]}}]
+        return {node.node_id for node in self._listed(store, {"bool": {"filter": asked}})}
+
+    def counts(
+        self, store: Any, tree: FilterNode | None, field: str | None, *, documents: bool
+    ) -> list[tuple[Any, int]] | None:
+        where = self._where(store, tree)
+        if field is None:
+            if not documents:
+                return [(None, self._count(store, where))]
+            counted = (count for _, count in self._groups(store, where, documents=True))
+            return [(None, sum(counted))] if self._has_documents(store, where) else None
+        at = self._fields(store).get(field)
+        if at is None:
+            return []
+        too_long = [{"exists": {"field": at.whole}}, _absent(at.path)]
+        lost = at.longest is not None and (at.path == at.whole or self._count(store, [*where, *too_long]))
+        if not at.counts or lost or (documents and not self._has_documents(store, where)):
+            return None
+        counts: Counter[Any] = Counter()
+        for value, count in self._groups(store, where, at.path, documents=documents):
+            counts[bool(value) if at.kind == "boolean" else value] += count
+        return list(counts.items())
+
+    def _has_documents(self, store: Any, where: list[Json]) -> bool:
+        """Return whether each row's document is indexed: OpenSearch does not index IDs of more than 256 characters."""
+        at = self._fields(store).get("ref_doc_id")
+        return at is not None and at.kind == "string" and not self._count(store, [*where, _absent(at.path)])
+
+    def _fields(self, store: Any) -> dict[str, ElasticField]:
+        """Return the fields of the mapping; a name may stand for several indices, which may differ."""
+        (client, index, *_), fields = self.place(store), dict[str, ElasticField]()
+        for one in client.indices.get_mapping(index=index).values():
+            metadata = one["mappings"].get("properties", {}).get("metadata", {})
+            dynamic = metadata.get("dynamic", one["mappings"].get("dynamic", True))
+            if str(dynamic).lower() not in {"true", "strict"}:
+                raise DeniedError(f"{self.name} does not map every key of metadata in {index!r}")
+            for key, field in elastic_fields(metadata.get("properties", {})):
+                same = fields.get(key, field) == field
+                fields[key] = field if same else ElasticField("several types", field.path, field.whole, counts=False)
+        return fields
+
+    def _where(self, store: Any, tree: FilterNode | None) -> list[Json]:
+        return [] if tree is None else [self.dialect(self._fields(store)).write(tree)]
+
+    def _count(self, store: Any, where: list[Json]) -> int:
+        client, index, *_ = self.place(store)
+        return int(client.count(index=index, body={"query": {"bool": {"filter": where}}})["count"])
+
+    def _listed(self, store: Any, asked: Json) -> Iterator[BaseNode]:
+        client, index, text, package = self.place(store)
+        scan = import_module(f"{package}.helpers").scan
+        hits = scan(client, index=index, query={"query": asked, "_source": ["metadata", text]}, size=ELASTIC_PAGE)
+        return (_node(hit, text) for hit in hits)
+
+    def _groups(
+        self, store: Any, where: list[Json], path: str | None = None, *, documents: bool
+    ) -> Iterator[tuple[Any, int]]:
+        """Yield groups of rows with the value of a field and their number of documents, or of rows; see "composite"."""
+        client, index, *_ = self.place(store)
+        paths = {"value": path, "document": self._fields(store)["ref_doc_id"].path if documents else None}
+        sources = [{name: {"terms": {"field": one}}} for name, one in paths.items() if one is not None]
+        found: Json = {"size": ELASTIC_PAGE, "sources": sources}
+        while True:
+            body = {"size": 0, "query": {"bool": {"filter": where}}, "aggs": {"found": {"composite": found}}}
+            made = client.search(index=index, body=body)["aggregations"]["found"]
+            for group in made["buckets"]:
+                whole = documents and group["key"]["document"] != "None"  # else each node is on its own
+                yield group["key"].get("value"), 1 if whole else group["doc_count"]
+            if "after_key" not in made:
+                return
+            found["after"] = made["after_key"]
+
+
+class _OpenSearch(_Elasticsearch):
+    dialect = OpenSearch
+
+    def place(self, store: Any) -> tuple[Any, str, str, str]:
+        return store.client._os_client, store.client._index, store.client._text_field, "opensearchpy"
+
+    def narrowed(self, store: Any, tree: FilterNode | None) -> Any:
+        if tree is None:
+            return store
+        given, twin = store.client, store.model_copy()
+        own = copied(given, _parse_filters=lambda _filters: self._where(store, tree))
+        own._owns_os_client = own._owns_os_async_client = False  # else it closes them when it goes
+        twin._client = own
+
+        def query(query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+            given._ensure_initialized()
+            own._initialized, own._efficient_filtering_enabled = True, given._efficient_filtering_enabled
+            return type(store).query(twin, query, **kwargs)  # type: ignore[no-any-return]
+
+        return copied(twin, query=query, aquery=_threaded(query))
+
+
+def _threaded(query: Callable[..., VectorStoreQueryResult]) -> Callable[..., Awaitable[VectorStoreQueryResult]]:
+    """Return the asynchronous form of a query: the adapter's own would write the filter."""
+    return lambda *args, **kwargs: asyncio.to_thread(query, *args, **kwargs)
+
+
+def _absent(path: str) -> Json:
+    return {"bool": {"must_not": [{"exists": {"field": path}}]}}
+
+
+def _node(hit: Json, text_field: str) -> BaseNode:
+    return metadata_dict_to_node(hit["_source"]["metadata"], text=hit["_source"].get(text_field))
+
+
 # -- all of them ------------------------------------------------------------------------------------------------------
 
 _KINDS: Final[dict[str, StoreKind]] = {
     "ChromaVectorStore": _Chroma(),
     "DuckDBVectorStore": _Duck(),
+    "ElasticsearchStore": _Elasticsearch(),
     "LanceDBVectorStore": _Lance(),
     "MilvusVectorStore": _Milvus(),
+    "OpensearchVectorStore": _OpenSearch(),
     "PGVectorStore": _Postgres(),
     "QdrantVectorStore": _Qdrant(),
 }
@@ -383,26 +558,13 @@ def kind_of(store: Any) -> StoreKind:
     """Return what is known of a store, or of the adapter that it inherits from, without importing it."""
     if type(store) is SimpleVectorStore:  # a subclass may search in another way
         return _SIMPLE
-    names = [base.__name__ for base in type(store).__mro__]
-    if {"ElasticsearchStore", "OpensearchVectorStore"}.intersection(names):
-        from llama_index_agentic_kb.sources.elastic import ELASTIC  # noqa: PLC0415 (which imports this module)
-
-        return next(ELASTIC[name] for name in names if name in ELASTIC)
+    names = (base.__name__ for base in type(store).__mro__)
     return next((_KINDS[name] for name in names if name in _KINDS), _UNKNOWN)
 
 
 def is_chroma(store: Any) -> bool:
     """Return whether a vector store is LlamaIndex's ``ChromaVectorStore`` or a subclass, without importing it."""
     return isinstance(kind_of(store), _Chroma)
-
-
-def store_refusal(store: BasePydanticVectorStore, tree: FilterNode) -> str | None:
-    """Return why a vector store can't apply a filter; None if it can, or if only the store itself knows.
-
-    Such a store must not be queried: it would raise, or ignore the condition and return nodes that the check of each
-    returned node then drops.
-    """
-    return kind_of(store).refusal(store, tree)
 
 
 def copied(store: Any, **methods: Callable[..., Any]) -> Any:
@@ -417,59 +579,47 @@ def copied(store: Any, **methods: Callable[..., Any]) -> Any:
 
 # -- stores that are not known ----------------------------------------------------------------------------------------
 
-_asked: Final[dict[int, set[FilterOperator]]] = {}
+_applied: Final[dict[int, set[FilterOperator]]] = {}
 """The operators that unknown stores, by ``id``, were found to apply."""
 _UNPROBED: Final = (*INEQUALITIES, FilterOperator.IS_EMPTY, FilterOperator.EXISTS)
 """Operators that stores may hold for true where the key is absent."""
 
 
-def _seen(store: Any) -> set[FilterOperator]:
-    if id(store) not in _asked:
-        _asked[id(store)] = set()
-        weakref.finalize(store, _asked.pop, id(store), None)
-    return _asked[id(store)]
-
-
-def _impossible(operator: FilterOperator) -> MetadataFilters:
-    """Return a filter that no row passes."""
+def _probe(query: VectorStoreQuery, operator: FilterOperator) -> VectorStoreQuery:
+    """Return a query by a filter that no row passes."""
     value: Any = 2**52 if operator in ORDERS else uuid4().hex
-    many = operator in (FilterOperator.IN, FilterOperator.ANY)
-    return lower(Condition(key="agentic_kb_probe", operator=operator, value=[value, uuid4().hex] if many else value))
-
-
-def _check(store: Any, operator: FilterOperator, result: VectorStoreQueryResult) -> None:
-    if result.ids or result.nodes:
-        raise DeniedError(f"{type(store).__name__} was not searched: it ignores filters by {operator.value!r}")
-
-
-def _remember(store: Any, operators: set[FilterOperator], result: VectorStoreQueryResult) -> None:
-    if result.ids or result.nodes:  # an empty store passes every probe
-        _seen(store).update(operators)
+    if operator in (FilterOperator.IN, FilterOperator.ANY):
+        value = [value, uuid4().hex]
+    impossible = lower(Condition(key="agentic_kb_probe", operator=operator, value=value))
+    return VectorStoreQuery(**{**vars(query), "filters": impossible, "similarity_top_k": 1})
 
 
 def _probed(store: Any, tree: FilterNode) -> Any:
     """Return a copy of an unknown store that asks for what can't exist before a query with an operator not yet seen."""
     operators = {one.operator for one in conditions(flat(tree))}.difference(_UNPROBED)
-    if operators <= _seen(store):
+    if id(store) not in _applied:
+        _applied[id(store)] = set()
+        weakref.finalize(store, _applied.pop, id(store), None)
+    seen = _applied[id(store)]
+    if operators <= seen:
         return store
 
-    def probes(query: VectorStoreQuery) -> Iterator[tuple[FilterOperator, VectorStoreQuery]]:
-        for operator in sorted(operators - _seen(store)):
-            impossible = {**vars(query), "filters": _impossible(operator), "similarity_top_k": 1}
-            yield operator, VectorStoreQuery(**impossible)
+    def check(operator: FilterOperator, result: VectorStoreQueryResult) -> None:
+        if result.ids or result.nodes:
+            raise DeniedError(f"{type(store).__name__} was not searched: it ignores filters by {operator.value!r}")
 
     def query(query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-        for operator, probe in probes(query):
-            _check(store, operator, store.query(probe, **kwargs))
+        for operator in sorted(operators - seen):
+            check(operator, store.query(_probe(query, operator), **kwargs))
         result: VectorStoreQueryResult = store.query(query, **kwargs)
-        _remember(store, operators, result)
+        seen.update(operators if result.ids or result.nodes else ())  # an empty store passes every probe
         return result
 
     async def aquery(query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-        for operator, probe in probes(query):
-            _check(store, operator, await store.aquery(probe, **kwargs))
+        for operator in sorted(operators - seen):
+            check(operator, await store.aquery(_probe(query, operator), **kwargs))
         result: VectorStoreQueryResult = await store.aquery(query, **kwargs)
-        _remember(store, operators, result)
+        seen.update(operators if result.ids or result.nodes else ())
         return result
 
     return copied(store, query=query, aquery=aquery)

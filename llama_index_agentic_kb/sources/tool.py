@@ -3,7 +3,8 @@
 The query of a tool source is the JSON text of the tool's arguments, which ``planning.tool_turn`` takes from the user's
 messages. So a tool is searched like any source, within its own time limit, bulkhead and circuit breaker, and its result
 is a node with a time of its own. A tool that changes something (``Writes``) is called only after the user has confirmed
-it, and at most once for each confirmation.
+it, and at most once for each confirmation. Its parameters are known by its JSON schema: values are checked against it,
+and found in a user's words by it.
 """
 
 from __future__ import annotations
@@ -18,39 +19,38 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from inspect import iscoroutinefunction, signature
+from itertools import accumulate, count
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar, get_type_hints
+from typing import Annotated, Any, Final, Protocol, TypeVar, get_type_hints
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.tools import AsyncBaseTool, BaseTool, FunctionTool, ToolMetadata, ToolOutput, adapt_to_async_tool
-from pydantic import BaseModel, create_model
-from pydantic_core import to_jsonable_python
+from pydantic import BaseModel, JsonValue, StringConstraints, TypeAdapter, ValidationError, create_model
+from pydantic_core import SchemaError, to_jsonable_python
 
 from llama_index_agentic_kb._aio import Call, call_deadline, deadline_after, run
 from llama_index_agentic_kb._aio.threads import start_in_background
-from llama_index_agentic_kb._text import one_line, redacted_excerpt
+from llama_index_agentic_kb._text import normalize, one_line, redacted_excerpt
 from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, DeniedError, RetrievalError
 from llama_index_agentic_kb.guard.resilience import NO_RETRIES, Resilience
 from llama_index_agentic_kb.schema import FilterNode, Principal
 from llama_index_agentic_kb.sources.base import DEFAULT_RESILIENCE, KnowledgeSource
-from llama_index_agentic_kb.sources.tool_parameters import parameters_of
 
 T = TypeVar("T")
 
 MAX_RESULT: Final = 20_000  # the maximum length of a tool's result in characters; longer ones are cut
 
+LISTING_SECONDS: Final = 30.0  # the maximum number of seconds for listing the tools of an MCP server
 IDEMPOTENCY_KEY: Final = "idempotency_key"
 """A tool's parameter of this name gets the key of the confirmed call; neither a model nor the user sets it."""
-
-LISTING_SECONDS: Final = 30.0  # the maximum number of seconds for listing the tools of an MCP server
 
 
 # -- calls that change something --------------------------------------------------------------------------------------
@@ -58,25 +58,15 @@ LISTING_SECONDS: Final = 30.0  # the maximum number of seconds for listing the t
 
 @dataclass(frozen=True, slots=True)
 class WriteRecord:
-    """The audit record of a confirmed call.
+    """The audit record of a confirmed call."""
 
-    Args:
-        key: The idempotency key: the token that the user confirmed.
-        tool: The name of the source.
-        principal: Who confirmed it.
-        arguments: The arguments as JSON text.
-        started: The time at which it was started, in ISO format.
-        outcome: "ok", "error", "timeout"; "started" if the process ended meanwhile.
-        result: The beginning of the result, or the error.
-    """
-
-    key: str
-    tool: str
-    principal: str
-    arguments: str
-    started: str
-    outcome: str = "started"
-    result: str = ""
+    key: str  # the idempotency key: the token that the user confirmed
+    tool: str  # the name of the source
+    principal: str  # who confirmed it
+    arguments: str  # as JSON text
+    started: str  # in ISO format
+    outcome: str = "started"  # or "ok", "error", "timeout"; "started" is left if the process ended meanwhile
+    result: str = ""  # the beginning of the result, or the error
 
 
 class WriteLedger(NotPickled):
@@ -208,11 +198,7 @@ class ToolSource(KnowledgeSource):
         self.writes = writes
 
     def permitted(self, principal: Principal | None) -> FilterNode | None:
-        """Return None: results are not filtered.
-
-        Raises:
-            DeniedError: The tool changes something, and the principal may not call it.
-        """
+        """Return None: results are not filtered. Raise ``DeniedError`` if the principal may not call the tool."""
         if self.writes is None:
             return None
         try:
@@ -255,11 +241,7 @@ class _ToolRetriever(BaseRetriever):
 
 
 def result_nodes(output: ToolOutput, name: str, arguments: Mapping[str, Any]) -> list[NodeWithScore]:
-    """Return a tool's result as nodes: the nodes of a retriever tool, else one node with the time of the call.
-
-    Raises:
-        RetrievalError: The tool reports an error.
-    """
+    """Return a tool's result as nodes: the nodes of a retriever tool, else one node with the time of the call."""
     raw = output.raw_output
     text = _text_of(raw) or output.content or ""
     if output.is_error or getattr(raw, "is_error", False) or getattr(raw, "isError", False):
@@ -376,3 +358,206 @@ def _on_one_loop(work: Callable[[], Awaitable[T]]) -> T:
     except TimeoutError as error:
         cancel()
         raise DeadlineExceededError("an MCP server did not answer in time") from error
+
+
+# -- parameters -------------------------------------------------------------------------------------------------------
+
+MAX_SCHEMA: Final = 50_000  # the maximum length of a tool's schema as JSON text, in characters
+MAX_DEPTH: Final = 50  # the maximum nesting depth of a tool's schema
+MAX_CHECKS: Final = 10_000  # of a schema's keywords for one value: references multiply them
+MAX_VALUE: Final = 500  # the maximum length of a text argument in characters
+MAX_READ: Final = 2_000  # the maximum number of characters of a message in which values are looked for
+MAX_PATTERN: Final = 200  # the maximum length of a schema's pattern that is looked for in messages
+MAX_FOUND: Final = 20  # the maximum number of matches that are looked at; so many are ambiguous anyway
+MAX_MATCH: Final = 100  # the maximum length of a match in characters
+
+# The formats that can be found in a text; others are only checked.
+_FORMATS: Final[Mapping[str, str]] = {
+    "date": r"\d{4}-\d{2}-\d{2}",
+    "date-time": r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}(?::\d{2})?(?:Z|[+-]\d{2}:\d{2})?",
+    "email": r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
+    "uuid": r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+}
+_NUMBERS: Final[Mapping[str, str]] = {"integer": r"[+-]?\d+", "number": r"[+-]?\d+(?:\.\d+)?"}
+_BOOLEANS: Final = {"true": True, "yes": True, "false": False, "no": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a tool."""
+
+    name: str
+    schema: Mapping[str, Any]  # its JSON schema, without the variant null
+    required: bool  # whether the tool can't be called without it
+    label: str  # what it is, for the user: its description, or else its name
+
+    @property
+    def options(self) -> list[JsonValue]:
+        """The only allowed values; empty if there is no such list."""
+        return list(self.schema.get("enum") or ([self.schema["const"]] if "const" in self.schema else []))
+
+    @property
+    def free(self) -> bool:
+        """Whether the parameter accepts any text; then no value can be recognised in a sentence."""
+        fixed = self.options or self.schema.get("pattern") or self.schema.get("format")
+        return self.schema.get("type") == "string" and not fixed
+
+    @property
+    def derived(self) -> bool:
+        """Whether a value may be written otherwise than in the user's words: an option, a yes or no, a date."""
+        by_format = str(self.schema.get("format", "")).startswith("date")
+        return bool(self.options) or by_format or self.schema.get("type") == "boolean"
+
+    def read(self, value: object) -> JsonValue:
+        """Return a value as the schema's type; raise ``ValueError`` if it does not fit the schema."""
+        kind, options = self.schema.get("type"), self.options
+        if isinstance(value, str):
+            text = value = value.strip()
+            if kind == "boolean":
+                value = _BOOLEANS.get(text.casefold(), text)
+            elif kind in ("integer", "number") and re.fullmatch(r"[+-]?\d+(?:\.\d+)?", text):
+                value = int(text) if re.fullmatch(r"[+-]?\d{1,300}", text) else float(text)
+            value = next((one for one in options if normalize(str(one)) == normalize(str(value))), value)
+        elif kind == "string" and isinstance(value, int | float) and not isinstance(value, bool):
+            value = str(value)
+        if isinstance(value, str) and len(value) > MAX_VALUE:
+            raise ValueError(f"{self.name}: at most {MAX_VALUE} characters")
+        try:
+            problem = next(_validator(self.schema).iter_errors(value), None)
+        except Exception as error:  # no valid schema, or one that refers to another
+            raise ValueError(f"{self.name}: its schema can't be checked: {type(error).__name__}") from error
+        if value is None or problem is not None:
+            raise ValueError(f"{self.name}: {one_line(problem.message if problem else 'it is null')}")
+        return value  # type: ignore[return-value]  # the schema describes JSON
+
+    def found_in(self, text: str) -> list[JsonValue]:
+        """Return the distinct values in a text: options, matches of the pattern or format, numbers."""
+        text, kind = text[:MAX_READ], str(self.schema.get("type"))
+        if self.options:
+            words = f" {_spaced(text)} "
+            found = [str(one) for one in self.options if f" {_spaced(str(one))} " in words]
+        else:
+            pattern = self.schema.get("pattern") or _FORMATS.get(str(self.schema.get("format"))) or _NUMBERS.get(kind)
+            found = _matches(pattern, text) if isinstance(pattern, str) else []
+        distinct: dict[str, JsonValue] = {}
+        for one in [*dict.fromkeys(found)][:MAX_FOUND]:
+            for form in (one, one.upper(), one.lower()):
+                try:
+                    value = self.read(form)
+                except ValueError:
+                    continue
+                distinct.setdefault(repr(value), value)
+                break
+        return list(distinct.values())
+
+
+def parameters_of(schema: Mapping[str, Any]) -> dict[str, Parameter]:
+    """Return the parameters of a tool's JSON schema by name, in its order; raise if it can't be used."""
+    made: dict[str, Parameter] = {}
+    try:
+        _check_size(json.dumps(schema, default=str))
+        shared = {key: {**schema[key]} for key in ("$defs", "definitions") if key in schema}
+        required = [*(schema.get("required") or ())]
+        for name, declared in {**(schema.get("properties") or {})}.items():
+            own = _resolved(declared if isinstance(declared, Mapping) else {}, shared)
+            label = one_line(str(own.get("description") or name.replace("_", " ")), 150)
+            made[name] = Parameter(name, {**own, **shared}, name in required, label)
+    except (AttributeError, RecursionError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"a tool's schema can't be used: {one_line(str(error))}") from error
+    return made
+
+
+def _check_size(schema: str) -> None:
+    signs = re.sub(r'"(?:[^"\\]|\\.)*"', "", schema[: MAX_SCHEMA + 1])  # brackets within texts nest nothing
+    if len(schema) > MAX_SCHEMA or max(accumulate((c in "{[") - (c in "}]") for c in signs), default=0) > MAX_DEPTH:
+        raise ValueError(f"at most {MAX_SCHEMA:,} characters of JSON, nested {MAX_DEPTH} deep, are read")
+
+
+def _resolved(schema: Mapping[str, Any], shared: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a schema without a local reference at its top, and without the variant null."""
+    variants = [one for one in schema.get("anyOf") or schema.get("oneOf") or () if one.get("type") != "null"]
+    if len(variants) == 1:
+        rest = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf", "default")}
+        schema = {**rest, **variants[0]}
+    section, _, name = str(schema.get("$ref", "")).removeprefix("#/").partition("/")
+    target = shared.get(section, {}).get(name)
+    if isinstance(target, Mapping):
+        schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
+    return schema
+
+
+def _validator(schema: Mapping[str, Any]) -> Any:
+    import jsonschema  # noqa: PLC0415 (0.1 s; only tools need it)
+    from referencing import Registry  # noqa: PLC0415
+
+    if re.search("patternProperties|unevaluated", json.dumps(schema, default=str)):
+        raise ValueError("patternProperties and unevaluatedProperties are not checked")
+
+    def pattern_errors(_validator: object, pattern: str, instance: object, _schema: object) -> Iterator[Exception]:
+        if isinstance(instance, str) and not _fits(pattern, instance):
+            yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
+
+    standard, done, depth = jsonschema.Draft202012Validator, count(), 0
+    checks = {**standard.VALIDATORS, "pattern": pattern_errors}
+
+    def counted(check: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
+        def errors(*args: Any) -> Iterator[Any]:
+            nonlocal depth
+            depth += 1  # beyond the interpreter's own limit, ``referencing`` panics
+            try:
+                if next(done) >= MAX_CHECKS or depth > MAX_DEPTH:
+                    raise ValueError("its references lead to too many checks")
+                yield from check(*args) or ()
+            finally:
+                depth -= 1
+
+        return errors
+
+    # An empty registry: a schema's references are never fetched.
+    kind = jsonschema.validators.extend(standard, {name: counted(check) for name, check in checks.items()})
+    return kind(schema, format_checker=standard.FORMAT_CHECKER, registry=Registry())
+
+
+@lru_cache(maxsize=1_024)
+def _matcher(pattern: str) -> TypeAdapter[str]:
+    return TypeAdapter(Annotated[str, StringConstraints(pattern=pattern, strict=True)])
+
+
+def _fits(pattern: str, text: str) -> bool:
+    """Return whether a pattern is found in a text, in linear time; ``SchemaError`` if the engine does not read it."""
+    # Pydantic's engine (Rust's) never backtracks: a tool's schema may come from a server that is not trusted.
+    try:
+        _matcher(pattern).validate_python(text)
+    except ValidationError:
+        return False
+    return True
+
+
+def _matches(pattern: str, text: str) -> list[str]:
+    """Return the parts of a text that match a pattern and stand alone as words: from each start, the longest."""
+    # In another letter case ("a-4711", where the pattern says A) a part counts if it has a digit or is the whole text:
+    # plain words would match too often.
+    if len(pattern) > MAX_PATTERN:
+        return []
+    bare, pattern = text.strip(" .!,"), pattern.removeprefix("^").removesuffix("$")
+    ends = [found.start() for found in re.finditer(r"(?<=\S)(?![\w-]|\.\d)", text)]
+    words: list[str] = []
+    try:
+        if not _fits(f"(?i:{pattern})", text):  # most messages: one look in linear time
+            return []
+        for found in re.finditer(r"(?<![\w.-])(?=\S)", text):
+            start = found.start()
+            for end in reversed([end for end in ends if start < end <= start + MAX_MATCH]):
+                if _fits(f"^(?i:{pattern})$", part := text[start:end]):
+                    exact = _fits(f"^(?:{pattern})$", part)
+                    words += [part] if exact or part == bare or any(map(str.isdigit, part)) else []
+                    break
+            if len(words) > MAX_FOUND:
+                break
+    except SchemaError:
+        return []
+    return words
+
+
+def _spaced(text: str) -> str:
+    return " ".join(re.findall(r"\w+", normalize(text.replace("_", " "))))

@@ -22,7 +22,7 @@ from llama_index_agentic_kb.sources.stores import CHROMA_PAGE, chroma_rows, is_c
 
 def vector_reader(source: KnowledgeSource) -> VectorReader | None:
     """Return the reader of a source's vectors; None if they can't be read."""
-    shards: Sequence[KnowledgeSource] = getattr(source, "shards", ())
+    shards = source.shards
     if shards:
         readers = [reader for shard in shards if (reader := vector_reader(shard)) is not None]
         return _JoinedReader(readers) if len(readers) == len(shards) else None
@@ -40,7 +40,7 @@ def vector_reader(source: KnowledgeSource) -> VectorReader | None:
 
 def embed_model_of(source: KnowledgeSource) -> BaseEmbedding | None:
     """Return the embedding model of a source's index; None if it has none, or if its shards have different ones."""
-    models = [getattr(part.index, "_embed_model", None) for part in getattr(source, "shards", (source,))]
+    models = [getattr(part.index, "_embed_model", None) for part in source.shards or (source,)]
     known = [model for model in models if isinstance(model, BaseEmbedding)]
     if len(known) < len(models) or (len(known) > 1 and len({model_name_of(model) for model in known}) > 1):
         return None
@@ -71,6 +71,14 @@ def scope_indexes(
     return made
 
 
+def _by_document(chunks: Iterable[tuple[str, object]]) -> dict[str, list[str]]:
+    """Return chunks by their documents; one without a document is a document itself."""
+    documents: dict[str, list[str]] = {}
+    for chunk, document in chunks:
+        documents.setdefault(chunk if document in (None, "None") else str(document), []).append(chunk)
+    return documents
+
+
 @dataclass(frozen=True)
 class _JoinedReader:
     """Reads the shards of a collection; a document is whole in one of them."""
@@ -98,11 +106,8 @@ class _SimpleReader:
         return f"{len(vectors)}:{next(reversed(vectors), '')}"
 
     def chunks(self) -> dict[str, list[str]]:
-        documents: dict[str, list[str]] = {}
-        for chunk in list(self.store.data.embedding_dict):
-            document = self.store.data.text_id_to_ref_doc_id.get(chunk)
-            documents.setdefault(chunk if document in (None, "None") else str(document), []).append(chunk)
-        return documents
+        named = self.store.data.text_id_to_ref_doc_id
+        return _by_document((chunk, named.get(chunk)) for chunk in list(self.store.data.embedding_dict))
 
     def vectors(self, chunks: Sequence[str]) -> dict[str, Sequence[float]]:
         held = self.store.data.embedding_dict
@@ -119,11 +124,7 @@ class _ChromaReader:
         return f"{self.collection.id}:{self.collection.count()}"
 
     def chunks(self) -> dict[str, list[str]]:
-        documents: dict[str, list[str]] = {}
-        for chunk, metadata in chroma_rows(self.collection):
-            document = metadata.get("ref_doc_id")
-            documents.setdefault(chunk if document in (None, "None") else str(document), []).append(chunk)
-        return documents
+        return _by_document((chunk, metadata.get("ref_doc_id")) for chunk, metadata in chroma_rows(self.collection))
 
     def vectors(self, chunks: Sequence[str]) -> dict[str, Floats]:
         made: dict[str, Floats] = {}

@@ -1,11 +1,10 @@
 """Storage of a knowledge base: documents, vectors, the embedding model's fingerprint, and chat sessions.
 
-    files ─▶ reading ─▶ chunking ─▶ ingestion ─▶ database ─┬▶ vectors ─▶ chroma
-                                                           └▶ lexical
+    files ─▶ reading ─▶ chunking ─▶ ingestion ─▶ database ─▶ vectors, words
 
-`KnowledgeStore` manages the store's directory; `ingest` fills it. The SQLite database is the source of truth; vector
-indexes (HNSW graphs) and lexical indexes are derived from it, and `repair_store` rebuilds them. Importing this package
-loads neither Chroma, torch nor any file reader.
+`KnowledgeStore` opens a store; `ingest` fills it. The database is the source of truth; vector indexes (HNSW graphs) and
+lexical indexes are derived from it, and `repair_store` rebuilds them. Importing this package loads neither torch nor
+any file reader.
 """
 
 from __future__ import annotations

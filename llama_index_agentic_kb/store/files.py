@@ -1,4 +1,7 @@
-"""Selection of the files to ingest, and assignment of each file to a source."""
+"""The files to ingest, their sources, and who may see them.
+
+Permissions and links are set by the caller of `ingest` and never by the files themselves.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,14 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias, TypedDict
 
 from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.guard.permissions import Permissions
+from llama_index_agentic_kb.store.database import MetadataValue
 from llama_index_agentic_kb.store.parsing import PARSERS
 from llama_index_agentic_kb.store.reading import (
     IMAGES,
@@ -50,21 +55,14 @@ class FoundFile:
     """The file's path relative to its source, with forward slashes."""
     root: str
     """The absolute path of the ingested folder that contained the file; empty for a file that was passed directly."""
-
-    @property
-    def origin(self) -> str:
-        """The path on disk."""
-        return str(self.path)
+    origin: str
+    """The path on disk, or the URL; empty for a document that was passed."""
 
     def digest(self, max_bytes: int) -> str:
         """Return the SHA-256 of the file's bytes; raise ``UnreadableError`` if the file is larger than the limit."""
         with open_regular(self.path) as opened:
             check_size(os.fstat(opened.fileno()).st_size, max_bytes)
             return hashlib.file_digest(opened, "sha256").hexdigest()
-
-    def size(self) -> int:
-        """Return the size in bytes."""
-        return self.path.stat().st_size
 
     def parsed(self, reader: FileReader) -> ParsedFile:
         """Return the text with title and metadata; see ``FileReader.read`` for the errors."""
@@ -77,20 +75,11 @@ class GivenDocument(FoundFile):
 
     documents: Sequence[Document] = ()
 
-    @property
-    def origin(self) -> str:
-        """Always empty: no file has to exist."""
-        return ""
-
     def digest(self, max_bytes: int) -> str:
         """Return a hash of the documents' texts and metadata."""
         content = [[text_of(document), scalar_fields(document.metadata)] for document in self.documents]
         check_size(sum(len(text) for text, _ in content), max_bytes)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-    def size(self) -> int:
-        """Return the number of characters of all texts."""
-        return sum(len(text_of(document)) for document in self.documents)
 
     def parsed(self, _: FileReader) -> ParsedFile:
         """Return the documents as sections of one file."""
@@ -126,11 +115,11 @@ class Selection:
 
     def __init__(
         self,
-        paths: Sequence[str | Path],
+        paths: Sequence[str | Path] = (),
         *,
-        source: str | None,
-        follow_symlinks: bool,
-        sources_at: Callable[[str], Iterable[str]],
+        source: str | None = None,
+        follow_symlinks: bool = False,
+        sources_at: Callable[[str], Iterable[str]] = lambda _: (),
         suffixes: Iterable[str] = (),
     ) -> None:
         self.failed: list[tuple[str, str]] = []
@@ -143,7 +132,7 @@ class Selection:
             if path.is_dir():
                 if source is None and not path.name:
                     raise ConfigurationError(f"The folder {str(path)!r} has no name; pass source= to name its source.")
-                self._add_folder(self._group(path.name if source is None else source), path)
+                self._add_folder(path.name if source is None else source, path)
             elif not path.exists():
                 # The documents of a deleted path are removed from the store; an unknown path is an error.
                 names = [name for name in sources_at(str(path)) if source in (None, name)]
@@ -154,13 +143,19 @@ class Selection:
             elif path.suffix.lower() not in self._suffixes:
                 self._fail(path, f"is not of a kind that is read ({', '.join(sorted(self._suffixes))})")
             else:  # passed by the caller: it may be a symlink
-                self._add(DEFAULT_SOURCE if source is None else source, FoundFile(path, path.name, ""), None)
+                self._add(DEFAULT_SOURCE if source is None else source, FoundFile(path, path.name, "", str(path)), None)
         for group in self._sources.values():
             group.files = dict(sorted(group.files.items()))
 
-    def add(self, source: str, file: FoundFile) -> None:
-        """Add a document that is no file to a source."""
-        self._group(source).files[file.relative] = file
+    def add_documents(self, source: str, documents: Iterable[Document]) -> None:
+        """Add documents, grouped by the file that a reader took them from, else each under its own id."""
+        groups: dict[str, list[Document]] = {}
+        for document in documents:
+            path = document.metadata.get("file_path")
+            name = printable(str(path)).lstrip("/") if path else document.node_id
+            groups.setdefault(name, []).append(document)
+        for name, group in groups.items():
+            self._group(source).files[name] = GivenDocument(Path(name), name, "", "", tuple(group))
 
     def sources(self) -> list[tuple[str, SourceFiles]]:
         """Return the files of each source, in order of source name."""
@@ -172,28 +167,23 @@ class Selection:
     def _fail(self, path: str | Path, reason: str) -> None:
         self.failed.append((printable(path), reason))
 
-    def _add(self, source: str | SourceFiles, file: FoundFile, inside: Path | None) -> None:
-        """Add a file to a source; record an irregular, outside or conflicting file as failed."""
+    def _add(self, source: str, file: FoundFile, inside: Path | None) -> None:
         if reason := _unfit(file.path, inside):
             self._fail(file.path, reason)
         elif file.relative != printable(file.relative):
             self._fail(file.path, "has a name that is not valid text")
-        else:
-            group = self._group(source) if isinstance(source, str) else source
-            if group.files.setdefault(file.relative, file).path != file.path:
-                self._fail(
-                    file.path, "has the same path in this source as another file; give its folder another source"
-                )
+        elif self._group(source).files.setdefault(file.relative, file).path != file.path:
+            self._fail(file.path, "has the same path in this source as another file; give its folder another source")
 
-    def _add_folder(self, group: SourceFiles, root: Path) -> None:
-        group.roots.add(str(root))
-        for path in self._walk(group, root):
+    def _add_folder(self, source: str, root: Path) -> None:
+        self._group(source).roots.add(str(root))
+        for path in self._walk(self._group(source), root):
             if path.suffix.lower() not in self._suffixes:
                 kind = f"({path.suffix or 'no suffix'}){OCR_HINT if path.suffix.lower() in IMAGES else ''}"
                 self.skipped.append((printable(path), f"is of a kind that is not read {kind}"))
             else:
-                file = FoundFile(path, path.relative_to(root).as_posix(), str(root))
-                self._add(group, file, None if self._follow else root)
+                file = FoundFile(path, path.relative_to(root).as_posix(), str(root), str(path))
+                self._add(source, file, None if self._follow else root)
 
     def _walk(self, group: SourceFiles, root: Path) -> Iterator[Path]:
         """Yield all non-hidden files below a folder; add folders that can't be listed to ``unlisted``."""
@@ -234,7 +224,6 @@ def printable(path: str | Path) -> str:
 
 
 def _unfit(path: Path, root: Path | None) -> str:
-    """Return why a file can't be ingested (not a regular file, or a symlink out of its folder); empty if it can."""
     if root is not None and not _stays_inside(path, root):
         return _LEAVES
     try:
@@ -251,11 +240,69 @@ def _stays_inside(path: Path, root: Path) -> bool:
         return False
 
 
-def given_documents(documents: Iterable[Document]) -> list[GivenDocument]:
-    """Return documents grouped by the file that a reader took them from, else each under its own id."""
-    groups: dict[str, list[Document]] = {}
-    for document in documents:
-        path = document.metadata.get("file_path")
-        name = printable(str(path)).lstrip("/") if path else document.node_id
-        groups.setdefault(name, []).append(document)
-    return [GivenDocument(Path(name), name, "", tuple(group)) for name, group in groups.items()]
+# -- access -----------------------------------------------------------------------------------------------------------
+
+STORE_PERMISSIONS: Final = Permissions(
+    tenant="tenant", owner="owner", users="acl_user_", groups="acl_group_", public="acl_public"
+)
+"""The default metadata fields for document permissions, used unless `ingest` is given others."""
+
+
+class Grants(TypedDict, total=False):
+    """The tenant, owner, users and groups that may see a document, or whether it is public."""
+
+    tenant: str
+    owner: str
+    users: Sequence[str]
+    groups: Sequence[str]
+    public: bool
+
+
+Stamp: TypeAlias = Grants | Callable[[Path], Grants] | None
+"""The grants for all files of an ingestion, or a function from a file's path to its grants."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """The metadata fields that ingested files may not set, and the grants that are written instead."""
+
+    permissions: Permissions | None = None
+    """The fields that grants are written to. Files can set neither these nor those of `STORE_PERMISSIONS`."""
+    grants: Stamp = None
+    trust_urls: bool = False
+    """Whether the ``url`` in a file's metadata is used as its link."""
+
+    def protects(self, key: str) -> bool:
+        """Return whether files can't set a metadata field, in whatever letter case."""
+        return any(one.declares(name) for one in _both(self.permissions) for name in (key, key.casefold()))
+
+    def stamp(self, path: Path, metadata: Mapping[str, MetadataValue]) -> dict[str, MetadataValue]:
+        """Return a file's permission fields and, if trusted, link; raise ``ConfigurationError`` for a wrong grant."""
+        grants = self.grants(path) if callable(self.grants) else self.grants
+        permissions = self.permissions or STORE_PERMISSIONS
+        if self.permissions is None and "tenant" not in (grants or {}):
+            permissions = replace(permissions, tenant=None)
+        url = next((str(value) for key, value in metadata.items() if key.casefold() == "url"), "")
+        stamped = {} if grants is None else permissions.stamp({}, **grants)
+        return {**stamped, "url": url} if self.trust_urls and url else stamped
+
+    def settings(self, path: Path) -> str:
+        """Return the settings recorded with a document, which is ingested again when they change."""
+        stamped = json.dumps(self.stamp(path, {}), sort_keys=True)
+        digest = hashlib.sha256(stamped.encode()).hexdigest()[:16]
+        return f"urls={self.trust_urls:d} stamp={digest} protects={','.join(sorted(_names(self.permissions)))}"
+
+
+def unprotected(permissions: Permissions, settings: Iterable[str]) -> list[str]:
+    """Return the permission fields that documents may have set themselves, according to their recorded settings."""
+    recorded = [set(one.rpartition("protects=")[2].split(",")) if "protects=" in one else set() for one in settings]
+    return sorted(name for name in _names(permissions) if not all(name in protected for protected in recorded))
+
+
+def _names(permissions: Permissions | None) -> set[str]:
+    """Return the names of all permission fields that files can't set."""
+    return {name for one in _both(permissions) for role in fields(one) if (name := getattr(one, role.name)) is not None}
+
+
+def _both(permissions: Permissions | None) -> list[Permissions]:
+    return [STORE_PERMISSIONS] if permissions is None else [STORE_PERMISSIONS, permissions]

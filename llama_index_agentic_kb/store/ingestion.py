@@ -19,16 +19,16 @@ import numpy as np
 
 from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, IngestionError
-from llama_index_agentic_kb.store.access import Access, Stamp
-from llama_index_agentic_kb.store.database import Chunk, Floats, StoredDocument
+from llama_index_agentic_kb.store.database import Chunk, Floats, Piece, StoredDocument
 from llama_index_agentic_kb.store.embedding_model import check_sizes
 from llama_index_agentic_kb.store.files import (
     DEFAULT_SOURCE,
     OCR_HINT,
+    Access,
     FoundFile,
     Selection,
     SourceFiles,
-    given_documents,
+    Stamp,
     printable,
 )
 from llama_index_agentic_kb.store.reading import MAX_BYTES, READ_SECONDS, FileReader, UnreadableError
@@ -48,6 +48,7 @@ DEFAULT_CHUNK_OVERLAP: Final = 32
 ProgressCallback = Callable[[int, int, str], None]
 """A function called with the number of processed files, the total number of files, and the last processed path."""
 
+_ANOTHER: Final = "; give its folder another source"
 _BATCH_CHUNKS = 256
 """The number of chunks embedded together: enough to fill the model's batches, few enough to redo after a crash."""
 
@@ -160,28 +161,34 @@ def ingest(
             sources_at=store.documents.sources_at,
             suffixes=reader.suffixes(),
         )
-        for document in given_documents(documents):
-            selection.add(source or DEFAULT_SOURCE, document)
+        if documents:
+            selection.add_documents(source or DEFAULT_SOURCE, documents)
         access = Access(permissions, stamp, trust_urls)
-        run = Ingestion(store, (chunk_size, chunk_overlap), reader, progress, show_progress, selection, access)
+        run = Ingestion(store, (chunk_size, chunk_overlap), reader, progress, selection, access)
         for name, group in selection.sources():
             if group.files and store.documents.source_state(name) is None:
                 _ = run.chunker  # first: sizes that don't fit the model leave no source
             store.documents.put_source(name, description)
-            run.bring(name, group)
+            run.known = store.documents.documents(name)
+            files: Iterable[FoundFile] = group.files.values()
+            if show_progress:
+                from llama_index.core.utils import get_tqdm_iterable  # noqa: PLC0415 (loads LlamaIndex)
+
+                files = get_tqdm_iterable(list(files), show_progress, f"Ingesting {name}")
+            run.take(name, files, group.roots)
+            run.finish(name, group)
     return run.report(time.monotonic() - started)
 
 
 @dataclass
 class Ingestion:
-    """The state of a running ingestion, including the data for its report."""
+    """A running ingestion, with the data for its report."""
 
     store: KnowledgeStore
     sizes: tuple[int, int]
     """The maximum size and the overlap of chunks, in tokens."""
     reader: FileReader
     progress: ProgressCallback | None
-    show_progress: bool
     selection: Selection
     access: Access
     added: list[str] = field(default_factory=list)
@@ -202,12 +209,6 @@ class Ingestion:
 
         return Chunker(self.store.embed_model, *self.sizes)
 
-    def bring(self, source: str, group: SourceFiles) -> None:
-        """Update a source and its indexes from its files: store changed documents, and delete those without a file."""
-        self.known = self.store.documents.documents(source)
-        self.take(source, self._shown(source, group.files), group.roots)
-        self.finish(source, group)
-
     def take(self, source: str, files: Iterable[FoundFile], roots: set[str]) -> None:
         """Read, cut, embed and store those files that differ from ``known``."""
         for file in files:
@@ -226,26 +227,9 @@ class Ingestion:
 
     def report(self, seconds: float) -> IngestReport:
         """Return what was done."""
-        return IngestReport(
-            added=tuple(self.added),
-            updated=tuple(self.updated),
-            unchanged=tuple(self.unchanged),
-            deleted=tuple(self.deleted),
-            failed=tuple(self.selection.failed),
-            skipped=len(self.selection.skipped),
-            skipped_files=tuple(self.selection.skipped),
-            chunks_embedded=self.chunks_embedded,
-            seconds=seconds,
-        )
-
-    def _shown(self, source: str, files: Mapping[str, FoundFile]) -> Iterable[FoundFile]:
-        """Return the files of a source, with a progress bar if requested."""
-        if not self.show_progress:
-            return files.values()
-        from llama_index.core.utils import get_tqdm_iterable  # noqa: PLC0415 (loads LlamaIndex)
-
-        shown: Iterable[FoundFile] = get_tqdm_iterable(list(files.values()), True, f"Ingesting {source}")  # noqa: FBT003 (LlamaIndex's)
-        return shown
+        stored = tuple(self.added), tuple(self.updated), tuple(self.unchanged), tuple(self.deleted)
+        failed, skipped = tuple(self.selection.failed), tuple(self.selection.skipped)
+        return IngestReport(*stored, failed, len(skipped), self.chunks_embedded, seconds, skipped)
 
     def _take(self, source: str, file: FoundFile, roots: set[str]) -> None:
         """Read a file if it changed, and store or queue its chunks; record any error as this file's failure."""
@@ -261,8 +245,7 @@ class Ingestion:
             chunks: Iterable[Chunk] = ()
             if start:  # otherwise no model is needed
                 whole = replace(parsed, sections=chain(start, sections))
-                cut = self.chunker.chunks(source, file, whole, self.access)
-                chunks = _within(self.reader.seconds * (1 + file.size() // 10_000_000), cut)
+                chunks = _within(self.reader.seconds, self.chunker.chunks(source, file, whole, self.access))
             first = list(islice(chunks, _BATCH_CHUNKS))
             if len(first) == _BATCH_CHUNKS:  # stored while being read: it may exceed memory
                 self._flush(source)
@@ -289,25 +272,28 @@ class Ingestion:
         anothers = known is not None and known.origin != file.origin and known.root not in roots
         # Else it is this file's, before its folder moved; in a shared store it may be on another machine.
         if known is not None and anothers and (self.store.shared or os.path.lexists(known.origin)):
-            raise UnreadableError(f"has the same path in this source as {known.origin}; give its folder another source")
+            raise UnreadableError(f"has the same path in this source as {known.origin}{_ANOTHER}")
         digest, (size, overlap) = file.digest(self.reader.max_bytes), self.sizes
         read_by = self.reader.way(file.path.suffix.lower())
         settings = f"reader={read_by} size={size} overlap={overlap} {self.access.settings(file.path)}"
         return StoredDocument(source, file.relative, file.origin, file.root, digest, settings)
 
     def _flush(self, source: str) -> None:
-        """Embed all pending files, and store each in a separate transaction."""
         pending, self.pending = self.pending, []
         vectors = iter(list(self._embedded(source, chain.from_iterable(chunks for *_, chunks in pending))))
         for file, document, chunks in pending:
             self._put(file, document, list(islice(vectors, len(chunks))))
 
-    def _put(self, file: FoundFile, document: StoredDocument, pieces: Iterable[tuple[Chunk, Floats]]) -> None:
-        self.store.documents.put_document(document, pieces)
-        (self.updated if document.path in self.known else self.added).append(document.document_id)
+    def _put(self, file: FoundFile, document: StoredDocument, pieces: Iterable[Piece]) -> None:
+        known = self.known.get(document.path)
+        if not self.store.documents.put_document(document, pieces, known.origin if known else None):
+            # Into a shared store, another process may ingest at the same time.
+            self._file_done(file, f"has the same path in this source as a file stored meanwhile{_ANOTHER}")
+            return
+        (self.added if known is None else self.updated).append(document.document_id)
         self._file_done(file)
 
-    def _embedded(self, source: str, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Floats]]:
+    def _embedded(self, source: str, chunks: Iterable[Chunk]) -> Iterator[Piece]:
         """Yield chunks with their vectors; texts that the source already contains reuse their stored vectors."""
         chunks = iter(chunks)
         while batch := list(islice(chunks, _BATCH_CHUNKS)):
@@ -324,7 +310,6 @@ class Ingestion:
             self.deleted.append(known.document_id)
 
     def _file_done(self, file: FoundFile, reason: str = "") -> None:
-        """Count a file as processed, report progress, and record a failure if a reason is given."""
         self.done += 1
         if reason:
             self.selection.failed.append((printable(file.origin or file.path), reason))
@@ -335,7 +320,7 @@ class Ingestion:
 
 def _within(seconds: float, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
     """Yield chunks; raise ``UnreadableError`` if parsing or chunking fails or exceeds the time limit."""
-    left = seconds
+    left, cut = seconds, 0
     while left > 0:
         began = time.monotonic()
         try:
@@ -346,7 +331,8 @@ def _within(seconds: float, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
             raise UnreadableError(f"can't be read: {type(error).__name__}: {error_message(error)}") from error
         if chunk is None:
             return
-        left -= time.monotonic() - began
+        before, cut = cut, cut + len(chunk.text)
+        left += seconds * (cut // 10_000_000 - before // 10_000_000) - (time.monotonic() - began)
         yield chunk
     raise UnreadableError(f"can't be read and cut within {seconds:g} s")
 
@@ -380,14 +366,8 @@ def _embedded(store: KnowledgeStore, chunks: Sequence[Chunk]) -> dict[str, Float
 
 
 def _is_gone(known: StoredDocument, group: SourceFiles, *, shared: bool) -> bool:
-    """Return whether a document's file was deleted, or is no longer found in its ingested folder.
-
-    Into a shared store, other machines may have ingested files that are not on this one.
-    """
-    if not known.origin:
-        return False  # it was passed as a document
-    if any(Path(known.origin).is_relative_to(folder) for folder in group.unlisted):
-        return False
+    if not known.origin or any(Path(known.origin).is_relative_to(folder) for folder in group.unlisted):
+        return False  # it was passed as a document, or may still be there
     if known.root in group.roots or known.origin in group.roots:
         return True
-    return not shared and not os.path.lexists(known.origin)
+    return not shared and not os.path.lexists(known.origin)  # a shared store has files of other machines

@@ -1,9 +1,10 @@
 """Parsers of file formats; they run in the parser process of ``reading``.
 
-LlamaIndex's readers are used where they preserve the text (checked with llama-index-readers-file 0.7): PDFReader, page
-by page, DocxReader, and PptxReader, slide by slide. Not used are CSVReader (one encoding, one delimiter, a header in
-the first chunk only), PandasExcelReader (drops the sheets' names, writes 1969 as 1969.0), HTMLTagReader (joins
-neighbouring paragraphs, keeps scripts), EpubReader (its library is under the AGPL) and IPYNBReader (needs nbconvert).
+LlamaIndex's readers are used where they preserve the text (checked with llama-index-readers-file 0.7): DocxReader, and
+PptxReader, slide by slide. Not used are PDFReader (tries a file three times and hides what is wrong with it), CSVReader
+(one encoding, one delimiter, a header in the first chunk only), PandasExcelReader (drops the sheets' names, writes 1969
+as 1969.0), HTMLTagReader (joins neighbouring paragraphs, keeps scripts), EpubReader (its library is under the AGPL) and
+IPYNBReader (needs nbconvert).
 """
 
 from __future__ import annotations
@@ -86,8 +87,11 @@ def parse(path: Path, max_bytes: int, *, ocr: bool = False) -> Parsed:
     kind = path.suffix.lower()
     try:
         if kind in _ZIPPED:
-            _check_unpacked(path, max_bytes)
-        parsed = _image(path) if kind in IMAGES else PARSERS[kind](path)
+            with zipfile.ZipFile(path) as archive:
+                size = sum(entry.file_size for entry in archive.infolist())
+            if size > max_bytes:
+                return {"error": f"is too large: {size:,} bytes when unpacked, of at most {max_bytes:,}"}
+        parsed = _plain(_recognized(path.read_bytes())) if kind in IMAGES else PARSERS[kind](path)
         if ocr and kind == ".pdf":
             parsed["sections"] = list(_with_scans(path, parsed["sections"]))
         check_size(sum(len(text) for text, _ in parsed["sections"]), max_bytes)
@@ -102,29 +106,22 @@ def parse(path: Path, max_bytes: int, *, ocr: bool = False) -> Parsed:
     return parsed
 
 
+def _plain(text: str, title: str = "") -> Parsed:
+    return {"title": title, "sections": [(text, {})]}
+
+
 # -- documents --------------------------------------------------------------------------------------------------------
 
 
 def _pdf(path: Path) -> Parsed:
-    from llama_index.readers.file import PDFReader  # noqa: PLC0415 (loads pandas)
     from pypdf import PdfReader  # noqa: PLC0415 (comes with the readers)
-    from tenacity import RetryError  # noqa: PLC0415 (comes with LlamaIndex)
 
-    try:
-        pages = PDFReader().load_data(path)
-    except RetryError as error:  # the reader tries three times, whatever the fault, and hides it
-        fault = error.last_attempt.exception()
-        if isinstance(fault, OSError):
-            raise fault from error
-        raise UnreadableError(f"can't be read as .pdf: {fault}") from error
-    title = ""
+    pdf, title = PdfReader(path), ""
+    pages = zip(pdf.pages, pdf.page_labels, strict=True)
+    sections = [(page.extract_text(), {"page_label": label}) for page, label in pages]
     with suppress(Exception):  # the pages were read
-        properties = PdfReader(path).metadata
-        title = str((properties and properties.title) or "")
-    return {
-        "title": title,
-        "sections": [(page.text, {"page_label": str(page.metadata["page_label"])}) for page in pages],
-    }
+        title = str((pdf.metadata and pdf.metadata.title) or "")
+    return {"title": title, "sections": sections}
 
 
 def _with_scans(path: Path, sections: Iterable[tuple[str, dict[str, str]]]) -> Iterator[tuple[str, dict[str, str]]]:
@@ -141,10 +138,6 @@ def _recognized_on(page: Any) -> Iterator[str]:
     with suppress(Exception):  # an image that can't be decoded (JBIG2 needs a program) costs its page, not the file
         for image in page.images:
             yield _recognized(image.data)
-
-
-def _image(path: Path) -> Parsed:
-    return {"title": "", "sections": [(_recognized(path.read_bytes()), {})]}
 
 
 def _recognized(image: bytes) -> str:
@@ -184,7 +177,6 @@ def _pptx(path: Path) -> Parsed:
 
 
 def _epub(path: Path) -> Parsed:
-    """Return an EPUB's title and its chapters in reading order."""
     from defusedxml.ElementTree import fromstring  # noqa: PLC0415 (comes with LlamaIndex's file readers)
 
     with zipfile.ZipFile(path) as archive:
@@ -209,23 +201,22 @@ def _eml(path: Path) -> Parsed:
         text = _page(text)[1]
     attached = [name for part in message.iter_attachments() if (name := part.get_filename())]
     parts = ["\n".join(headers), text.strip(), f"Attachments: {', '.join(attached)}" if attached else ""]
-    return {"title": str(message["Subject"] or ""), "sections": [("\n\n".join(filter(None, parts)), {})]}
+    return _plain("\n\n".join(filter(None, parts)), str(message["Subject"] or ""))
 
 
 def _ipynb(path: Path) -> Parsed:
-    """Return a notebook's first heading, and its text and code without outputs."""
     cells = json.loads(_text(path))["cells"]
     texts = [(cell["cell_type"], "".join(cell["source"])) for cell in cells]
     shown = [f"```\n{text}\n```" if kind == "code" else text for kind, text in texts if text.strip()]
     title = next(filter(None, (first_heading(text) for kind, text in texts if kind == "markdown")), "")
-    return {"title": title, "sections": [("\n\n".join(shown), {})]}
+    return _plain("\n\n".join(shown), title)
 
 
 def _html(path: Path) -> Parsed:
     data = path.read_bytes()
     refuse_binary(data[:8192])
     title, text = _page(data)
-    return {"title": title, "sections": [(text, {})]}
+    return _plain(text, title)
 
 
 def _page(data: bytes | str) -> tuple[str, str]:
@@ -258,7 +249,6 @@ def _page(data: bytes | str) -> tuple[str, str]:
 
 
 def _office_title(path: Path) -> str:
-    """Return the title in the properties of an Office file; empty if it has none."""
     from defusedxml.ElementTree import fromstring  # noqa: PLC0415 (comes with LlamaIndex's file readers)
 
     with zipfile.ZipFile(path) as archive, suppress(Exception):  # the text was read
@@ -274,7 +264,7 @@ def _csv(path: Path) -> Parsed:
     with path.open(encoding=text_encoding(path), errors="replace", newline="") as file:
         first = file.readline(1 << 16)
         file.seek(0)
-        return {"title": "", "sections": [(_table(csv.reader(file, delimiter=max(",;\t|", key=first.count))), {})]}
+        return _plain(_table(csv.reader(file, delimiter=max(",;\t|", key=first.count))))
 
 
 def _xlsx(path: Path) -> Parsed:
@@ -289,12 +279,10 @@ def _xlsx(path: Path) -> Parsed:
 
 
 def _json(path: Path) -> Parsed:
-    return {"title": "", "sections": [("\n".join(_facts(json.loads(_text(path)))).strip(), {})]}
-
-
-def _jsonl(path: Path) -> Parsed:
-    records = (json.loads(line) for line in _text(path).split("\n") if line.strip())
-    return {"title": "", "sections": [("\n".join(_facts(list(records))).strip(), {})]}
+    text = _text(path)
+    lines = path.suffix.lower() == ".jsonl"
+    data = [json.loads(line) for line in text.split("\n") if line.strip()] if lines else json.loads(text)
+    return _plain("\n".join(_facts(data)).strip())
 
 
 def _text(path: Path) -> str:
@@ -340,13 +328,6 @@ def _scalar(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _check_unpacked(path: Path, max_bytes: int) -> None:
-    with zipfile.ZipFile(path) as archive:
-        size = sum(entry.file_size for entry in archive.infolist())
-    if size > max_bytes:
-        raise UnreadableError(f"is too large: {size:,} bytes when unpacked, of at most {max_bytes:,}")
-
-
 _ZIPPED: Final = frozenset({".docx", ".pptx", ".xlsx", ".epub"})
 PARSERS: Final[Mapping[str, Callable[[Path], Parsed]]] = {
     ".csv": _csv,
@@ -357,7 +338,7 @@ PARSERS: Final[Mapping[str, Callable[[Path], Parsed]]] = {
     ".html": _html,
     ".ipynb": _ipynb,
     ".json": _json,
-    ".jsonl": _jsonl,
+    ".jsonl": _json,
     ".pdf": _pdf,
     ".pptx": _pptx,
     ".tsv": _csv,

@@ -25,9 +25,8 @@ from urllib.parse import unquote, urlsplit
 
 from llama_index_agentic_kb._text import error_message, know_secrets, redacted
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, IngestionError
-from llama_index_agentic_kb.store.access import Access, Grants
 from llama_index_agentic_kb.store.embedding_model import check_sizes
-from llama_index_agentic_kb.store.files import SUFFIXES, FoundFile, Selection, SourceFiles
+from llama_index_agentic_kb.store.files import SUFFIXES, Access, FoundFile, Grants, Selection, SourceFiles
 from llama_index_agentic_kb.store.ingestion import (
     DEFAULT_CHUNK_OVERLAP,
     DEFAULT_CHUNK_SIZE,
@@ -69,17 +68,10 @@ File = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class RemoteFile(FoundFile):
-    """A file behind an fsspec URL, copied to ``path`` when it is hashed."""
+    """A file behind an fsspec URL, copied to ``path`` when it is hashed; neither URL has a user and a password."""
 
-    url: str = ""
-    """Its URL, without a user and a password, as ``root`` is."""
     folder: str = ""
     """The URL by which ``root`` was passed."""
-
-    @property
-    def origin(self) -> str:
-        """The URL."""
-        return self.url
 
     def digest(self, max_bytes: int) -> str:
         """Copy the file, and return the SHA-256 of its bytes; see ``FoundFile.digest``."""
@@ -98,17 +90,15 @@ class RemoteFile(FoundFile):
     def _opened(self) -> Any:
         """Open the file, not by its own URL: that lacks the password, and "::" in a name would begin another URL."""
         system, root = _file_system(self.folder)
-        inner = root if self.url == self.root else _below(root) + self.relative
+        inner = root if self.origin == self.root else root.rstrip("/") + "/" + self.relative
         if "file" not in (system.protocol, *system.protocol):
             return system.open(inner)
-        if self.url != self.root and Path(inner).resolve() != Path(root).resolve() / self.relative:
+        if self.origin != self.root and Path(inner).resolve() != Path(root).resolve() / self.relative:
             raise UnreadableError(_SYMLINK)  # since it was listed
         return open_regular(Path(inner))
 
 
 class _Job(NamedTuple):
-    """What each actor has to know: the address of the shared store, the settings of the ingestion."""
-
     store: str
     embed_model: BaseEmbedding | str | None
     sizes: tuple[int, int]
@@ -131,18 +121,9 @@ class _Worker:
 
     def ingest(self, source: str, batch: Sequence[File], known: Mapping[str, StoredDocument]) -> IngestReport:
         """Ingest a batch; see ``Ingestion.take``."""
-        began, selection = time.monotonic(), _nothing()
+        began = time.monotonic()
         with FileReader(self._job.max_bytes) as reader, tempfile.TemporaryDirectory() as folder:
-            run = Ingestion(
-                self._store,
-                self._job.sizes,
-                reader,
-                None,
-                show_progress=False,
-                selection=selection,
-                access=self._job.access,
-                known=known,
-            )
+            run = Ingestion(self._store, self._job.sizes, reader, None, Selection(), self._job.access, known=known)
             files = []
             for number, (url, relative, root) in enumerate(batch):
                 path = Path(folder, str(number), Path(relative).name)
@@ -175,20 +156,17 @@ def ingest_on_ray(
         urls: The folders, as fsspec URLs (``s3://bucket/manuals``) or paths that all machines share.
         store: The address of the store, such as ``postgresql://user@host/db``.
         address: The address of a Ray cluster. Defaults to one that is started on this machine and ends with the call.
-        source: The source name for all URLs. Defaults to each folder's name.
+        source: The source name for all URLs, as the next ones in ``ingest``. Defaults to each folder's name.
         description: A description of the content for the planner; None keeps the current one.
         chunk_size: The maximum number of tokens in a chunk.
         chunk_overlap: The number of tokens that neighbouring chunks share.
         embed_model: The embedding model of a new store.
-        stamp: The grants to write to all files; see ``ingest``.
+        stamp: The grants to write to all files.
         trust_urls: Whether the ``url:`` in a file's front matter is used as its link in answers.
         max_file_bytes: The maximum size of a file.
         cpus: The cores of an actor; there are as many actors as fit. May be a fraction.
         gpus: The GPUs of an actor. May be a fraction.
         progress: A function called after each batch; see ``ProgressCallback``.
-
-    Returns:
-        The report of added, updated, deleted and failed files.
 
     Raises:
         ConfigurationError: The store is not shared, a folder can't be listed or is empty, or there is no room for one
@@ -204,40 +182,29 @@ def ingest_on_ray(
             raise ConfigurationError(f"--on ray needs a shared store (postgresql://...): {store!r} has one writer.")
         sizes, access = (chunk_size, chunk_overlap), Access(None, stamp, trust_urls)
         with FileReader() as reader:
-            run = Ingestion(opened, sizes, reader, None, show_progress=False, selection=_nothing(), access=access)
+            run = Ingestion(opened, sizes, reader, None, Selection(), access)
             _ = run.chunker  # first: sizes that don't fit the model leave no source
             groups, folders = _listed(urls, source, run.selection.skipped)
             total = sum(len(group.files) for group in groups.values())
             job = _Job(store, embed_model, sizes, access, max_file_bytes, folders)
+
+            def advance(files: int, last: str) -> None:
+                run.done += files
+                if progress is not None:
+                    progress(run.done, total, last)
+
             with _Cluster(address, job, cpus, gpus) as cluster:
                 for name, group in groups.items():
                     opened.documents.put_source(name, description)
                     run.known = opened.documents.documents(name)
                     listed = [(file.origin, file.relative, file.root) for file in group.files.values()]
-                    batches = cluster.batches(listed)
-                    reports = cluster.perform(name, batches, run.known, _counting(progress, run, total))
-                    for report in reports:
-                        run.added += report.added
-                        run.updated += report.updated
-                        run.unchanged += report.unchanged
-                        run.deleted += report.deleted
+                    for report in cluster.perform(name, cluster.batches(listed), run.known, advance):
+                        for kind in ("added", "updated", "unchanged", "deleted"):
+                            getattr(run, kind).extend(getattr(report, kind))
                         run.selection.failed += report.failed
                         run.chunks_embedded += report.chunks_embedded
                     run.finish(name, group)
         return run.report(time.monotonic() - started)
-
-
-def _counting(progress: ProgressCallback | None, run: Ingestion, total: int) -> Callable[[int, str], None]:
-    def advance(files: int, last: str) -> None:
-        run.done += files
-        if progress is not None:
-            progress(run.done, total, last)
-
-    return advance
-
-
-def _nothing() -> Selection:
-    return Selection([], source=None, follow_symlinks=False, sources_at=lambda _: ())
 
 
 # -- object storage ---------------------------------------------------------------------------------------------------
@@ -253,11 +220,7 @@ def _file_system(url: str) -> tuple[Any, str]:
 def _listed(
     urls: Sequence[str], source: str | None, skipped: list[tuple[str, str]]
 ) -> tuple[dict[str, SourceFiles], dict[str, str]]:
-    """Return the files below URLs by source, and the URL by which each folder was passed.
-
-    Raises:
-        ConfigurationError: A folder can't be listed or is empty, or two files of a source have one path.
-    """
+    """Return the files below URLs by source, and the URL by which each folder was passed."""
     groups: dict[str, SourceFiles] = {}
     folders: dict[str, str] = {}
     for url in urls:
@@ -274,7 +237,7 @@ def _listed(
         if folders.setdefault(root, folder) != folder:
             raise ConfigurationError(f"{redacted(url)}: this folder is named twice, by different URLs.")
         for path, info in found:
-            relative = path.rsplit("/", 1)[-1] if path == inner else path.removeprefix(_below(inner))
+            relative = path.rsplit("/", 1)[-1] if path == inner else path.removeprefix(inner.rstrip("/") + "/")
             if any(part.startswith(".") for part in unquote(relative).split("/")):
                 continue
             if reason := _left_out(relative, info):
@@ -287,20 +250,13 @@ def _listed(
     return groups, folders
 
 
-def _below(folder: str) -> str:
-    return folder.rstrip("/") + "/"
-
-
-def _left_out(relative: str, info: Mapping[str, Any]) -> str | None:
-    """Return why a listed file is not read; None if it is."""
-    suffix = Path(relative).suffix
+def _left_out(relative: str, info: Mapping[str, Any]) -> str:
     if info.get("islink"):
         return _SYMLINK
     if info.get("type", "file") != "file":
         return IRREGULAR
-    if suffix.lower() not in SUFFIXES:
-        return f"is of a kind that is not read ({suffix or 'no suffix'})"
-    return None
+    suffix = Path(relative).suffix
+    return "" if suffix.lower() in SUFFIXES else f"is of a kind that is not read ({suffix or 'no suffix'})"
 
 
 # -- the cluster ------------------------------------------------------------------------------------------------------
@@ -323,7 +279,11 @@ class _Cluster:
         own = {"include_dashboard": False} if self._address is None else {}
         self._ray.init(address=self._address or "local", log_to_driver=False, logging_level="error", **own)
         try:
-            fits = self._room()
+            needs = [(kind, each) for kind, each in (("CPU", self._cpus), ("GPU", self._gpus)) if each > 0]
+            nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+            fits = sum(min((int(node.get(kind, 0) / each) for kind, each in needs), default=0) for node in nodes)
+            if fits < 1:
+                raise ConfigurationError("The Ray cluster has no room for one actor: see --cpus and --gpus.")  # noqa: TRY301 (ends the cluster)
             make = self._ray.remote(_Worker)
             options = {"num_cpus": self._cpus, "num_gpus": self._gpus, "max_restarts": -1, "max_task_retries": 0}
             self._workers = [make.options(**options).remote(self._job) for _ in range(fits)]
@@ -334,15 +294,6 @@ class _Cluster:
 
     def __exit__(self, *_: object) -> None:
         self._ray.shutdown()
-
-    def _room(self) -> int:
-        """Return how many actors fit."""
-        needs = [(kind, each) for kind, each in (("CPU", self._cpus), ("GPU", self._gpus)) if each > 0]
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        fits = sum(min((int(node.get(kind, 0) / each) for kind, each in needs), default=0) for node in nodes)
-        if fits < 1:
-            raise ConfigurationError("The Ray cluster has no room for one actor: see --cpus and --gpus.")
-        return fits
 
     def batches(self, files: Sequence[File]) -> deque[list[File]]:
         """Return files in batches, each actor's share in two of them or more."""

@@ -43,6 +43,7 @@ TEXT_SUFFIXES: Final = frozenset({".txt", ".md", ".markdown", ".rst"})
 """The lower-case suffixes of files that are read without the parser process."""
 IMAGES: Final = frozenset({".png", ".jpg", ".jpeg"})
 """The lower-case suffixes of files that are read by OCR alone."""
+_OCR: Final = IMAGES | {".pdf"}
 OCR_FACTOR: Final = 10
 """How much longer a file may be read in whose pages text is recognized: a page takes a second or two."""
 READER_VERSION: Final = 4
@@ -67,11 +68,10 @@ class UnreadableError(IngestionError):
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a file's text that is chunked separately, such as a PDF page."""
+    """A part of a file's text that is chunked separately, such as a PDF page, with its own metadata."""
 
     text: str
     metadata: Mapping[str, MetadataValue] = field(default_factory=dict)
-    """The metadata of this section, such as ``page_label``."""
     start: int = 0
     """The offset of the section's first character in the file's (or page's) text."""
 
@@ -117,34 +117,24 @@ class FileReader:
         """Return how files of a suffix are read; where it changes they are read again."""
         if kind in self.extractors:
             return type(self.extractors[kind]).__name__
-        return f"{READER_VERSION} ocr" if self._recognizes(kind) else str(READER_VERSION)
+        return f"{READER_VERSION} ocr" if self.ocr and kind in _OCR else str(READER_VERSION)
 
-    def _recognizes(self, kind: str) -> bool:
-        return self.ocr and kind in {".pdf", *IMAGES}
-
-    def __enter__(self) -> Self:
-        """Return the reader itself."""
+    def __enter__(self) -> Self:  # noqa: D105 (as usual)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Kill the parser process."""
+    def __exit__(self, *_: object) -> None:  # noqa: D105 (same)
         self.close()
 
     def read(self, path: Path) -> ParsedFile:
         """Parse a file by its suffix; NUL characters are removed, and lone surrogates replaced, to make it storable.
 
-        Raises:
-            UnreadableError: The file can't be parsed. Iterating over the sections may raise it too.
-            OSError: The file can't be opened. Iterating over the sections may raise it too.
+        If that fails, ``UnreadableError`` or ``OSError`` is raised, perhaps by the iteration over the sections.
         """
         kind = path.suffix.lower()
         if kind in self.extractors:
             return self._extracted(path, self.extractors[kind])
         if kind in TEXT_SUFFIXES:
-            pieces = _decoded(path)
-            if kind == ".txt":
-                return ParsedFile(path.stem, blocks(pieces))
-            return _rst(path, pieces) if kind == ".rst" else _markdown(path, pieces)
+            return _text(path, kind)
         parsed = self._ask(path)
         if "error" in parsed:
             raise UnreadableError(parsed["error"])
@@ -177,10 +167,19 @@ class FileReader:
     def _ask(self, path: Path) -> Parsed:
         if self._process is not None and self._process.poll() is not None:  # it has ended since the last file
             self.close()
-        process = self._process = self._process or _start()
+        process = self._process = self._process or subprocess.Popen(  # noqa: S603 (our own module)
+            # -P: a module in the working directory, or in an ingested folder, must not shadow another module.
+            [sys.executable, "-P", "-c", _PROGRAM],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            encoding="ascii",
+        )
         assert process.stdin is not None
         assert process.stdout is not None
-        seconds = self.seconds * (OCR_FACTOR if self._recognizes(path.suffix.lower()) else 1)
+        seconds = self.seconds * (OCR_FACTOR if self.ocr and path.suffix.lower() in _OCR else 1)
         began, line = time.monotonic(), ""
         ending = threading.Timer(seconds, process.kill)
         ending.start()
@@ -201,19 +200,6 @@ class FileReader:
             raise UnreadableError(f"can't be read within {seconds:g} s: its parser was ended")
         reply: Parsed = json.loads(line)
         return reply
-
-
-def _start() -> subprocess.Popen[str]:
-    return subprocess.Popen(  # noqa: S603 (our own module)
-        # -P: a module in the working directory, or in an ingested folder, must not shadow another module.
-        [sys.executable, "-P", "-c", _PROGRAM],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        encoding="ascii",
-    )
 
 
 def open_regular(path: Path) -> io.BufferedReader:
@@ -240,13 +226,13 @@ _KEY: Final = re.compile(r"[A-Za-z][\w .-]{0,99}")
 
 def parsed_documents(documents: Sequence[Document], name: str) -> ParsedFile:
     """Return LlamaIndex documents as one parsed file; each of them is chunked separately, with its own metadata."""
-    titles = (str(document.metadata.get("title") or "") for document in documents[:1])
-    headings = (first_heading(text_of(document)) for document in documents[:1])
-    title = next(filter(None, titles), "") or next(filter(None, headings), "") or name
+    title = ""
+    if documents:
+        title = str(documents[0].metadata.get("title") or "") or first_heading(text_of(documents[0]))
     sections = (
         section for document in documents for section in blocks([text_of(document)], scalar_fields(document.metadata))
     )
-    return ParsedFile(title, sections)
+    return ParsedFile(title or name, sections)
 
 
 def text_of(document: Document) -> str:
@@ -294,14 +280,10 @@ def _decoded(path: Path) -> Iterator[str]:
 
 
 def text_encoding(path: Path) -> str:
-    """Return a text file's encoding; a few invalid bytes are possible.
+    """Return a text file's encoding, or raise ``UnreadableError`` for a binary file.
 
     A byte order mark comes first, then UTF-8 if the whole file or nearly all of it is valid, then a guess from the text
     around the first invalid byte.
-
-    Raises:
-        UnreadableError: The file is binary.
-        OSError: The file can't be read, or is not a regular file.
     """
     with open_regular(path) as opened:
         head = opened.peek(8192)[:8192]
@@ -361,19 +343,21 @@ def blocks(pieces: Iterable[str], metadata: Mapping[str, MetadataValue] | None =
     yield Section(held, metadata or {}, start)
 
 
-def _markdown(path: Path, pieces: Iterator[str]) -> ParsedFile:
-    metadata, text = split_front_matter(next(pieces, ""))
-    titles = (str(value) for key, value in metadata.items() if key.casefold() == "title")
-    title = next(titles, "") or first_heading(text) or path.stem
-    return ParsedFile(title, blocks(chain([without_title(text, title)], pieces)), metadata)
-
-
-def _rst(path: Path, pieces: Iterator[str]) -> ParsedFile:
-    text = next(pieces, "")
-    match = _RST_TITLE.match(text.lstrip()[:10_000])
-    rest = text if match is None else text.lstrip()[match.end() :]
-    title = path.stem if match is None else match.group(2).strip()
-    return ParsedFile(title, blocks(chain([rest if rest.strip() else text], pieces)))
+def _text(path: Path, kind: str) -> ParsedFile:
+    pieces, metadata, title = _decoded(path), dict[str, MetadataValue](), ""
+    start = next(pieces, "")
+    if kind == ".rst":
+        if match := _RST_TITLE.match(start.lstrip()[:10_000]):
+            rest, title = start.lstrip()[match.end() :], match.group(2).strip()
+            start = rest if rest.strip() else start
+    elif kind != ".txt":
+        metadata, start = split_front_matter(start)
+        title = next((str(value) for key, value in metadata.items() if key.casefold() == "title"), "")
+        title = title or first_heading(start) or path.stem
+        head, _, rest = start.lstrip().partition("\n")
+        repeats = head.startswith("# ") and " ".join(head[2:].split()).casefold() == " ".join(title.split()).casefold()
+        start = rest.lstrip("\n") if repeats and rest.strip() else start
+    return ParsedFile(title or path.stem, blocks(chain([start], pieces)), metadata)
 
 
 def split_front_matter(text: str) -> tuple[dict[str, MetadataValue], str]:
@@ -425,10 +409,3 @@ def first_heading(text: str) -> str:
             heading = bare if bare.endswith((" ", "\t")) else heading
             return _LINK.sub(r"\1", heading).strip(" *`")
     return ""
-
-
-def without_title(text: str, title: str) -> str:
-    """Remove the first heading of a Markdown text if it repeats the title and more text follows."""
-    head, _, rest = text.lstrip().partition("\n")
-    repeats = head.startswith("# ") and " ".join(head[2:].split()).casefold() == " ".join(title.split()).casefold()
-    return rest.lstrip("\n") if repeats and rest.strip() else text

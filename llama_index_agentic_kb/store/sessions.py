@@ -14,46 +14,51 @@ generated before the transaction.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import operator as python_operator
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeAlias, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Row, Table, delete, insert, select
-from sqlalchemy import update as sql_update
+import sqlalchemy as sa
+from sqlalchemy import ColumnElement, Connection, Row
 
 from llama_index_agentic_kb import _text
 from llama_index_agentic_kb._aio import Call, WorkerPool, arun, bridged
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from llama_index_agentic_kb.schema.answer import (
+    NEW_SESSION,
     Answer,
     AnswerState,
     Session,
     SessionChanges,
+    SessionOrder,
     SessionPage,
     SessionQuery,
+    SessionState,
     Turn,
 )
-from llama_index_agentic_kb.schema.answer_query import NEW_SESSION
+from llama_index_agentic_kb.schema.filters import Condition, FilterLogic, FilterNode, FilterOperator, Scalar
 from llama_index_agentic_kb.schema.request import Message
-from llama_index_agentic_kb.store.session_database import (
+from llama_index_agentic_kb.store.sql import (
+    CONNECTIONS,
     MAX_ID,
     MAX_NAME,
     SESSIONS,
+    SqlDatabase,
     labels,
     microseconds,
     sessions,
     states,
     turns,
 )
-from llama_index_agentic_kb.store.session_listing import next_token, page
-from llama_index_agentic_kb.store.sql import CONNECTIONS, SqlDatabase
 
 __all__ = ["SessionStore"]
 
@@ -66,13 +71,9 @@ _HASHED: Final = "sha256:"
 _NO_SEGMENT: Final = re.compile(r"[/\s]")
 _UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 """Characters that no text column can store: NUL (PostgreSQL) and lone surrogates (UTF-8)."""
-_WITHOUT_ANSWER: Final = [column for column in turns.c if column.name != "answer"]
-"""All columns of a turn except its answer."""
 
 
 class _Key(NamedTuple):
-    """The key of a session: its owner and its id."""
-
     owner: str
     id: str
 
@@ -80,10 +81,11 @@ class _Key(NamedTuple):
 class SessionStore:
     """A store of sessions and answers in SQLite or PostgreSQL; safe for threads, processes and forked children.
 
-    Every call takes an owner, an opaque key (of a tenant's user, for example), and finds only this owner's sessions. A
-    failed call changes nothing, but a call that exceeded its deadline may still complete: storing a turn again under
-    the same ``answer.id`` stores it only once. A ``deadline`` is a ``time.monotonic()`` value; it defaults to the
-    store's timeout.
+    Every call takes an owner, an opaque key (of a tenant's user, for example), and finds only this owner's sessions;
+    all but `alist_sessions` and `aget_states`, which then find nothing, raise ``NotFoundError`` for any other. A failed
+    call changes nothing, but a call that exceeded its deadline may still complete: storing a turn again under the same
+    ``answer.id`` stores it only once. A ``deadline`` is a ``time.monotonic()`` value; it defaults to the store's
+    timeout.
 
     Args:
         url: A path (SQLite), or a URL: ``sqlite:///file``, ``postgresql://...`` (needs psycopg 3). Opening the store
@@ -103,12 +105,10 @@ class SessionStore:
         self._database = SqlDatabase(url, SESSIONS, timeout=timeout)
         self._pool = WorkerPool("sessions", CONNECTIONS)
 
-    def __enter__(self) -> Self:
-        """Return the store, which is closed at the end of the block."""
+    def __enter__(self) -> Self:  # noqa: D105 (as usual)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Close idle connections."""
+    def __exit__(self, *_: object) -> None:  # noqa: D105 (same)
         self.close()
 
     def close(self) -> None:
@@ -122,8 +122,7 @@ class SessionStore:
         key, now = _key(owner, uuid.uuid4().hex), microseconds(datetime.now(UTC))
 
         def work(connection: Connection) -> Session:
-            if _find(connection, key) is None:  # else an earlier try has created it
-                _insert(connection, key, changes or SessionChanges(), now)
+            _row(connection, key, make=changes or SessionChanges(), now=now)  # an earlier try may have made it
             return _session(connection, key)
 
         return await self._do("creating a session", work, deadline, write=True)
@@ -134,14 +133,12 @@ class SessionStore:
         """Return a session with its turns in order.
 
         With ``include_answers`` each turn has its complete answer; otherwise only the answer's id.
-
-        Raises:
-            NotFoundError: The owner has no such session.
         """
-        key, columns = _key(owner, session_id), turns.c if include_answers else _WITHOUT_ANSWER
+        key = _key(owner, session_id)
+        columns = [column for column in turns.c if include_answers or column is not turns.c.answer]
 
         def work(connection: Connection) -> Session:
-            found = connection.execute(select(*columns).where(*_of(turns, key)).order_by(turns.c.number))
+            found = connection.execute(sa.select(*columns).where(*_of(turns, key)).order_by(turns.c.number))
             return _session(connection, key, [_turn(row) for row in found])
 
         return await self._do("reading a session", work, deadline, write=False)
@@ -155,25 +152,23 @@ class SessionStore:
             InvalidRequestError: The filter uses an unknown field, operator or value, or the page token is invalid.
         """
         query = query or SessionQuery()
-        statement = page(_owner(owner), query)
+        statement = _page(_owner(owner), query)
 
         def work(connection: Connection) -> SessionPage:
             found = connection.execute(statement).all()
             shown = found[: query.page_size]
-            named = _labels(connection, _owner(owner), [row.id for row in shown])
-            token = next_token(query, shown[-1]) if len(found) > len(shown) else None
-            return SessionPage(sessions=[_read(row, named[row.id]) for row in shown], next_page_token=token)
+            token = None
+            if len(found) > len(shown):  # the next page starts after the last row
+                place = [_digest(query), [getattr(shown[-1], by.key) for by in _order(query)]]
+                token = base64.urlsafe_b64encode(json.dumps(place).encode()).decode().rstrip("=")
+            return SessionPage(sessions=_read(connection, shown), next_page_token=token)
 
         return await self._do("listing sessions", work, deadline, write=False)
 
     async def aupdate(
         self, owner: str, session_id: str, changes: SessionChanges, *, deadline: float | None = None
     ) -> Session:
-        """Change a session's display name, labels, pinned state or user, and return it without turns.
-
-        Raises:
-            NotFoundError: The owner has no such session.
-        """
+        """Change a session's display name, labels, pinned state or user, and return it without turns."""
         key, now = _key(owner, session_id), microseconds(datetime.now(UTC))
 
         def work(connection: Connection) -> Session:
@@ -185,11 +180,7 @@ class SessionStore:
         return await self._do("changing a session", work, deadline, write=True)
 
     async def adelete(self, owner: str, session_id: str, *, deadline: float | None = None) -> None:
-        """Delete a session with all its turns and answers.
-
-        Raises:
-            NotFoundError: The owner has no such session.
-        """
+        """Delete a session with all its turns and answers."""
         key, tried = _key(owner, session_id), False
 
         def work(connection: Connection) -> None:
@@ -197,7 +188,7 @@ class SessionStore:
             if not tried:  # on a retry, the session may already be deleted
                 _row(connection, key, lock=True)
             tried = True
-            connection.execute(delete(sessions).where(*_is(key)))  # and, by cascade, its turns and labels
+            connection.execute(sa.delete(sessions).where(*_is(key)))  # and, by cascade, its turns and labels
 
         await self._do("deleting a session", work, deadline, write=True)
 
@@ -230,7 +221,6 @@ class SessionStore:
 
         Raises:
             InvalidRequestError: The answer is not complete, or an id can't be stored.
-            NotFoundError: The owner has no such session.
         """
         if answer.state not in (AnswerState.SUCCEEDED, AnswerState.FAILED):
             raise InvalidRequestError(
@@ -245,10 +235,9 @@ class SessionStore:
         question = {"query": query, "query_id": query_id, "query_config": dict(query_config or {})}
 
         def work(connection: Connection) -> Turn:
-            if may_make and _find(connection, key, lock=True) is None:
-                _insert(connection, key, SessionChanges(user_pseudo_id=user_pseudo_id), now)
-            row = _row(connection, key, lock=True)
-            stored = select(turns).where(*_of(turns, key), turns.c.answer_id == answer_id)
+            made = SessionChanges(user_pseudo_id=user_pseudo_id) if may_make else None
+            row = _row(connection, key, lock=True, make=made, now=now)
+            stored = sa.select(turns).where(*_of(turns, key), turns.c.answer_id == answer_id)
             if known := connection.execute(stored).one_or_none():
                 return _turn(known)
             completed, asked = max(now, row.updated_at), named.created_at
@@ -262,7 +251,7 @@ class SessionStore:
                 "created_at": completed if asked is None else microseconds(asked),
                 "completed_at": completed,
             }
-            connection.execute(insert(turns).values(**values))
+            connection.execute(sa.insert(turns).values(**values))
             title = row.display_name or _storable(_text.one_line(query, _TITLE_CHARACTERS))
             times = {"updated_at": completed, "ended_at": completed}
             _set(connection, key, turn_count=row.turn_count + 1, display_name=title, **times)
@@ -273,17 +262,13 @@ class SessionStore:
     async def aget_answer(
         self, owner: str, session_id: str, answer_id: str, *, deadline: float | None = None
     ) -> Answer:
-        """Return an answer of a session.
-
-        Raises:
-            NotFoundError: The owner has no such session, or the session has no such answer.
-        """
+        """Return an answer of a session; raise ``NotFoundError`` if it has no such answer."""
         key = _key(owner, session_id)
 
         def work(connection: Connection) -> Answer:
             _row(connection, key)
             wanted = (*_of(turns, key), turns.c.answer_id == _storable(answer_id))
-            text = connection.execute(select(turns.c.answer).where(*wanted)).scalar()
+            text = connection.execute(sa.select(turns.c.answer).where(*wanted)).scalar()
             if text is None:
                 raise NotFoundError("answer: the session has no answer of this name")
             return _answer(text)
@@ -303,9 +288,6 @@ class SessionStore:
             session_id: The session's id; ``-``, a session not yet created, has no messages.
             last: The maximum number of turns, the newest ones. Defaults to all turns.
             deadline: The time limit of the call; see the class.
-
-        Raises:
-            NotFoundError: The owner has no such session.
         """
         if last is not None and last < 1:
             raise InvalidRequestError(f"last: at least 1 turn, or None for all; got {last}")
@@ -315,7 +297,7 @@ class SessionStore:
 
         def work(connection: Connection) -> list[Message]:
             _row(connection, key)
-            newest = select(turns).where(*_of(turns, key)).order_by(turns.c.number.desc()).limit(last)
+            newest = sa.select(turns).where(*_of(turns, key)).order_by(turns.c.number.desc()).limit(last)
             conversation = []
             for turn in map(_turn, reversed(connection.execute(newest).all())):
                 if turn.answer is None or not turn.answer.is_kept_from_prompts:
@@ -330,7 +312,7 @@ class SessionStore:
         key = _key(owner, session_id)
 
         def work(connection: Connection) -> dict[str, Any]:
-            stored = connection.execute(select(states.c.data).where(*_of(states, key))).scalar()
+            stored = connection.execute(sa.select(states.c.data).where(*_of(states, key))).scalar()
             return {} if stored is None else json.loads(stored)
 
         return await self._do("reading a conversation's state", work, deadline, write=False)
@@ -347,19 +329,14 @@ class SessionStore:
         """Store the state of a session's conversation as JSON, in place of the earlier one.
 
         ``may_make`` makes a session that does not exist.
-
-        Raises:
-            NotFoundError: The owner has no such session.
         """
         key, now = _key(owner, session_id), microseconds(datetime.now(UTC))
 
         def work(connection: Connection) -> None:
-            if may_make and _find(connection, key, lock=True) is None:
-                _insert(connection, key, SessionChanges(), now)
-            _row(connection, key, lock=True)
-            connection.execute(delete(states).where(*_of(states, key)))
+            _row(connection, key, lock=True, make=SessionChanges() if may_make else None, now=now)
+            connection.execute(sa.delete(states).where(*_of(states, key)))
             values = {"owner": key.owner, "session_id": key.id, "data": _dumped(data)}
-            connection.execute(insert(states).values(**values))
+            connection.execute(sa.insert(states).values(**values))
 
         await self._do("storing a conversation's state", work, deadline, write=True)
 
@@ -375,7 +352,6 @@ class SessionStore:
     set_states = bridged(aset_states)
 
     async def _do(self, what: str, work: Callable[[Connection], T], deadline: float | None, *, write: bool) -> T:
-        """Run a function in a transaction, on a thread of the store's pool, and return its result."""
         limit = time.monotonic() + self._timeout
         until = limit if deadline is None else min(limit, deadline)
         transact = partial(self._database.transact, work, write=write, deadline=until, what=what)
@@ -386,7 +362,6 @@ class SessionStore:
 
 
 def _key(owner: str, session_id: str) -> _Key:
-    """Return the key of a session; raise ``InvalidRequestError`` if the owner or the id can't be stored."""
     return _Key(_owner(owner), _checked_id("session", session_id))
 
 
@@ -414,7 +389,6 @@ def _checked_id(field: str, value: str) -> str:
 
 
 def _storable(text: str) -> str:
-    """Return a text with characters that can't be stored replaced by U+FFFD."""
     return _UNSTORABLE.sub("\ufffd", text)
 
 
@@ -422,47 +396,36 @@ def _is(key: _Key) -> tuple[ColumnElement[bool], ...]:
     return sessions.c.owner == key.owner, sessions.c.id == key.id
 
 
-def _of(table: Table, key: _Key) -> tuple[ColumnElement[bool], ...]:
-    """Return the SQL conditions that select a session's rows from the table of turns or labels."""
+def _of(table: sa.Table, key: _Key) -> tuple[ColumnElement[bool], ...]:
     return table.c.owner == key.owner, table.c.session_id == key.id
 
 
-def _find(connection: Connection, key: _Key, *, lock: bool = False) -> Row[Any] | None:
-    """Return a session's row or None; with ``lock``, locked for writing (PostgreSQL; SQLite has a single writer)."""
-    statement = select(sessions).where(*_is(key))
-    return connection.execute(statement.with_for_update() if lock else statement).one_or_none()
+def _row(
+    connection: Connection, key: _Key, *, lock: bool = False, make: SessionChanges | None = None, now: int = 0
+) -> Row[Any]:
+    """Return a session's row, with ``lock`` locked for writing (PostgreSQL; SQLite has a single writer).
 
-
-def _row(connection: Connection, key: _Key, *, lock: bool = False) -> Row[Any]:
-    """Return a session's row; raise ``NotFoundError`` if it does not exist or belongs to another owner."""
-    row = _find(connection, key, lock=lock)
+    A missing one is made if ``make`` is given, else ``NotFoundError`` is raised, as for another owner's.
+    """
+    statement = sa.select(sessions).where(*_is(key))
+    statement = statement.with_for_update() if lock else statement
+    row = connection.execute(statement).one_or_none()
+    if row is None and make is not None:
+        new = {"display_name": "", "user_pseudo_id": "", "is_pinned": False, "turn_count": 0, "started_at": now}
+        connection.execute(sa.insert(sessions).values(owner=key.owner, id=key.id, updated_at=now, **new))
+        _change(connection, key, make)
+        row = connection.execute(statement).one()
     if row is None:
         raise NotFoundError("session: there is no session of this name")
     return row
 
 
-def _labels(connection: Connection, owner: str, ids: Sequence[str]) -> dict[str, list[str]]:
-    """Return the labels of the given sessions of an owner, by session id."""
-    found: dict[str, list[str]] = {session_id: [] for session_id in ids}
-    wanted = (labels.c.owner == owner, labels.c.session_id.in_(ids))
-    listed = select(labels).where(*wanted).order_by(labels.c.session_id, labels.c.position)
-    for row in connection.execute(listed):
-        found[row.session_id].append(row.label)
-    return found
-
-
 def _session(connection: Connection, key: _Key, its_turns: Sequence[Turn] = ()) -> Session:
-    return _read(_row(connection, key), _labels(connection, key.owner, [key.id])[key.id], its_turns)
-
-
-def _insert(connection: Connection, key: _Key, changes: SessionChanges, now: int) -> None:
-    values = {"display_name": "", "user_pseudo_id": "", "is_pinned": False, "turn_count": 0}
-    connection.execute(insert(sessions).values(owner=key.owner, id=key.id, started_at=now, updated_at=now, **values))
-    _change(connection, key, changes)
+    return _read(connection, [_row(connection, key)], its_turns)[0]
 
 
 def _set(connection: Connection, key: _Key, **values: str | int) -> None:
-    connection.execute(sql_update(sessions).where(*_is(key)).values(**values))
+    connection.execute(sa.update(sessions).where(*_is(key)).values(**values))
 
 
 def _change(connection: Connection, key: _Key, changes: SessionChanges) -> None:
@@ -471,25 +434,23 @@ def _change(connection: Connection, key: _Key, changes: SessionChanges) -> None:
         texts = {name: _storable(value) if isinstance(value, str) else value for name, value in changed.items()}
         _set(connection, key, **texts)
     if changes.labels is not None:
-        connection.execute(delete(labels).where(*_of(labels, key)))
+        connection.execute(sa.delete(labels).where(*_of(labels, key)))
         for position, label in enumerate(dict.fromkeys(map(_storable, changes.labels))):
             values = {"owner": key.owner, "session_id": key.id, "position": position, "label": label}
-            connection.execute(insert(labels).values(**values))
+            connection.execute(sa.insert(labels).values(**values))
 
 
 def _dumped(data: object) -> str:
-    """Return data as ASCII JSON; values of types that JSON lacks (in a document's metadata) are converted to text."""
-    return json.dumps(_plain(data), separators=(",", ":"))
+    """Return data as ASCII JSON; values of types that JSON lacks (in a document's metadata) are converted."""
+    # Not pydantic's JSON mode: it raises on bytes that are not UTF-8, which must not prevent storing an answer.
+    return json.dumps(data, separators=(",", ":"), default=_plain, skipkeys=True)
 
 
 def _plain(data: object) -> object:
-    # Not pydantic's JSON mode: it raises on bytes that are not UTF-8, which must not prevent storing an answer.
     if isinstance(data, Mapping):
-        return {str(key): _plain(value) for key, value in data.items()}
-    if isinstance(data, list | tuple | set | frozenset):
-        return [_plain(value) for value in data]
-    if data is None or isinstance(data, str | bool | int | float):
-        return data
+        return dict(data)
+    if isinstance(data, set | frozenset):
+        return list(data)
     return data.isoformat() if isinstance(data, date) else str(data)
 
 
@@ -497,23 +458,29 @@ def _moment(count: int) -> datetime:
     return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=count)
 
 
-def _read(row: Row[Any], its_labels: Iterable[str], its_turns: Iterable[Turn] = ()) -> Session:
-    """Return a session from its row, labels and turns."""
-    return Session(
-        id=row.id,
-        display_name=row.display_name,
-        user_pseudo_id=row.user_pseudo_id,
-        is_pinned=row.is_pinned,
-        labels=list(its_labels),
-        turns=list(its_turns),
-        started_at=_moment(row.started_at),
-        updated_at=_moment(row.updated_at),
-        ended_at=None if row.ended_at is None else _moment(row.ended_at),
-    )
+def _read(connection: Connection, rows: Sequence[Row[Any]], its_turns: Sequence[Turn] = ()) -> list[Session]:
+    """Return an owner's sessions from their rows, with their labels and the turns of the only one."""
+    wanted = (labels.c.owner.in_({row.owner for row in rows}), labels.c.session_id.in_([row.id for row in rows]))
+    named: dict[str, list[str]] = {}
+    for found in connection.execute(sa.select(labels).where(*wanted).order_by(labels.c.session_id, labels.c.position)):
+        named.setdefault(found.session_id, []).append(found.label)
+    return [
+        Session(
+            id=row.id,
+            display_name=row.display_name,
+            user_pseudo_id=row.user_pseudo_id,
+            is_pinned=row.is_pinned,
+            labels=named.get(row.id, []),
+            turns=list(its_turns),
+            started_at=_moment(row.started_at),
+            updated_at=_moment(row.updated_at),
+            ended_at=None if row.ended_at is None else _moment(row.ended_at),
+        )
+        for row in rows
+    ]
 
 
 def _turn(row: Row[Any]) -> Turn:
-    """Return a turn from its row, with its answer if the row includes it."""
     return Turn(
         session_id=row.session_id,
         number=row.number,
@@ -528,3 +495,120 @@ def _turn(row: Row[Any]) -> Turn:
 def _answer(text: str) -> Answer:
     # Not model_validate_json: pydantic's parser rejects lone surrogates, which json's accepts.
     return Answer.model_validate(json.loads(text))
+
+
+# -- listing ----------------------------------------------------------------------------------------------------------
+
+Clause: TypeAlias = ColumnElement[bool]
+
+_MAX_INTEGER: Final = (1 << 63) - 1
+_TIMES: Final = ("started_at", "updated_at")
+_TEXTS: Final = ("id", "display_name", "user_pseudo_id")
+_FILTERED: Final = (*_TEXTS, "state", "is_pinned", "labels", *_TIMES)
+_ORDERED: Final = (FilterOperator.GT, FilterOperator.GE, FilterOperator.LT, FilterOperator.LE)
+_KINDS: Final = {"is_pinned": bool, "started_at": int, "updated_at": int, "id": str}
+
+
+def _page(owner: str, query: SessionQuery) -> sa.Select[Any]:
+    """Return the SQL statement for a page of an owner's sessions, plus one row to detect a next page.
+
+    Pages begin after a row, not at an offset: sessions created or deleted meanwhile cause no duplicates nor gaps.
+    """
+    order = _order(query)
+    columns = (sessions.c[by.key].desc() if by.descending else sessions.c[by.key].asc() for by in order)
+    wanted = (sessions.c.owner == owner, _filter(query.filters), _after(query, order))
+    return sa.select(sessions).where(*wanted).order_by(*columns).limit(query.page_size + 1)
+
+
+def _filter(tree: FilterNode | None) -> Clause:
+    if tree is None:
+        return sa.true()
+    if isinstance(tree, Condition):
+        return _condition(tree)
+    parts = [_filter(child) for child in tree.filters]
+    if tree.logic is FilterLogic.AND:
+        return sa.and_(*parts)
+    return sa.or_(*parts) if tree.logic is FilterLogic.OR else sa.not_(sa.or_(*parts))
+
+
+def _condition(condition: Condition) -> Clause:
+    key, operator = condition.key, condition.operator
+    if key not in _FILTERED:
+        raise InvalidRequestError(f"filters: sessions have no {key[:60]!r}; there are {', '.join(_FILTERED)}")
+    if operator is FilterOperator.EXISTS:
+        return _has_label(sa.true()) if key == "labels" else sa.true()
+    if operator in (FilterOperator.IS_EMPTY, FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSENSITIVE):
+        raise InvalidRequestError(f"filters: sessions are not filtered by {operator.value}")
+    if operator in _ORDERED and key not in (*_TIMES, *_TEXTS):
+        raise InvalidRequestError(f"filters: {key} is equal or not, it has no order")
+    values = [_value(key, value) for value in condition.values]
+    if operator in _ORDERED:
+        ordered: Clause = getattr(python_operator, operator.value)(sessions.c[key], values[0])
+        return ordered
+    other = {"labels": labels.c.label, "state": sa.literal(SessionState.IN_PROGRESS.value)}
+    found: Clause = (other[key] if key in other else sessions.c[key]).in_(values)
+    found = _has_label(found) if key == "labels" else found
+    return sa.not_(found) if operator in (FilterOperator.NE, FilterOperator.NIN) else found
+
+
+def _has_label(which: Clause) -> Clause:
+    same = sa.and_(labels.c.owner == sessions.c.owner, labels.c.session_id == sessions.c.id)
+    return sa.exists(sa.select(labels.c.label).where(same, which))
+
+
+def _value(key: str, value: Scalar) -> str | int:
+    if key in _TIMES:
+        try:
+            return microseconds(datetime.fromisoformat(str(value)))
+        except (ValueError, TypeError):  # TypeError: without a zone
+            raise InvalidRequestError(
+                f"filters: {key} is compared with a time such as 2024-01-31T12:00:00Z, found {str(value)[:40]!r}"
+            ) from None
+    if key != "is_pinned":
+        return str(value).replace("\x00", "\ufffd")
+    if not isinstance(value, bool):
+        raise InvalidRequestError(f"filters: is_pinned is true or false, found {str(value)[:40]!r}")
+    return value
+
+
+def _order(query: SessionQuery) -> list[SessionOrder]:
+    """Return a query's sort order without duplicate fields, with the session id added as tie-breaker."""
+    order = list({by.key: by for by in reversed(query.order_by)}.values())[::-1]
+    return order if any(by.key == "id" for by in order) else [*order, SessionOrder(key="id")]
+
+
+def _after(query: SessionQuery, order: list[SessionOrder]) -> Clause:
+    """Return the SQL condition for rows after the query's page token; always true without a token."""
+    if query.page_token is None:
+        return sa.true()
+    clauses: list[Clause] = []
+    equal: Clause = sa.true()
+    for by, value in zip(order, _token_values(query, query.page_token, order), strict=True):
+        column = sessions.c[by.key]
+        if isinstance(value, bool):  # PostgreSQL orders booleans, SQLAlchemy has no ">" for them that SQLite shares
+            behind: Clause = (column == (not by.descending)) if value is by.descending else sa.false()
+        else:
+            behind = column < value if by.descending else column > value
+        clauses.append(sa.and_(equal, behind))
+        equal = sa.and_(equal, column == value)
+    return sa.or_(*clauses)
+
+
+def _token_values(query: SessionQuery, token: str, order: list[SessionOrder]) -> list[Any]:
+    try:
+        digest, values = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+        kinds = [_KINDS[by.key] for by in order]
+        good = digest == _digest(query) and [type(value) for value in values] == kinds
+        good = good and all(abs(value) <= _MAX_INTEGER for value in values if isinstance(value, int))
+        good = good and "\0" not in "".join(value for value in values if isinstance(value, str))
+        json.dumps(values, ensure_ascii=False).encode()  # no lone surrogates
+    except (ValueError, TypeError, RecursionError):
+        good = False
+    if not good:
+        raise InvalidRequestError("pageToken: it was not returned for this filter and order; ask for the first page")
+    return list(values)
+
+
+def _digest(query: SessionQuery) -> str:
+    asked = query.model_dump_json(include={"filters", "order_by"}, fallback=str)
+    return hashlib.sha256(asked.encode()).hexdigest()[:16]

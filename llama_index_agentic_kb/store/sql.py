@@ -1,4 +1,4 @@
-"""SQL databases (SQLite or PostgreSQL): engines, durable transactions with retries, and migrations by Alembic.
+"""SQL databases (SQLite or PostgreSQL): engines, durable transactions with retries, migrations by Alembic, tables.
 
 A transaction whose connection breaks is retried until its deadline, so its work must be idempotent.
 """
@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, Engine, NullPool, create_engine, event, inspect, make_url, text
+import sqlalchemy as sa
+from sqlalchemy import Column, Connection, Engine, String, Table
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -36,6 +38,12 @@ _TOO_SLOW: Final = frozenset({"57014", "55P03"})
 _PASSING: Final = frozenset({"40001", "40P01", "23505", "57P01", "57P02", "57P03", "53300"})
 """PostgreSQL's error codes that are retried: conflicts (including concurrent creation of one session), server shutdown
 or startup, and too many clients."""
+_REMEDIES: Final = {
+    "locked|busy": "Another program holds it locked: wait for that to end, or end it, then run this again.",
+    "full|disk I/O": "Make room on the disk, then run this again: what was stored before stays.",
+    "readonly|unable to open": "Grant this user the right to write into its directory, or copy it to where it may be "
+    "written.",
+}
 _ALEMBIC: Final = threading.Lock()  # Alembic's proxies are global
 _inherited: Final[list[Engine]] = []
 """Engines inherited from a parent process; never used, closed or garbage-collected, since the parent owns them."""
@@ -56,7 +64,7 @@ class Revisions:
 
     def found(self, connection: Connection) -> str | None:
         """Return the revision of a database; None if it has no such tables."""
-        if not inspect(connection).has_table(self.table):
+        if not sa.inspect(connection).has_table(self.table):
             return None
         found: str | None = connection.exec_driver_sql(f"SELECT version_num FROM {self.table}").scalar()  # noqa: S608 (a constant)
         return found
@@ -64,7 +72,7 @@ class Revisions:
     def upgrade(self, connection: Connection) -> None:
         """Migrate the tables to the latest revision; wait if another process is already migrating them."""
         if connection.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
+            connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
         found = self.found(connection)
         if found == self.latest:
             return
@@ -111,7 +119,7 @@ class SqlDatabase:
         self._schema = revisions.schema if revisions else ""
         self._url = _database_url(url, revisions.what if revisions else "documents")
         self._is_sqlite = self._url.get_backend_name() == "sqlite"
-        self._pool: dict[str, Any] = {"poolclass": NullPool} if revisions else {"max_overflow": -1}
+        self._pool: dict[str, Any] = {"poolclass": sa.NullPool} if revisions else {"max_overflow": -1}
         if self._is_sqlite:
             file = Path(str(self._url.database)).absolute()
             with suppress(OSError):
@@ -122,20 +130,16 @@ class SqlDatabase:
         reset_after_fork(self)
         try:
             if revisions is not None:
-                self._open(revisions, time.monotonic() + timeout, create=create)
+                deadline, what = time.monotonic() + timeout, revisions.what
+                found = self.transact(revisions.found, write=False, deadline=deadline, what=f"opening the {what}")
+                if found is None and not create:
+                    remedy = "make them with `agentic-kb ingest FOLDER --store URL`"
+                    raise ConfigurationError(f"there are no {what} in this database; {remedy}")  # noqa: TRY301 (closes)
+                if found != revisions.latest:
+                    self.transact(revisions.upgrade, write=True, deadline=deadline, what=f"upgrading the {what}")
         except BaseException:
             self.close()
             raise
-
-    def _open(self, revisions: Revisions, deadline: float, *, create: bool) -> None:
-        what = revisions.what
-        found = self.transact(revisions.found, write=False, deadline=deadline, what=f"opening the {what}")
-        if found is None and not create:
-            raise ConfigurationError(
-                f"there are no {what} in this database; make them with `agentic-kb ingest FOLDER --store URL`"
-            )
-        if found != revisions.latest:
-            self.transact(revisions.upgrade, write=True, deadline=deadline, what=f"upgrading the {what}")
 
     def close(self) -> None:
         """Close idle connections."""
@@ -153,13 +157,17 @@ class SqlDatabase:
         snapshot. At the deadline (of ``time.monotonic()``) it is aborted with ``DeadlineExceededError``; other errors
         of the database become ``SessionStoreError``. ``what`` names the operation in error messages.
         """
+        with self.translated(what, SessionStoreError):
+            return self.attempt(work, deadline, write=write)
+
+    def attempt(self, work: Callable[[Connection], T], deadline: float, *, write: bool) -> T:
+        """Run a function in one transaction as `transact` does, and leave the database's errors as they are."""
 
         def run() -> T:
             with self.transaction(write=write, seconds=deadline - time.monotonic()) as connection:
                 return work(connection)
 
-        with self.translated(what, SessionStoreError):
-            return self.retry(run, deadline)
+        return self.retry(run, deadline)
 
     def retry(self, run: Callable[[], T], deadline: float) -> T:
         """Run a function, again and again while the connection breaks, until a deadline; see `transact`."""
@@ -184,7 +192,8 @@ class SqlDatabase:
             raise DeadlineExceededError(f"{what}: all connections are in use") from error
         except DBAPIError as error:
             late = _code(error) in _TOO_SLOW or _is_passing(error)
-            message = f"{what}: {_reason(error)}{' (not done by its deadline)' if late else ''}. {_remedy(error.orig)}"
+            reason = _text.one_line(_text.redacted(str(error.orig)))  # without the statement and its parameters
+            message = f"{what}: {reason}{' (not done by its deadline)' if late else ''}. {_remedy(error.orig)}"
             raise (DeadlineExceededError if late else error_class)(message.rstrip(" .")) from error
 
     @contextmanager
@@ -215,12 +224,12 @@ class SqlDatabase:
 
     def _make_engine(self) -> Engine:
         if self._is_sqlite:
-            engine = create_engine(self._url, **self._pool)
-            event.listen(engine, "connect", _set_up_sqlite)
-            event.listen(engine, "begin", _begin_sqlite)
+            engine = sa.create_engine(self._url, **self._pool)
+            sa.event.listen(engine, "connect", _set_up_sqlite)
+            sa.event.listen(engine, "begin", _begin_sqlite)
             return engine
         try:
-            return create_engine(
+            return sa.create_engine(
                 self._url,
                 pool_size=CONNECTIONS,
                 max_overflow=0,
@@ -238,7 +247,7 @@ def _database_url(given: str | Path, what: str) -> URL:
     if isinstance(given, Path) or "://" not in given:
         return URL.create("sqlite", database=str(Path(given).absolute()))
     try:
-        url = make_url(given)
+        url = sa.make_url(given)
         backend = url.get_backend_name()
     except (ArgumentError, NoSuchModuleError):
         backend = ""
@@ -266,23 +275,9 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if options["write"] else "BEGIN")
 
 
-def _reason(error: DBAPIError) -> str:
-    """Return the message of a database's error, without the statement and its parameters."""
-    return _text.one_line(_text.redacted(str(error.orig)))
-
-
 def _remedy(error: object) -> str:
-    """Return what to do about an error of SQLite; empty if unknown."""
-    if not isinstance(error, sqlite3.OperationalError):
-        return ""
-    text = str(error)
-    if "locked" in text or "busy" in text:
-        return "Another program holds it locked: wait for that to end, or end it, then run this again."
-    if "full" in text or "disk I/O" in text:
-        return "Make room on the disk, then run this again: what was stored before stays."
-    if "readonly" in text or "unable to open" in text:
-        return "Grant this user the right to write into its directory, or copy it to where it may be written."
-    return ""
+    text = str(error) if isinstance(error, sqlite3.OperationalError) else ""
+    return next((remedy for words, remedy in _REMEDIES.items() if re.search(words, text)), "")
 
 
 def _code(error: DBAPIError) -> str:
@@ -298,3 +293,89 @@ def _is_passing(error: DBAPIError) -> bool:
     of_sqlite = type(error.orig).__module__.startswith("sqlite3")
     lost = error.connection_invalidated or (type(error.orig).__name__ == "OperationalError" and not of_sqlite)
     return _code(error) not in _TOO_SLOW and (lost or _code(error) in _PASSING)
+
+
+# -- the tables of sessions and of the server --------------------------------------------------------------------------
+#
+# Times are microseconds since 1970 in UTC. Questions and answers are ASCII JSON, so that any text can be stored,
+# including NUL and lone surrogates.
+
+SESSIONS: Final = Revisions("sessions", "0003", "agentic_kb_sessions_version")
+MAX_NAME: Final = 512
+"""The maximum length of an owner's key, in characters."""
+MAX_ID: Final = 128
+"""The maximum length of a session's or answer's id, in characters."""
+METADATA: Final = sa.MetaData()
+
+
+def _of_a_session() -> tuple[Column[str], Column[str], sa.ForeignKeyConstraint]:
+    """Return the columns that refer to a session, as part of the primary key; deleting it deletes the rows."""
+    referred = ["agentic_kb_sessions.owner", "agentic_kb_sessions.id"]
+    return (
+        Column("owner", String(MAX_NAME), primary_key=True),
+        Column("session_id", String(MAX_ID), primary_key=True),
+        sa.ForeignKeyConstraint(["owner", "session_id"], referred, ondelete="CASCADE"),
+    )
+
+
+sessions: Final = Table(
+    "agentic_kb_sessions",
+    METADATA,
+    Column("owner", String(MAX_NAME), primary_key=True),
+    Column("id", String(MAX_ID), primary_key=True),
+    Column("display_name", sa.Text, nullable=False),
+    Column("user_pseudo_id", sa.Text, nullable=False),
+    Column("is_pinned", sa.Boolean, nullable=False),
+    Column("turn_count", sa.Integer, nullable=False),
+    Column("started_at", sa.BigInteger, nullable=False),
+    Column("updated_at", sa.BigInteger, nullable=False),
+    Column("ended_at", sa.BigInteger),
+    sa.Index("agentic_kb_sessions_by_update", "owner", "updated_at", "id"),
+)
+labels: Final = Table(
+    "agentic_kb_session_labels",
+    METADATA,
+    *_of_a_session(),
+    Column("position", sa.Integer, primary_key=True),
+    Column("label", sa.Text, nullable=False),
+)
+turns: Final = Table(
+    "agentic_kb_turns",
+    METADATA,
+    *_of_a_session(),
+    Column("number", sa.Integer, primary_key=True),
+    Column("answer_id", String(MAX_ID), nullable=False),
+    Column("question", sa.Text, nullable=False),
+    Column("answer", sa.Text, nullable=False),
+    Column("created_at", sa.BigInteger, nullable=False),
+    Column("completed_at", sa.BigInteger, nullable=False),
+    sa.UniqueConstraint("owner", "session_id", "answer_id", name="agentic_kb_turns_answer"),
+)
+
+
+states: Final = Table("agentic_kb_session_states", METADATA, *_of_a_session(), Column("data", sa.Text, nullable=False))
+
+# The server's: definitions of knowledge bases and sources, and hashes of API keys.
+definitions: Final = Table(
+    "agentic_kb_definitions",
+    METADATA,
+    Column("kind", String(32), primary_key=True),
+    Column("name", String(128), primary_key=True),
+    Column("etag", String(64), nullable=False),
+    Column("definition", sa.Text, nullable=False),  # ASCII JSON
+    Column("updated_at", sa.BigInteger, nullable=False),
+)
+api_keys: Final = Table(
+    "agentic_kb_api_keys",
+    METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("name", String(128), nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("hash", String(64), nullable=False, unique=True),
+    Column("created_at", sa.BigInteger, nullable=False),
+)
+
+
+def microseconds(moment: datetime) -> int:
+    """Return a time as microseconds since 1970; raise ``TypeError`` if it has no time zone."""
+    return (moment - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)

@@ -20,8 +20,7 @@ from llama_index_agentic_kb.errors import (
     StoreDamagedError,
     StoreMismatchError,
 )
-from llama_index_agentic_kb.store.access import unprotected
-from llama_index_agentic_kb.store.database import BusyError, DocumentDatabase, MetadataValue, SourceInfo
+from llama_index_agentic_kb.store.database import BusyError, DocumentDatabase, MetadataValue, SourceInfo, SourceReader
 from llama_index_agentic_kb.store.embedding_model import (
     DEFAULT_EMBED_MODEL,
     KNOWN_EMBED_MODELS,
@@ -30,6 +29,7 @@ from llama_index_agentic_kb.store.embedding_model import (
     embed_model_name,
     named_embed_model,
 )
+from llama_index_agentic_kb.store.files import unprotected
 
 if TYPE_CHECKING:
     from llama_index.core import VectorStoreIndex
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.schema import FilterNode
     from llama_index_agentic_kb.search.prototypes import ScopeIndex
     from llama_index_agentic_kb.store.directory import StoredLexicalSearch
-    from llama_index_agentic_kb.store.postgres_search import PostgresVectors, PostgresWords
+    from llama_index_agentic_kb.store.postgres import PostgresVectors, PostgresWords
     from llama_index_agentic_kb.store.vectors import SourceVectors
 
 T = TypeVar("T")
@@ -132,12 +132,10 @@ class KnowledgeStore(ABC):
             raise
         return store
 
-    def __enter__(self) -> Self:
-        """Return the store itself."""
+    def __enter__(self) -> Self:  # noqa: D105 (as usual)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Close the store."""
+    def __exit__(self, *_: object) -> None:  # noqa: D105 (same)
         self.close()
 
     def close(self) -> None:
@@ -149,12 +147,7 @@ class KnowledgeStore(ABC):
 
     @property
     def embed_model(self) -> BaseEmbedding:
-        """The store's embedding model; a model that was given by its name, or not at all, is loaded on first use.
-
-        Raises:
-            StoreMismatchError: The store was created with another model.
-            ConfigurationError: The model can't be loaded.
-        """
+        """The store's embedding model, loaded on first use; raises errors as `open`."""
         with self._lock:
             if self._embed_model is None or isinstance(self._embed_model, str):
                 known = self.fingerprint.name in KNOWN_EMBED_MODELS
@@ -179,7 +172,7 @@ class KnowledgeStore(ABC):
         return self._documents.location
 
     def sources(self) -> list[SourceInfo]:
-        """Return the sources in order of name, with descriptions and counts; loads neither the model nor Chroma."""
+        """Return the sources in order of name, with descriptions and counts; loads no model."""
         return self.documents.sources()
 
     def index(self, source: str) -> VectorStoreIndex:
@@ -191,8 +184,13 @@ class KnowledgeStore(ABC):
         self._check_source(source)
 
         def make() -> VectorStoreIndex:
-            vectors = StoreVectorStore(self.vectors(source), self.lexical(source), partial(self.metadata, source))
-            return VectorStoreIndex.from_vector_store(vectors, embed_model=self.embed_model)
+            store = StoreVectorStore(
+                vectors=self.vectors(source),
+                lexical_search=self.lexical(source),
+                metadata_rows=partial(self.metadata, source),
+                vector_reader=partial(self.reader, source),
+            )
+            return VectorStoreIndex.from_vector_store(store, embed_model=self.embed_model)
 
         return self._once(VectorStoreIndex, source, make)
 
@@ -205,6 +203,10 @@ class KnowledgeStore(ABC):
             found: T = opened[kind]
             return found
 
+    def reader(self, source: str) -> SourceReader:
+        """Return the reader of a source's vectors, from which its scope index is made."""
+        return SourceReader(self.documents, source, self.fingerprint.dimension)
+
     def scopes(self) -> dict[str, ScopeIndex]:
         """Return the scope indexes by source, up to date; sources without a readable one are left out."""
         made: dict[str, ScopeIndex] = {}
@@ -213,7 +215,7 @@ class KnowledgeStore(ABC):
                 index = self.load_scope(info.name)
                 if index is None:
                     continue
-                reader = self.vectors(info.name).reader()
+                reader = self.reader(info.name)
                 if index.version != reader.version():
                     index = index.updated(reader)
                     with suppress(IngestionError):  # a store that can't be written to
@@ -250,7 +252,8 @@ class KnowledgeStore(ABC):
         """Delete a source; raise ``ConfigurationError`` if there is none, ``IngestionError`` while others write."""
         with self.writing(), self._lock:
             self._check_source(source)
-            self._remove(source)
+            self._documents.delete_source(source)
+            self._clean(source)
             self._opened.pop(source, None)
 
     # -- of each kind of store --------------------------------------------------------------------------------------
@@ -273,9 +276,8 @@ class KnowledgeStore(ABC):
     def lexical(self, source: str) -> StoredLexicalSearch | PostgresWords:
         """Return the lexical search of a source; each call returns the same object."""
 
-    @abstractmethod
-    def _remove(self, source: str) -> None:
-        """Delete a source."""
+    def _clean(self, source: str) -> None:  # noqa: B027 (nothing in a database)
+        """Delete what is derived from a deleted source."""
 
     @abstractmethod
     def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:
@@ -293,7 +295,7 @@ class KnowledgeStore(ABC):
         """Update a source's HNSW graph if it has many chunks outside of it; inside `writing`."""
 
     @abstractmethod
-    def mend(self, *, rebuild_all: bool, progress: RepairProgress | None) -> str:
+    def mend(self, *, rebuild_all: bool, progress: RepairProgress) -> str:
         """Rebuild all indexes, or the missing and damaged ones; return a description of the damage, empty if none."""
 
     @abstractmethod
@@ -318,18 +320,12 @@ class KnowledgeStore(ABC):
 
 @dataclass(frozen=True)
 class RepairReport:
-    """The result of a repair.
-
-    Args:
-        fault: A description of the damage found; empty if there was none.
-        rebuilt: Whether HNSW graphs or lexical indexes were rebuilt.
-        documents: The number of documents in the store.
-        chunks: The number of chunks in the store.
-        seconds: The duration of the repair in seconds.
-    """
+    """The result of a repair, with the numbers of documents and chunks in the store."""
 
     fault: str
+    """A description of the damage found; empty if there was none."""
     rebuilt: bool
+    """Whether HNSW graphs or lexical indexes were rebuilt."""
     documents: int
     chunks: int
     seconds: float
@@ -362,7 +358,7 @@ def repair_store(
     fingerprint = _fingerprint(documents) or EmbedModelFingerprint("", 0)
     with store_class(documents, fingerprint, None) as store, store.writing(wait):
         documents.check()
-        fault = store.mend(rebuild_all=rebuild_all, progress=progress)
+        fault = store.mend(rebuild_all=rebuild_all, progress=progress or (lambda *_: None))
         sources = store.sources()
     return RepairReport(
         fault=fault,
@@ -374,7 +370,6 @@ def repair_store(
 
 
 def _class_of(path: str | Path) -> type[KnowledgeStore]:
-    """Return the class of the store that a path or URL names."""
     if "://" in str(path):
         from llama_index_agentic_kb.store.postgres import PostgresStore  # noqa: PLC0415 (loads SQLAlchemy)
 

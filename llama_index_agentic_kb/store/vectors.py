@@ -5,8 +5,8 @@ are cached in memory and compared exactly, so that a document is searchable as s
 rows need no graph. With a filter, up to `EXACT_ROWS` matching rows are compared exactly; if more rows match, the
 nearest rows of the whole source are filtered instead.
 
-Each query reads the source's version from the database to detect changes. Deleted chunks that are still in a graph are
-dropped when the hits are read from the database.
+Each query reads the source's version to detect changes. Deleted chunks that are still in a graph are dropped when the
+hits are read from the database.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.bridge.pydantic import Field
 from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores.types import (
     BasePydanticVectorStore,
@@ -37,18 +36,17 @@ from llama_index.core.vector_stores.types import (
 )
 
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, RetrievalError, StoreDamagedError
-from llama_index_agentic_kb.schema.filters import FilterNode
 from llama_index_agentic_kb.search.dialects import SqlCondition, SqliteSql, StoreDialect, all_hold
 from llama_index_agentic_kb.search.filters import to_tree
-from llama_index_agentic_kb.store import chroma
-from llama_index_agentic_kb.store.chroma import GraphError, Graphs
+from llama_index_agentic_kb.search.prototypes import unit_rows
+from llama_index_agentic_kb.store import database
 from llama_index_agentic_kb.store.chunking import chunk_to_node
-from llama_index_agentic_kb.store.database import Floats, Ids, SourceReader, SourceState
+from llama_index_agentic_kb.store.database import Floats, Ids, SourceState
 
 if TYPE_CHECKING:
-    from llama_index_agentic_kb.search.lexical import LexicalSearch
+    from usearch.index import Index
+
     from llama_index_agentic_kb.store.directory import DirectoryStore
-    from llama_index_agentic_kb.store.postgres_search import PostgresVectors
 
 MAX_ROWS = 200_000
 """The maximum number of rows outside the HNSW graph (300 MB); with more, a search fails until the graph is built."""
@@ -58,19 +56,15 @@ MARGIN: Final = 5
 """The minimum and maximum number of nearest rows to filter, and the factor by which they exceed the expected need."""
 MEMORY_BYTES: Final = 256 << 20
 """The maximum memory, in bytes, for the cached rows of all filters on a source."""
-_ATTEMPTS: Final = 5
 _MAX_PORTION: Final = 2_000
 
 Key = TypeVar("Key", int, str)
 Passes: TypeAlias = Callable[[BaseNode], bool]
-"""A function that returns whether a node matches a filter."""
-MetadataRows: TypeAlias = Callable[[FilterNode | None], Iterator[tuple[str, Mapping[str, Any]]]]
 Ranked: TypeAlias = tuple[int, float]
 """A chunk's id and its cosine distance to the query."""
 
 
-@dataclass(eq=False)
-class _Rows:
+class _Rows(NamedTuple):
     """Chunk ids with their vectors, normalized to unit length."""
 
     ids: Ids
@@ -94,10 +88,10 @@ class _Matches(NamedTuple):
 
 @dataclass(eq=False)
 class _Loaded:
-    """The cached data of one version of a source: the rows missing from its HNSW graph, and the rows of filters."""
+    """The cached data of one version of a source: its HNSW graph, the rows missing from it, and the rows of filters."""
 
     state: SourceState
-    last_id: int
+    graph: Index | None
     later: _Rows
     total: int
     matches: OrderedDict[bytes, _Matches] = field(default_factory=OrderedDict)
@@ -108,10 +102,9 @@ class SourceVectors:
 
     dialect = SqliteSql
 
-    def __init__(self, store: DirectoryStore, source: str, graphs: Graphs) -> None:
+    def __init__(self, store: DirectoryStore, source: str) -> None:
         self._store = store
         self._source = source
-        self._graphs = graphs
         self._dimension = store.fingerprint.dimension
         self._lock = threading.Lock()
         self._loaded: _Loaded | None = None
@@ -127,7 +120,7 @@ class SourceVectors:
         Raises:
             DeniedError: The filter is empty or not supported by the store.
             DeadlineExceededError: The deadline passed between two steps.
-            RetrievalError: The query's vector dimension or mode is wrong, or the source's vectors kept changing.
+            RetrievalError: The query's vector dimension or mode is wrong.
             StoreDamagedError: The HNSW graph of a large source is missing or damaged; the message names the remedy.
             ConfigurationError: The source no longer exists.
         """
@@ -138,18 +131,21 @@ class SourceVectors:
             self._store.documents.existing_state(self._source)
             ids = self._store.documents.ids(self._source, *(condition or ()))
             return taken((row, 0.0) for row in ids.tolist()), "listed"
-        for _ in range(_ATTEMPTS):
-            # A graph that fails is not used again: it was replaced, or it is damaged.
-            with suppress(GraphError):
-                with self._turn(deadline):
-                    loaded = self._current()
-                    matches = None if condition is None else self._matches(loaded, *condition)
-                if matches is None:
-                    nearest = partial(self._nearest, loaded, vector)
-                    return taken(growing(nearest, query.similarity_top_k, loaded.total)), "searched"
-                found, how = self._filtered(loaded, matches, vector, query.similarity_top_k, taken, deadline)
-                return found, f"filter matches {len(matches.ids):,} of {loaded.total:,}: {how}"
-        raise RetrievalError(f"The vectors of the source {self._source!r} were replaced again and again; ask again.")
+        check_deadline(deadline)
+        # One thread loads what is cached, others wait.
+        if not self._lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
+            raise DeadlineExceededError("another search was still reading the source's vectors at the deadline")
+        try:
+            loaded = self._current()
+            matches = None if condition is None else self._matches(loaded, *condition)
+        finally:
+            self._lock.release()
+        if matches is None:
+            nearest = partial(self._nearest, loaded, vector)
+            limit = len(loaded.later.ids) + (0 if loaded.graph is None else len(loaded.graph))  # deleted ones too
+            return taken(growing(nearest, query.similarity_top_k, limit)), "searched"
+        found, how = self._filtered(loaded, matches, vector, query.similarity_top_k, taken, deadline)
+        return found, f"filter matches {len(matches.ids):,} of {loaded.total:,}: {how}"
 
     def _filtered(
         self,
@@ -160,8 +156,6 @@ class SourceVectors:
         taken: Callable[[Iterable[Ranked]], VectorStoreQueryResult],
         deadline: float | None,
     ) -> tuple[VectorStoreQueryResult, str]:
-        if not len(matches.ids):
-            return taken([]), "nothing to search"
         if matches.rows is not None:
             return taken(growing(partial(matches.rows.nearest, vector), top_k, len(matches.ids))), "searched exactly"
         limit = min(loaded.total, MAX_CANDIDATES)
@@ -170,51 +164,39 @@ class SourceVectors:
         found = taken(item for item in ranked if _holds(matches.ids, item[0]))
         if len(found.ids or []) >= top_k:
             return found, "taken from the nearest of all"
-        found = taken(self._in_blocks(vector, matches.ids, deadline))
+        best: list[Ranked] = []
+        for start in range(0, len(matches.ids), database.EXACT_ROWS):  # more than memory may hold
+            check_deadline(deadline)
+            best += self._rows(matches.ids[start : start + database.EXACT_ROWS]).nearest(vector, MAX_CANDIDATES)
+        found = taken(sorted(best, key=_by_distance))
         return found, f"too few among the {limit:,} nearest of all: searched exactly"
-
-    def reader(self) -> SourceReader:
-        """Return the reader of the source's vectors, from which its scope index is made."""
-        return SourceReader(self._store.documents, self._source, self._dimension)
 
     # -- cached data -------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _turn(self, deadline: float | None) -> Iterator[None]:
-        """Lock the cached data, so that one thread loads it while others wait, at most until the deadline."""
-        check_deadline(deadline)
-        if not self._lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
-            raise DeadlineExceededError("another search was still reading the source's vectors at the deadline")
-        try:
-            yield
-        finally:
-            self._lock.release()
-
     def _current(self) -> _Loaded:
-        """Return the cached data, reloaded if the source has changed in the database."""
         old, state = self._loaded, self._store.documents.existing_state(self._source)
-        if state.directory and self._graphs.count(state) is None:
-            state = self._store.documents.existing_state(self._source)  # the graph may have been replaced and deleted
-        last_id = 0 if self._graphs.count(state) is None else state.last_id
-        if old is not None and (old.state, old.last_id) == (state, last_id):
+        if old is not None and old.state == state:
             return old
-        ids = self._store.documents.ids(self._source, after=last_id)
+        graph = self._store.graphs.opened(state)
+        if state.graph and graph is None:  # it may have been replaced and deleted
+            state = self._store.documents.existing_state(self._source)
+            graph = self._store.graphs.opened(state)
+        ids = self._store.documents.ids(self._source, after=0 if graph is None else state.last_id)
         if len(ids) > MAX_ROWS:
             raise StoreDamagedError(
                 f"The vectors of the source {self._source!r} have no usable graph, and {len(ids):,} are too many to "
                 f"compare one by one. Nothing is lost: run `agentic-kb repair --store {self._store.location}`."
             )
-        later = self._rows(ids) if old is None else self._grown(old.later, ids)
-        self._loaded = _Loaded(state, last_id, later, self._store.documents.count(self._source))
+        if old is None:
+            later = self._rows(ids)
+        else:  # most vectors are in memory already
+            kept = np.isin(old.later.ids, ids)
+            new = self._rows(ids[~np.isin(ids, old.later.ids)])
+            found = np.concatenate([old.later.ids[kept], new.ids])
+            order = np.argsort(found, kind="stable")
+            later = _Rows(found[order], np.concatenate([old.later.vectors[kept], new.vectors])[order])
+        self._loaded = _Loaded(state, graph, later, self._store.documents.count(self._source))
         return self._loaded
-
-    def _grown(self, old: _Rows, ids: Ids) -> _Rows:
-        """Return the rows with the given ids, reusing cached vectors and loading the others."""
-        kept = np.isin(old.ids, ids)
-        new = self._rows(ids[~np.isin(ids, old.ids)])
-        found = np.concatenate([old.ids[kept], new.ids])
-        order = np.argsort(found, kind="stable")
-        return _Rows(found[order], np.concatenate([old.vectors[kept], new.vectors])[order])
 
     def _matches(self, loaded: _Loaded, sql: str, parameters: list[object]) -> _Matches:
         """Return the rows that match a filter, cached until the source changes or the memory limit is reached."""
@@ -222,7 +204,7 @@ class SourceVectors:
         known = loaded.matches.pop(key, None)
         if known is None:
             ids = self._store.documents.ids(self._source, sql, parameters)
-            known = _Matches(ids, self._rows(ids) if len(ids) <= chroma.EXACT_ROWS else None)
+            known = _Matches(ids, self._rows(ids) if len(ids) <= database.EXACT_ROWS else None)
         loaded.matches[key] = known
         held, row_bytes = loaded.matches, 4 * self._dimension
         while len(held) > 1 and sum(len(m.ids) * (8 + row_bytes * bool(m.rows)) for m in held.values()) > MEMORY_BYTES:
@@ -231,25 +213,21 @@ class SourceVectors:
 
     def _rows(self, ids: Ids) -> _Rows:
         found, vectors = self._store.documents.vectors(ids, self._dimension)
-        return _Rows(found, unit(vectors))
+        return _Rows(found, unit_rows(vectors))
 
     # -- ranking -----------------------------------------------------------------------------------------------------
 
     def _nearest(self, loaded: _Loaded, vector: Floats, count: int) -> list[Ranked]:
         """Return the nearest rows of the whole source: of its HNSW graph and of the later rows."""
         ranked = loaded.later.nearest(vector, count)
-        if loaded.last_id:
-            ranked += self._graphs.nearest(loaded.state, vector, count)
-            ranked.sort(key=lambda item: (item[1], item[0]))
+        if loaded.graph is not None:
+            found = loaded.graph.search(
+                vector, min(count, len(loaded.graph) or 1), threads=1
+            )  # it allocates as many places
+            near = dict(zip(found.keys.tolist(), found.distances.tolist(), strict=True))  # of rounded vectors
+            near |= self._rows(found.keys.astype(np.int64)).nearest(vector, count)  # of those that are not deleted
+            ranked = sorted([*ranked, *near.items()], key=_by_distance)
         return ranked[:count]
-
-    def _in_blocks(self, vector: Floats, ids: Ids, deadline: float | None) -> list[Ranked]:
-        """Rank rows that exceed the memory limit, reading their vectors block by block."""
-        best: list[Ranked] = []
-        for start in range(0, len(ids), chroma.EXACT_ROWS):
-            check_deadline(deadline)
-            best += self._rows(ids[start : start + chroma.EXACT_ROWS]).nearest(vector, MAX_CANDIDATES)
-        return sorted(best, key=lambda item: (item[1], item[0]))
 
     def _nodes(self, ids: list[int]) -> dict[int, BaseNode]:
         return {chunk.id: chunk_to_node(chunk) for chunk in self._store.documents.chunks_of("id", ids)}
@@ -259,7 +237,7 @@ def query_vector(query: VectorStoreQuery, dimension: int) -> Floats | None:
     """Return a query's vector, of unit length, or None; raise ``RetrievalError`` for a wrong dimension or mode."""
     if query.mode is not VectorStoreQueryMode.DEFAULT:
         raise RetrievalError(f"A knowledge store searches in the mode 'default'; found {query.mode.value!r}.")
-    vector = unit(np.asarray(query.query_embedding, dtype=np.float32)) if query.query_embedding else None
+    vector = unit_rows(np.asarray(query.query_embedding, dtype=np.float32)) if query.query_embedding else None
     if vector is not None and len(vector) != dimension:
         raise RetrievalError(
             f"The query's vector has {len(vector)} dimensions, those of the store have {dimension}: embed "
@@ -310,13 +288,6 @@ def take(
     )
 
 
-def unit(vectors: Floats) -> Floats:
-    """Return vectors normalized to unit length; zero vectors are unchanged."""
-    length = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    scaled: Floats = (vectors / np.where(length == 0, 1, length)).astype(np.float32)
-    return scaled
-
-
 def check_deadline(deadline: float | None) -> None:
     """Raise ``DeadlineExceededError`` if the deadline has passed; called between steps, as threads can't be killed."""
     if deadline is not None and time.monotonic() >= deadline:
@@ -328,24 +299,23 @@ def _holds(ids: Ids, row: int) -> bool:
     return at < len(ids) and int(ids[at]) == row
 
 
+def _by_distance(ranked: Ranked) -> tuple[float, int]:
+    return ranked[1], ranked[0]
+
+
 class StoreVectorStore(BasePydanticVectorStore):
     """A read-only LlamaIndex vector store over a source; documents are changed only by ingestion."""
 
     stores_text: bool = True
-    is_embedding_query: bool = True
-    flat_metadata: bool = True
 
-    _vectors: SourceVectors | PostgresVectors = PrivateAttr()
-    _lexical: LexicalSearch = PrivateAttr()
-    _metadata: MetadataRows = PrivateAttr()
-
-    def __init__(
-        self, vectors: SourceVectors | PostgresVectors, lexical: LexicalSearch, metadata: MetadataRows
-    ) -> None:
-        super().__init__(stores_text=True)
-        self._vectors = vectors
-        self._lexical = lexical
-        self._metadata = metadata
+    vectors: Any = Field(exclude=True, repr=False)
+    """The dense search: `SourceVectors` or ``PostgresVectors``."""
+    lexical_search: Any = Field(exclude=True, repr=False)
+    """The ``LexicalSearch`` (BM25) that sources use in addition to dense search."""
+    metadata_rows: Any = Field(exclude=True, repr=False)
+    """A function from a filter to the document id and metadata of each chunk."""
+    vector_reader: Any = Field(exclude=True, repr=False)
+    """A function that returns the reader of the vectors, from which a scope index is made."""
 
     @classmethod
     def class_name(cls) -> str:
@@ -358,32 +328,21 @@ class StoreVectorStore(BasePydanticVectorStore):
         return
 
     @property
-    def filtered_search(self) -> Callable[..., tuple[VectorStoreQueryResult, str]]:
-        """The dense search function that sources use for filtered queries."""
-        return self._vectors.search
-
-    @property
     def filter_dialect(self) -> type[StoreDialect]:
         """The language of its filters, which says what they can't be."""
-        return self._vectors.dialect
+        dialect: type[StoreDialect] = self.vectors.dialect
+        return dialect
 
-    @property
-    def lexical_search(self) -> LexicalSearch:
-        """The lexical search (BM25) that sources use in addition to dense search."""
-        return self._lexical
-
-    @property
-    def metadata_rows(self) -> MetadataRows:
-        """The function that yields the document id and metadata of each chunk, read under a filter."""
-        return self._metadata
-
-    def vector_reader(self) -> SourceReader:
-        """Return the reader of the source's vectors, from which its scope index is made."""
-        return self._vectors.reader()
+    def filtered_search(
+        self, query: VectorStoreQuery, passes: Passes | None = None, *, deadline: float | None = None
+    ) -> tuple[VectorStoreQueryResult, str]:
+        """Find the nearest nodes; see ``SourceVectors.search``."""
+        found: tuple[VectorStoreQueryResult, str] = self.vectors.search(query, passes, deadline=deadline)
+        return found
 
     def query(self, query: VectorStoreQuery, **_: Any) -> VectorStoreQueryResult:
-        """Find the nearest nodes; see ``SourceVectors.search``."""
-        return self._vectors.search(query)[0]
+        """Find the nearest nodes."""
+        return self.filtered_search(query)[0]
 
     def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
         """Return nodes by their ids, by a filter, or by both; all nodes if neither is given."""
@@ -402,12 +361,7 @@ class StoreVectorStore(BasePydanticVectorStore):
 
 
 def where(query: VectorStoreQuery, dialect: type[StoreDialect]) -> SqlCondition | None:
-    """Return a query's filters, node ids and document ids as one SQL condition on ``chunks``; None if it has none.
-
-    Raises:
-        DeniedError: The store can't contain or evaluate what the filter asks for.
-        InvalidRequestError: The filter is empty, or has an unknown operator.
-    """
+    """Return a query's filters, node ids and document ids as one SQL condition on ``chunks``; None if it has none."""
     tree = to_tree(query.filters)
     parts = [] if tree is None else [dialect.filter(tree)]
     if query.node_ids:  # an index over a vector store passes an empty list always

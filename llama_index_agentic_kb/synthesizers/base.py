@@ -37,20 +37,18 @@ from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, as_spotlighting, draw
 from llama_index_agentic_kb.llm import LanguageModel, count_tokens, of_any_name, tokens_of
 from llama_index_agentic_kb.sources.base import KnowledgeSource
-from llama_index_agentic_kb.synthesizers.draft import Draft, Synthesis
+from llama_index_agentic_kb.synthesizers.draft import Draft, ObjectAsker, Synthesis
 from llama_index_agentic_kb.synthesizers.passages import passages
-from llama_index_agentic_kb.synthesizers.structured import ObjectAsker
 
 logger = logging.getLogger("llama_index_agentic_kb")
 dispatcher = get_dispatcher(__name__)
 
-RESERVED: Final = 1_024
-"""Tokens of the context window to reserve for the answer if the model's metadata does not state its output size."""
+RESERVED: Final = 1_024  # tokens to reserve for the answer if the model's metadata does not state its output size
 
 ProgramFactory: TypeAlias = Callable[[BasePromptTemplate], BasePydanticProgram[Any]]
 """Creates, from a prompt, a program that returns an object with ``query_satisfied`` and ``answer``."""
 
-LONG: Final = 200_000  # total characters of the nodes up to which passages are prepared on the event loop (about 5 ms)
+LONG: Final = 200_000  # characters of all nodes up to which passages are prepared on the event loop (about 5 ms)
 
 
 class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
@@ -65,7 +63,6 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         callback_manager: Defaults to ``Settings.callback_manager``. Exceptions of handlers are logged only.
         prompt_helper: The context window, output size, chunk size limit and overlap to use. Defaults to
             ``Settings.prompt_helper`` if set, else to the LLM's metadata.
-        chat_prompt_helper: Ignored; only for multimodal synthesis, which is not supported.
         streaming: Whether to stream responses. With ``output_cls``, the object is streamed as one piece of JSON.
         output_cls: The pydantic class of the object to return in place of text.
         empty_response: The response text if there are no nodes. Default "Empty Response".
@@ -79,9 +76,8 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
             question. Steps that don't answer it, or whose reply can't be parsed, are skipped. If no step answers, the
             text is the empty response; if no reply could be parsed, ``SynthesisError`` is raised.
         program_factory: Creates the programs of these steps, as in LlamaIndex. Their token usage is not recorded.
-        use_async: Ignored: independent calls always run concurrently.
-        response_padding_size: Ignored: the length of the answer so far is measured.
-        strict_truncation: Ignored: prompts never exceed the context window.
+        chat_prompt_helper: Ignored, like ``use_async`` (independent calls always run concurrently),
+            ``response_padding_size`` and ``strict_truncation`` (prompts never exceed the context window).
         templates: Prompt templates by their keys in ``get_prompts()`` (``text_qa_template``, ...). They default to the
             mode's own. LlamaIndex's ``chat_*_template`` for multimodal synthesis are ignored.
 
@@ -91,8 +87,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
 
     mode: ClassVar[str]
     needs_llm: ClassVar[bool] = True
-    needs_nodes: ClassVar[bool] = True
-    """Whether the mode returns the empty response, without a model call, if there are no nodes."""
+    needs_nodes: ClassVar[bool] = True  # whether there is the empty response, without a model call, if there are none
     makes_objects: ClassVar[bool] = True  # whether the mode supports ``output_cls``
     filters_steps: ClassVar[bool] = False  # whether the mode supports ``structured_answer_filtering``
     nothing: ClassVar[str | None] = None  # the text of a synthesis without nodes. Defaults to the empty response.
@@ -131,7 +126,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
             raise ConfigurationError("program_factory: not supported without structured_answer_filtering=True")
         self._filtering, self._program_factory = structured_answer_filtering, program_factory
         self.spotlighting = as_spotlighting(spotlighting)
-        self._llm = inner = self._resolve(llm)
+        self._llm = inner = self._resolve(llm) if self.needs_llm else MockLLM(is_chat_model=True)
         if isinstance(inner, StructuredLLM):
             output_cls, inner = output_cls or inner.output_cls, inner.llm
         if output_cls is not None and not self.makes_objects:
@@ -142,7 +137,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         self._multimodal = False
         self._verbose = verbose
         self.callback_manager = callback_manager
-        self.model = LanguageModel(inner, lambda: self.callback_manager, retries=retries)
+        self.model = LanguageModel(inner, partial(getattr, self, "callback_manager"), retries=retries)
         self.max_output_tokens = max_output_tokens
         given = {key: value for key, value in templates.items() if value is not None and not key.startswith("chat_")}
         unknown = sorted(given.keys() - self.default_templates.keys())
@@ -151,31 +146,30 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         if unknown:
             known = ", ".join(self.default_templates) or "none"
             raise ConfigurationError(f"mode {self.mode!r} has no {', '.join(unknown)}; its templates: {known}")
-        self.templates = {key: given.get(key) or template for key, template in self.default_templates.items()}
+        self.templates = {**self.default_templates, **given}
         self._asker = ObjectAsker()
-        sizes: dict[str, Any] = {"context_window": self.model.context_window, "num_output": _num_output(inner)}
-        sizes["tokenizer"] = tokens_of  # core's helpers would load a tokenizer in their constructors
+        try:
+            output = inner.metadata.num_output
+        except ValueError:  # llama_index's OpenAI raises for names that it doesn't know
+            output = 0
+        # Core's helpers would load a tokenizer in their constructors.
+        sizes: Any = {"context_window": self.model.context_window, "tokenizer": tokens_of}
+        sizes["num_output"] = output if output > 0 else RESERVED
         self._prompt_helper = prompt_helper or Settings._prompt_helper or PromptHelper(**sizes)  # noqa: SLF001
-        self._chat_prompt_helper = chat_prompt_helper or Settings._chat_prompt_helper or ChatPromptHelper(**sizes)  # noqa: SLF001
+        self._chat_prompt_helper = chat_prompt_helper  # type: ignore[assignment]  # never used
 
     def _resolve(self, llm: LLM | None) -> LLM:
-        """Return the given LLM or ``Settings.llm``; modes without a model never read ``Settings.llm``."""
-        if not self.needs_llm:
-            return MockLLM(is_chat_model=True)
         try:
             return of_any_name(llm or Settings.llm)
         except (ImportError, ValueError) as error:
-            raise ConfigurationError(
-                f"mode {self.mode!r} needs a language model: pass llm=, set Settings.llm or OPENAI_API_KEY"
-            ) from error
+            remedy = "pass llm=, set Settings.llm or OPENAI_API_KEY"
+            raise ConfigurationError(f"mode {self.mode!r} needs a language model: {remedy}") from error
 
     def _get_prompts(self) -> PromptDictType:
         return dict(self.templates)
 
     def _update_prompts(self, prompts: PromptDictType) -> None:
         self.templates = {key: prompts.get(key, template) for key, template in self.templates.items()}
-
-    # -- responses -------------------------------------------------------------------------------------------------
 
     @dispatcher.span
     def synthesize(
@@ -201,11 +195,11 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
             DeadlineExceededError: The answer was not complete by the deadline.
         """
         work, sources, metadata = self._begun(query, nodes, additional_source_nodes, response_kwargs)
-        response: RESPONSE_TYPE
-        if self._streaming:
-            response = StreamingResponse(iterate(work, contextvars.copy_context()), sources, metadata)
-        else:
-            response = run(work)
+        response: RESPONSE_TYPE = (
+            StreamingResponse(iterate(work, contextvars.copy_context()), sources, metadata)
+            if self._streaming
+            else run(work)
+        )
         dispatcher.event(SynthesizeEndEvent(query=query, response=response))
         return response
 
@@ -219,11 +213,11 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
     ) -> RESPONSE_TYPE:
         """Answer from nodes; see ``synthesize``. A streamed response is an ``AsyncStreamingResponse``."""
         work, sources, metadata = self._begun(query, nodes, additional_source_nodes, response_kwargs)
-        response: RESPONSE_TYPE
-        if self._streaming:
-            response = AsyncStreamingResponse(aiterate(work, contextvars.copy_context()), sources, metadata)
-        else:
-            response = await arun(work)
+        response: RESPONSE_TYPE = (
+            AsyncStreamingResponse(aiterate(work, contextvars.copy_context()), sources, metadata)
+            if self._streaming
+            else await arun(work)
+        )
         dispatcher.event(SynthesizeEndEvent(query=query, response=response))
         return response
 
@@ -234,44 +228,30 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         dispatcher.event(SynthesizeStartEvent(query=query))
         sources = [*nodes, *(more or [])] if nodes or not self.needs_nodes else []
         metadata = self._get_metadata_for_response([node.node for node in sources]) if sources else None
-        return self._responding(query, nodes, sources, metadata, kwargs), sources, metadata
-
-    async def _responding(
-        self,
-        query: QueryType,
-        nodes: Sequence[NodeWithScore],
-        sources: list[NodeWithScore],
-        metadata: dict[str, Any] | None,
-        response_kwargs: dict[str, Any],
-    ) -> Response | PydanticResponse:
-        if not nodes and self.needs_nodes:
-            await emit(self._empty_response)
-            return Response(self._empty_response)
         bundle = QueryBundle(query) if isinstance(query, str) else query
-        manager, asked = self.callback_manager, {EventPayload.QUERY_STR.value: bundle.query_str}
-        response: Response | PydanticResponse
-        # Outside a trace, each call of the language model would start its own trace without a parent.
-        with manager.as_trace("synthesize"), manager.event(CBEventType.SYNTHESIZE, payload=asked) as event:
-            synthesis = await self.synthesis(bundle, nodes, **response_kwargs)
-            if synthesis.output is None:
-                response = Response(synthesis.text, source_nodes=sources, metadata=metadata)
-            else:
-                response = PydanticResponse(synthesis.output, source_nodes=sources, metadata=metadata)
-            event.on_end(payload={EventPayload.RESPONSE.value: response})
-        for warning in synthesis.warnings:  # the response has no field for warnings
-            logger.warning("%s: %s", self.mode, warning)
-        return response
 
-    # -- texts -----------------------------------------------------------------------------------------------------
+        async def work() -> Response | PydanticResponse:
+            if not nodes and self.needs_nodes:
+                await emit(self._empty_response)
+                return Response(self._empty_response)
+            manager, asked = self.callback_manager, {EventPayload.QUERY_STR.value: bundle.query_str}
+            # Outside a trace, each call of the language model would start its own trace without a parent.
+            with manager.as_trace("synthesize"), manager.event(CBEventType.SYNTHESIZE, payload=asked) as event:
+                synthesis = await self.synthesis(bundle, nodes, **kwargs)
+                kind: Any = Response if synthesis.output is None else PydanticResponse
+                response: Response | PydanticResponse = kind(synthesis.content, sources, metadata)
+                event.on_end(payload={EventPayload.RESPONSE.value: response})
+            for warning in synthesis.warnings:  # the response has no field for warnings
+                logger.warning("%s: %s", self.mode, warning)
+            return response
+
+        return work(), sources, metadata
 
     @dispatcher.span
     def get_response(self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any) -> RESPONSE_TEXT_TYPE:
         """Answer from texts, for LlamaIndex code that has no nodes: text N is ``[ref_id:N]``; see ``synthesize``."""
         work = self.synthesis(QueryBundle(query_str), _as_nodes(text_chunks), **response_kwargs)
-        if self._streaming:
-            return iterate(work, contextvars.copy_context())
-        synthesis = run(work)
-        return synthesis.text if synthesis.output is None else synthesis.output
+        return iterate(work, contextvars.copy_context()) if self._streaming else run(work).content
 
     @dispatcher.span
     async def aget_response(
@@ -279,12 +259,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
     ) -> RESPONSE_TEXT_TYPE:
         """Answer from texts; see ``get_response``."""
         work = self.synthesis(QueryBundle(query_str), _as_nodes(text_chunks), **response_kwargs)
-        if self._streaming:
-            return aiterate(work, contextvars.copy_context())
-        synthesis = await arun(work)
-        return synthesis.text if synthesis.output is None else synthesis.output
-
-    # -- the way to an answer --------------------------------------------------------------------------------------
+        return aiterate(work, contextvars.copy_context()) if self._streaming else (await arun(work)).content
 
     async def synthesis(
         self,
@@ -321,10 +296,8 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         limit, helper = max_output_tokens or self.max_output_tokens, self._prompt_helper
         spotlight = draw(self.spotlighting) if self.needs_llm else PLAIN
         reading = partial(passages, nodes, sources, spotlight)
-        if sum(len(getattr(node.node, "text", None) or "") for node in nodes) > LONG:
-            read = await Call(sync=reading, deadline=deadline, what="reading passages")
-        else:
-            read = reading()
+        is_long = sum([len(getattr(node.node, "text", None) or "") for node in nodes]) > LONG
+        read = await Call(sync=reading, deadline=deadline, what="reading passages") if is_long else reading()
         draft = Draft(
             model=self.model,
             asker=self._asker,
@@ -369,14 +342,6 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
     async def _compose(self, draft: Draft) -> str:
         """Return the answer's text, of which the emitted text is a prefix. Subclasses must implement this."""
         raise NotImplementedError
-
-
-def _num_output(llm: LLM) -> int:
-    try:
-        known = llm.metadata.num_output
-    except ValueError:  # llama_index's OpenAI raises for names that it doesn't know
-        return RESERVED
-    return known if known > 0 else RESERVED
 
 
 def _as_nodes(texts: Sequence[str]) -> list[NodeWithScore]:

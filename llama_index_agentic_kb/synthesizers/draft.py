@@ -1,26 +1,48 @@
-"""The state of one synthesis: its evidence, its limits, its model calls and its result so far."""
+"""The state of one synthesis: its evidence, its limits, its model calls and its result so far; objects as replies.
+
+Objects are requested in the strictest form that a model supports, parsed leniently, and validated.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
-from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.prompts import BasePromptTemplate
-from pydantic import BaseModel
+from llama_index.core.tools import FunctionTool
+from pydantic import BaseModel, ValidationError
 
 from llama_index_agentic_kb._aio import Call, cancel, emit, start, wait
 from llama_index_agentic_kb._text import error_message, one_line
-from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, SynthesisError
-from llama_index_agentic_kb.grounding.citations import AnswerFilter, AnswerRules, CheckedText, cited_ids, clean_answer
+from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, LLMError, SynthesisError
+from llama_index_agentic_kb.grounding.citations import (
+    AnswerFilter,
+    AnswerRules,
+    CheckedText,
+    cited_ids,
+    clean_answer,
+    clean_values,
+)
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
-from llama_index_agentic_kb.llm import CUT_SHORT, LanguageModel, Reply, count_tokens, parsed
-from llama_index_agentic_kb.prompts import UNANSWERABLE, UNCHANGED, Passage, format_passages, with_instructions
+from llama_index_agentic_kb.llm import (
+    CUT_SHORT,
+    LanguageModel,
+    Reply,
+    count_tokens,
+    is_function_calling,
+    parsed,
+    read_json,
+    refuses_form,
+    strip_code_fence,
+    structured_output,
+)
+from llama_index_agentic_kb.prompts import UNANSWERABLE, UNCHANGED, Passage, with_instructions
 from llama_index_agentic_kb.synthesizers.passages import Packed, Packer
-from llama_index_agentic_kb.synthesizers.structured import ObjectAsker, read_object
 
 MESSAGE_TOKENS: Final = 4  # overhead of a message in tokens, in addition to its text
 SLACK: Final = 64  # tokens to leave free in each prompt, since the model's tokenizer may count slightly more than ours
@@ -32,6 +54,9 @@ _OPENING: Final = re.compile(r"[ \t\r\n*_`\"'#>]{0,100}UNANSWERABLE(?!\w)[*_`\"'
 
 A quotation mark after a space opens the text that follows, and is kept.
 """
+
+_KEYWORDS: Final = ("default", "title", "examples")
+"""JSON schema keywords to remove: OpenAI's strict mode rejects them, or they only cost tokens."""
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -47,14 +72,17 @@ class Synthesis:
     warnings: list[str] = field(default_factory=list)
     cut: bool = False  # whether any reply was truncated by the model, so that the text may end too early
     links_removed: int = 0
-    answerable: bool = True
-    """False if the model states that the evidence does not answer; the text then says what is missing."""
+    answerable: bool = True  # False if the model says that the evidence does not answer; the text says what is missing
     lacking: str = ""  # the reason why the text is only a partial answer, or extracted data in its place; else empty
     is_extract: bool = False
 
+    @property
+    def content(self) -> str | BaseModel:
+        """The object if there is one, else the text."""
+        return self.text if self.output is None else self.output
 
-MAX_CLEANED_INLINE: Final = 50_000
-"""The maximum number of characters of an answer that is cleaned on the event loop: at worst 0.1 s."""
+
+MAX_CLEANED_INLINE: Final = 50_000  # characters of an answer that is cleaned on the event loop: at worst 0.1 s
 
 
 class TextAnswer(NamedTuple):
@@ -124,14 +152,11 @@ class Draft:
     instructions: str = ""
     streaming: bool = False
     output_cls: type[BaseModel] | None = None
-    asked_cls: type[BaseModel] | None = None
-    """The class whose JSON schema prompts must leave room for. Defaults to ``output_cls``."""
+    asked_cls: type[BaseModel] | None = None  # whose JSON schema prompts must leave room for, if not ``output_cls``'s
     spotlight: Spotlight = PLAIN
     result: Synthesis = field(default_factory=partial(Synthesis, ""))
     emitted: str = ""  # the text emitted so far, a prefix of the answer
     so_far: str = ""  # the answer after the last completed call, used as partial answer on a timeout
-
-    # -- prompts ---------------------------------------------------------------------------------------------------
 
     def messages(self, template: BasePromptTemplate, variables: dict[str, Any]) -> list[ChatMessage]:
         """Format a template and add the LLM's own system prompt and output format, as core's ``LLM.predict`` does."""
@@ -167,8 +192,7 @@ class Draft:
 
         def work() -> Packed:
             room = self.room(template, **variables)
-            packed = packer(listed, room, self.overlap) if room >= MIN_ROOM else Packed()
-            if packed.groups:
+            if room >= MIN_ROOM and (packed := packer(listed, room, self.overlap)).groups:
                 return packed
             raise SynthesisError(
                 f"question and template leave no room for evidence in the model's window of "
@@ -190,11 +214,9 @@ class Draft:
             self.drop(packed.dropped, f"did not fit into {limit}")
 
     def drop(self, count: int, why: str) -> None:
-        """Add a number of dropped passages to ``result``, with a warning that gives the reason."""
+        """Add dropped passages to ``result``, with a warning."""
         self.result.dropped += count
         self.result.warnings.append(f"{count} passages {why} and were left out")
-
-    # -- answers ---------------------------------------------------------------------------------------------------
 
     async def ask(
         self,
@@ -224,7 +246,7 @@ class Draft:
             asking = self.model.stream(messages, deadline=self.deadline, through=pass_on, **limits)
         else:
             asking = self.model.chat(messages, deadline=self.deadline, **limits)
-        reply = await self._reply(asking, step, earlier)
+        reply = await self._reply(asking, step)
         clean = partial(clean_answer, self.spotlight.unmarked(reply.text), rules)
         checked = await parsed(clean, reply.text, deadline=self.deadline, max_inline=MAX_CLEANED_INLINE)
         self.count_removed(checked)
@@ -239,18 +261,17 @@ class Draft:
         valid: Collection[int],
         *,
         step: int = 0,
-        earlier: TextAnswer | None = None,
         **variables: str,
     ) -> M:
         """Call the model once for an object; see ``ask``."""
         messages = self.messages(template, variables)
         asking = self.asker.ask(self.model, messages, output_cls, deadline=self.deadline, **self._limits())
-        reply = await self._reply(asking, step, earlier)
+        reply = await self._reply(asking, step)
         try:
             read = partial(read_object, reply, output_cls, self.rules(valid), self.spotlight)
             made, removed = await parsed(read, reply.text or str(reply.tool_arguments), deadline=self.deadline)
         except Exception as error:
-            raise self.failure(error, step, earlier) from error
+            raise self.failure(error, step) from error
         self.count_removed(removed)
         return made
 
@@ -265,25 +286,20 @@ class Draft:
         self.result.output = await self.ask_object(self.output_cls, template, valid, step=step, context_str=context_str)
         return self.result.output.model_dump_json()
 
-    async def answer_at_once(self, packer: Packer, template: BasePromptTemplate) -> str:
-        """Answer in one call from the passages that the packer selects."""
-        (group,) = await self.pack(packer, template)
-        return await self.finish(template, ids_of(group), context_str=format_passages(group))
-
     async def emit(self, text: str) -> None:
         """Emit a piece of the answer if streaming."""
         if self.streaming and text:
             self.emitted += text
             await emit(text)
 
-    async def _reply(self, asking: Awaitable[Reply], step: int, earlier: TextAnswer | None) -> Reply:
+    async def _reply(self, asking: Awaitable[Reply], step: int) -> Reply:
         """Await a reply, and note in ``result`` what was cut or left out of it."""
         try:
             reply = await asking
         except DeadlineExceededError:
             raise
         except Exception as error:
-            raise self.failure(error, step, earlier) from error
+            raise self.failure(error, step) from error
         if reply.cut_short:
             self.result.cut = True
             self.result.warnings.append(f"{CUT_SHORT}; its reply is cut")
@@ -298,27 +314,22 @@ class Draft:
         return {"max_tokens": self.max_output_tokens}
 
     def rules(self, valid: Collection[int]) -> AnswerRules:
-        """Return the rules for an answer: the reference ids it may cite and the URLs it may link to."""
+        """Return which ids an answer may cite, and the URLs it may link to."""
         return AnswerRules(valid, {passage.url for passage in self.passages if passage.url})
 
     def count_removed(self, checked: CheckedText) -> None:
         """Add the removed links to ``result``, with warnings for all removed content."""
         self.result.links_removed += checked.links
-        removed = {
-            "markers naming no passage": checked.markers,
-            "links to no reference": checked.links,
-            "hidden characters": checked.hidden,
-        }
-        for what, number in removed.items():
+        markers, links, hidden = "markers naming no passage", "links to no reference", "hidden characters"
+        for number, what in ((checked.markers, markers), (checked.links, links), (checked.hidden, hidden)):
             if number:
                 self.result.warnings.append(f"{number} {what} were removed from the answer")
 
-    def failure(self, error: Exception, step: int, earlier: TextAnswer | None) -> SynthesisError:
-        """Return the ``SynthesisError`` of a failed call, with the answer so far."""
+    def failure(self, error: Exception, step: int) -> SynthesisError:
+        """Return the ``SynthesisError`` of a failed call."""
         known = isinstance(error, AgenticKBError)
         why = error_message(error) if known else f"{type(error).__name__}: {one_line(error_message(error), 200)}"
-        so_far = self.emitted if earlier is None else earlier.text
-        return SynthesisError(f"the language model failed at call {step + 1}: {why}", step=step, partial=so_far)
+        return SynthesisError(f"the language model failed at call {step + 1}: {why}", step=step)
 
 
 def ids_of(*groups: Sequence[Passage]) -> set[int]:
@@ -348,3 +359,131 @@ async def side_by_side(
                 await cancel(job)
         raise
     return results
+
+
+# -- objects ----------------------------------------------------------------------------------------------------------
+
+
+class UnreadableReplyError(LLMError):
+    """A model's reply contains no valid object of the requested class."""
+
+
+@dataclass(slots=True)
+class ObjectAsker:
+    """Requests an object by JSON schema, else by a tool call, else in words; a rejected form is not used again."""
+
+    _refused: set[str] = field(default_factory=set)
+
+    async def ask(
+        self,
+        model: LanguageModel,
+        messages: Sequence[ChatMessage],
+        output_cls: type[BaseModel],
+        *,
+        deadline: float | None,
+        **limits: int,
+    ) -> Reply:
+        """Request an object; use ``read_object`` to parse the reply. ``limits`` are further arguments of the call."""
+        name = re.sub(r"\W+", "_", output_cls.__name__)[:64]  # names of generic classes have brackets
+        strict = strict_schema(output_cls)
+        schema = None if strict is None else structured_output(model.llm, name, strict)
+        possible = {"schema": schema is not None, "tool": is_function_calling(model.llm), "words": True}
+        refused: set[str] = set()
+        for form in [form for form, can in possible.items() if can and form not in self._refused]:
+            try:
+                if form == "tool":
+                    about = output_cls.__doc__ or "Give the answer."
+                    # Only the arguments of the tool call are used.
+                    tool = FunctionTool.from_defaults(
+                        lambda **_: None, name=name, description=about, fn_schema=output_cls
+                    )
+                    reply = await model.call_tool(messages, tool, deadline=deadline, **limits)
+                elif form == "schema":
+                    reply = await model.chat(messages, deadline=deadline, **(schema or {}), **limits)
+                else:
+                    reply = await model.chat(in_words(messages, output_cls), deadline=deadline, **limits)
+            except Exception as error:
+                if form == "words" or not refuses_form(error):
+                    raise
+                refused.add(form)
+                continue
+            self._refused |= refused
+            return reply
+        raise AssertionError("asking in words is always possible")
+
+
+def in_words(messages: Sequence[ChatMessage], output_cls: type[BaseModel]) -> list[ChatMessage]:
+    """Return the messages with the JSON schema of the object added to the last user message."""
+    schema = json.dumps(output_cls.model_json_schema(), ensure_ascii=False)
+    wish = f"\n\nReply with one JSON object and nothing else. It must fit this JSON schema:\n{schema}"
+    *before, last = messages
+    if last.role is not MessageRole.USER:
+        return [*messages, ChatMessage(role=MessageRole.USER, content=wish.strip())]
+    return [*before, ChatMessage(role=MessageRole.USER, content=(last.content or "") + wish)]
+
+
+def strict_schema(output_cls: type[BaseModel]) -> dict[str, Any] | None:
+    """Return the JSON schema of a class for OpenAI's strict mode; None if it can't be expressed there."""
+    schema: dict[str, Any] = output_cls.model_json_schema()
+    return _strict(schema) if _closed(schema) else None
+
+
+def _closed(schema: object) -> bool:
+    """Return whether all objects of a schema list all their keys."""
+    if isinstance(schema, list):
+        return all(map(_closed, schema))
+    if not isinstance(schema, dict):
+        return True
+    free = schema.get("type") == "object" and ("properties" not in schema or schema.get("additionalProperties"))
+    return not free and all(map(_closed, schema.values()))
+
+
+def _strict(schema: Any, *, names: bool = False) -> Any:
+    """Return a schema that requires all properties and allows no others; ``names`` means its keys are names."""
+    if isinstance(schema, list):
+        return [_strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {
+        key: _strict(value, names=key in ("properties", "$defs") and not names)
+        for key, value in schema.items()
+        if names or key not in _KEYWORDS
+    }
+    if not names and "properties" in made:
+        made |= {"required": list(made["properties"]), "additionalProperties": False}
+    return made
+
+
+def read_object(
+    reply: Reply, output_cls: type[M], rules: AnswerRules, spotlight: Spotlight = PLAIN
+) -> tuple[M, CheckedText]:
+    """Return the object in a reply, without invalid markers and links, and the counts of what was removed.
+
+    Raises:
+        UnreadableReplyError: The reply contains no valid object of the class.
+    """
+    spoken = reply.text if reply.tool_arguments is None else json.dumps(reply.tool_arguments, ensure_ascii=False)
+    why = "it holds no JSON object"
+    for item in _objects(spotlight.unmarked(spoken)):
+        try:
+            value, removed = clean_values(item, rules)
+            return output_cls.model_validate(value), removed
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            why = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        except Exception as error:  # noqa: BLE001 (a validator's own; objects nested too deeply)
+            why = f"{type(error).__name__}: {one_line(error_message(error), 200)}"
+    message = f"the model's reply is no {output_cls.__name__} ({why}): {one_line(spoken, 80)!r}"
+    raise UnreadableReplyError(message, usage=reply.usage)
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects in a text, then the objects nested one level below them."""
+    try:
+        value = json.loads(strip_code_fence(text))
+    except (ValueError, RecursionError):
+        value = read_json(text)
+    objects = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict)]
+    yield from objects
+    for item in objects:  # {"City": {"name": ...}} is how some models name the class
+        yield from (inner for inner in item.values() if isinstance(inner, dict))

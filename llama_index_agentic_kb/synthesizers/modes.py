@@ -1,43 +1,52 @@
-"""Modes with one call, with concurrent calls, or without a language model.
-
-``answerSynthesis``, ``simple_summarize``, ``generation``: one call. ``accumulate``, ``compact_accumulate``: an answer
-for each passage, or for each full prompt. ``tree_summarize``: answers combined recursively.
-``extractiveData``, ``context_only``, ``no_text``: no call.
-"""
+"""The response modes: with one call, with concurrent calls, with a chain of calls, or without a language model."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Coroutine, Mapping, Sequence
-from functools import partial
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, ClassVar, Final
 
+from llama_index.core.instrumentation.events.synthesis import GetResponseEndEvent, GetResponseStartEvent
 from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.types import BasePydanticProgram
+from llama_index_instrumentation import get_dispatcher
+from pydantic import BaseModel, Field, create_model
 
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import cut_to_fit
-from llama_index_agentic_kb.account.budget import current_budget
+from llama_index_agentic_kb.account import current_budget
+from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError, SynthesisError
+from llama_index_agentic_kb.grounding.citations import clean_answer
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.prompts import (
     ANSWER_TEMPLATE,
+    REFINE_TEMPLATE,
     SIMPLE_TEMPLATE,
     SUMMARY_TEMPLATE,
     Passage,
+    as_answer,
     format_partial,
     format_passages,
 )
 from llama_index_agentic_kb.schema.request import MAX_TOKENS
-from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer
-from llama_index_agentic_kb.synthesizers.draft import Draft, TextAnswer, ids_of, side_by_side
-from llama_index_agentic_kb.synthesizers.passages import Packed, fit, pack, share, shortened, singly
+from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer, ProgramFactory
+from llama_index_agentic_kb.synthesizers.draft import Draft, TextAnswer, UnreadableReplyError, ids_of, side_by_side
+from llama_index_agentic_kb.synthesizers.passages import Packed, PackerAttribute, fit, pack, share, shortened, singly
+
+dispatcher = get_dispatcher(__name__)
 
 SEPARATOR: Final = "\n---------------------\n"  # the default separator of accumulated answers, as in LlamaIndex
 MAX_ANSWERS: Final = 100  # maximum calls of an accumulating synthesis; further passages are counted as dropped
 DEFAULT_BUDGET: Final = 5_000  # the default maximum length of extracted data's JSON text in tokens
-MAX_DEPTH: Final = 6
-"""Maximum levels of a tree, including the last; the answers for the last level are truncated to fit one call."""
+MAX_DEPTH: Final = 6  # maximum levels of a tree; the answers for the last level are truncated to fit one call
 MAX_CALLS: Final = 64
 """Maximum calls of a tree. Further passages are counted as dropped; further answers are truncated to fit one call."""
+MAX_STEPS: Final = 100  # maximum calls of a refinement; further passages are counted as dropped
+ANSWER_TOKENS: Final = 500
+"""Tokens to reserve for the existing answer when packing, as in LlamaIndex; for longer answers, groups are repacked."""
 
 
 class AnswerSynthesis(AgenticSynthesizer):
@@ -47,24 +56,21 @@ class AnswerSynthesis(AgenticSynthesizer):
     or counted as dropped. Template: ``text_qa_template``.
     """
 
-    mode = "answerSynthesis"
+    mode: ClassVar[str] = "answerSynthesis"
     default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {"text_qa_template": ANSWER_TEMPLATE}
+    packer: ClassVar[PackerAttribute] = staticmethod(fit)
 
-    def _compose(self, draft: Draft) -> Coroutine[Any, Any, str]:
-        return draft.answer_at_once(fit, self.templates["text_qa_template"])
+    async def _compose(self, draft: Draft) -> str:
+        (group,) = await draft.pack(self.packer, self.templates["text_qa_template"])
+        text = format_passages(group)
+        return await draft.finish(self.templates["text_qa_template"], ids_of(group), context_str=text)
 
 
-class SimpleSummarize(AgenticSynthesizer):
-    """Answers in one call from all passages, truncating long ones to equal shares of the context window.
-
-    Template: ``text_qa_template``.
-    """
+class SimpleSummarize(AnswerSynthesis):
+    """Answers in one call from all passages, truncating long ones to equal shares of the context window."""
 
     mode = "simple_summarize"
-    default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {"text_qa_template": ANSWER_TEMPLATE}
-
-    def _compose(self, draft: Draft) -> Coroutine[Any, Any, str]:
-        return draft.answer_at_once(share, self.templates["text_qa_template"])
+    packer = staticmethod(share)
 
 
 class Generation(AgenticSynthesizer):
@@ -91,36 +97,34 @@ class Accumulate(AgenticSynthesizer):
 
     mode: ClassVar[str] = "accumulate"
     default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {"text_qa_template": ANSWER_TEMPLATE}
-    packs: ClassVar[bool] = False  # whether each call gets as many passages as fit, rather than one
+    packer: ClassVar[PackerAttribute] = staticmethod(singly)
 
     async def _compose(self, draft: Draft) -> str:
-        separator = str(draft.variables.pop("separator", SEPARATOR))
-        groups = await draft.pack(
-            pack if self.packs else singly, self.templates["text_qa_template"], max_calls=MAX_ANSWERS
-        )
+        separator, template = str(draft.variables.pop("separator", SEPARATOR)), self.templates["text_qa_template"]
+        groups = await draft.pack(self.packer, template, max_calls=MAX_ANSWERS)
+
+        async def one(group: list[Passage], step: int) -> TextAnswer:
+            ids, text = ids_of(group), format_passages(group)
+            if draft.output_cls is None:
+                return await draft.ask(template, ids, step=step, context_str=text)
+            made = await draft.ask_object(draft.output_cls, template, ids, step=step, context_str=text)
+            return TextAnswer(made.model_dump_json())
 
         async def add(position: int, answer: TextAnswer) -> None:
             piece = f"{separator if position else ''}Response {position + 1}: {answer.text}"
             draft.so_far += piece
             await draft.emit(piece)
 
-        answers = await side_by_side([self._one(draft, group, step) for step, group in enumerate(groups)], add)
+        answers = await side_by_side([one(group, step) for step, group in enumerate(groups)], add)
         draft.result.answerable = any(answer.answerable for answer in answers)
         return draft.so_far
-
-    async def _one(self, draft: Draft, group: list[Passage], step: int) -> TextAnswer:
-        template, text = self.templates["text_qa_template"], format_passages(group)
-        if draft.output_cls is None:
-            return await draft.ask(template, ids_of(group), step=step, context_str=text)
-        made = await draft.ask_object(draft.output_cls, template, ids_of(group), step=step, context_str=text)
-        return TextAnswer(made.model_dump_json())
 
 
 class CompactAccumulate(Accumulate):
     """Packs whole passages in order into as few calls as possible, and returns the answer of each call."""
 
     mode = "compact_accumulate"
-    packs = True
+    packer = staticmethod(pack)
 
 
 class TreeSummarize(AgenticSynthesizer):
@@ -144,7 +148,7 @@ class TreeSummarize(AgenticSynthesizer):
                 draft.so_far += "\n\n" * (position > 0) + answer.text
 
         def joined(answers: Sequence[str], limit: int) -> tuple[list[str], int]:
-            return join(answers, draft.room(template), limit)  # counts tokens
+            return join(answers, draft.room(template), limit)
 
         while len(contexts) > 1:
             asked = [
@@ -156,8 +160,8 @@ class TreeSummarize(AgenticSynthesizer):
             calls += len(contexts)
             depth += 1
             limit = 1 if depth >= MAX_DEPTH else min(len(contexts) - 1, MAX_CALLS - calls - 1)
-            joining = partial(joined, answers, limit)
-            texts, cut = await Call(sync=joining, deadline=draft.deadline, what="packing answers")
+            joining = Call(sync=partial(joined, answers, limit), deadline=draft.deadline, what="packing answers")
+            texts, cut = await joining  # on a thread, as it counts tokens
             if cut:
                 draft.result.warnings.append(f"{cut} partial answers were cut to fit into the model's window")
             shown = set().union(*(ids for _, ids in contexts))
@@ -191,15 +195,168 @@ def join(answers: Sequence[str], room: int, limit: int) -> tuple[list[str], int]
     return ["\n".join(blocks)], cut
 
 
+@dataclass(slots=True)
+class _Chain:
+    """The state of a refinement: the waiting groups of passages, and the answer so far."""
+
+    draft: Draft
+    waiting: deque[list[Passage]]
+    answer: TextAnswer | None
+    step: int = 0
+    shown: set[int] = field(default_factory=set)
+    unreadable: list[SynthesisError] = field(default_factory=list)
+
+
+class Refine(AgenticSynthesizer):
+    """Answers from the first passage and refines the answer with each further one, in the order of the nodes.
+
+    The earlier answer is kept if a reply is empty, ``UNCHANGED``, no answer, or cites nothing beside it. Templates:
+    ``text_qa_template``, ``refine_template``.
+    """
+
+    mode: ClassVar[str] = "refine"
+    default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {
+        "text_qa_template": ANSWER_TEMPLATE,
+        "refine_template": REFINE_TEMPLATE,
+    }
+    filters_steps = True
+    packer: ClassVar[PackerAttribute] = staticmethod(singly)
+
+    async def _compose(self, draft: Draft) -> str:
+        draft.so_far = str(draft.variables.pop("prev_response", None) or "")
+        draft.asked_cls = self._step_cls if self._filtering else None
+        first, refining = self.templates["text_qa_template"], self.templates["refine_template"]
+        answer = "word " * min(ANSWER_TOKENS, draft.window // 8)
+
+        def arrange(passages: Sequence[Passage], room: int, overlap: float) -> Packed:
+            """Pack all passages for one call if possible, else with room for the existing answer."""
+            at_once = self.packer(passages, room, overlap)
+            later = max(min(room, draft.room(refining, existing_answer=answer)), room // 2)
+            return at_once if len(at_once.groups) <= 1 else self.packer(passages, later, overlap)
+
+        groups = await draft.pack(arrange, first, max_calls=MAX_STEPS)
+        texts = [format_passages(group) for group in groups]
+        dispatcher.event(GetResponseStartEvent(query_str=draft.query, text_chunks=texts))
+        chain = _Chain(draft, deque(groups), TextAnswer(draft.so_far) if draft.so_far else None)
+        while chain.waiting:
+            await self._next(chain)
+        dispatcher.event(GetResponseEndEvent())
+        if chain.answer is None and chain.unreadable and len(chain.unreadable) == chain.step:
+            raise chain.unreadable[-1]  # whether the evidence answers the question is unknown
+        draft.result.answerable = chain.answer is not None and chain.answer.answerable
+        return self._empty_response if chain.answer is None else chain.answer.text
+
+    async def _next(self, chain: _Chain) -> None:
+        """Run one step with the next group, or split the group if it no longer fits with the existing answer."""
+        group = chain.waiting.popleft()
+        template, name, variables = self.templates["text_qa_template"], "context_str", dict[str, str]()
+        if chain.answer is not None:
+            template, name = self.templates["refine_template"], "context_msg"
+            so_far = variables["existing_answer"] = as_answer(chain.answer.text)
+            try:
+                parts = await chain.draft.pack(self.packer, template, group, existing_answer=so_far)
+            except SynthesisError:  # no room: keep the existing answer
+                chain.draft.drop(len(group), "did not fit into the model's window beside the answer so far")
+                return
+            if len(parts) != 1:
+                chain.waiting.extendleft(reversed(parts))
+                return
+            (group,) = parts
+        variables[name] = format_passages(group)
+        chain.shown |= ids_of(group)
+        answer = await self._answer(chain, template, variables)
+        if answer is not None:
+            chain.answer, chain.draft.so_far = answer, answer.text
+        chain.step += 1
+
+    async def _answer(
+        self, chain: _Chain, template: BasePromptTemplate, variables: dict[str, str]
+    ) -> TextAnswer | None:
+        """Run a step and return its answer; None keeps the earlier answer."""
+        draft, factory = chain.draft, self._program_factory
+        asked_cls = self._step_cls if self._filtering else self._output_cls
+        answer: object
+        try:
+            if factory is not None:
+                answer = await self._programmed(chain, template, variables, factory)
+            elif asked_cls is not None:
+                answer = await draft.ask_object(asked_cls, template, chain.shown, step=chain.step, **variables)
+            else:
+                stream = draft.streaming and not chain.waiting
+                return await draft.ask(
+                    template, chain.shown, stream=stream, step=chain.step, earlier=chain.answer, **variables
+                )
+        except SynthesisError as error:
+            cause = error.__cause__
+            # A program raises the same errors for a reply that it can't read as core expects of its programs.
+            if self._filtering and isinstance(
+                cause, UnreadableReplyError if factory is None else ValueError | TypeError
+            ):
+                draft.result.warnings.append(f"call {chain.step + 1} was not counted as satisfied: {cause}")
+                chain.unreadable.append(error)
+                return None
+            if self._filtering or chain.answer is None or not (isinstance(cause, LLMError) and cause.empty):
+                raise
+            draft.result.warnings.append(f"call {chain.step + 1} had an empty reply; the answer before it is kept")
+            return None
+        if self._filtering:
+            answer = getattr(answer, "answer", None) if getattr(answer, "query_satisfied", False) else None
+        if isinstance(answer, BaseModel):
+            draft.result.output = answer
+            return TextAnswer(answer.model_dump_json())
+        return TextAnswer(str(answer)) if answer else None
+
+    async def _programmed(
+        self, chain: _Chain, template: BasePromptTemplate, variables: dict[str, str], factory: ProgramFactory
+    ) -> object:
+        """Run the user's program on a prompt in which, as in core, only the passages are left to fill in."""
+        draft = chain.draft
+        context = {name: text for name, text in variables.items() if name.startswith("context")}
+        fixed = {name: text for name, text in variables.items() if name not in context}
+        program = factory(template.partial_format(query_str=draft.query, **fixed))
+        awaits = type(program).acall is not BasePydanticProgram.acall
+        try:
+            reply: Any = await Call(
+                sync=partial(program, **context, **draft.variables),
+                native=partial(program.acall, **context, **draft.variables) if awaits else None,
+                deadline=draft.deadline,
+                what=f"program {type(program).__name__}",
+            )
+        except DeadlineExceededError:
+            raise
+        except Exception as error:
+            raise draft.failure(error, chain.step) from error
+        if isinstance(getattr(reply, "answer", None), str):
+            checked = clean_answer(draft.spotlight.unmarked(reply.answer), draft.rules(chain.shown))
+            draft.count_removed(checked)
+            reply.answer = checked.text
+        return reply
+
+    @cached_property
+    def _step_cls(self) -> type[BaseModel]:
+        """The class of a step's reply; models generate its fields in this order."""
+        satisfied = Field(description="Whether the evidence is enough for an answer that satisfies the question.")
+        answer = Field(description="The answer to the question, from the evidence and not from prior knowledge.")
+        kind: Any = self._output_cls or str
+        made: type[BaseModel] = create_model("RefinedAnswer", query_satisfied=(bool, satisfied), answer=(kind, answer))
+        return made
+
+
+class Compact(Refine):
+    """Packs whole passages in order into as few calls as possible, and refines the answer with each call."""
+
+    mode = "compact"
+    packer = staticmethod(pack)
+
+
 # -- without a language model -----------------------------------------------------------------------------------------
 
 
 class ExtractiveData(AgenticSynthesizer):
     """Returns a JSON array of ``{"ref_id": 0, "title": ..., "terms": ..., "content": ...}``. Needs no language model.
 
-    ``terms`` is included if the source provides it. The whole text is limited to ``max_output_tokens`` (default 5,000
-    if the request has no ``maxOutputDocuments``): passages that overflow are truncated at a sentence end, and passages
-    that don't fit at all are dropped with a warning.
+    The text is limited to ``max_output_tokens`` (default 5,000 if the request has no ``maxOutputDocuments``): passages
+    that overflow are truncated at a sentence end, and those that don't fit at all are dropped with a warning.
     """
 
     mode = "extractiveData"
@@ -265,9 +422,8 @@ def extract(passages: Sequence[Passage], budget: int) -> tuple[str, Packed]:
             packed.cut += 1
         items.append(item)
         room -= _cost(item)
-    while (
-        items and count_tokens(f"[{', '.join(items)}]") > budget
-    ):  # the joined text may have more tokens than its items
+    # The joined text may have more tokens than its items.
+    while items and count_tokens(f"[{', '.join(items)}]") > budget:
         items.pop()
         packed.dropped += 1
     return f"[{', '.join(items)}]", packed

@@ -21,10 +21,9 @@ from llama_index_agentic_kb.prompts import Passage, format_passage
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 
 MIN_CONTENT: Final = 16  # minimum tokens of content of a truncated passage; if fewer fit, the passage is dropped
+MAX_PARTS: Final = 100  # of a split passage, so that a huge document can't cost thousands of calls; the rest is cut off
 
-MAX_PARTS: Final = 100
-"""Maximum parts of a split passage, so that a huge document can't cost thousands of calls; the rest is truncated."""
-
+# A hundred times faster than the segmenter; errors are harmless here.
 _SENTENCE_END: Final = re.compile(r"[.!?][\"')\]\u2019\u201d]*\s+|[\u3002\uff01\uff1f]|\n\s*")
 _SPACE: Final = re.compile(r"\s+")
 
@@ -40,12 +39,11 @@ class Packed:
 
 Packer: TypeAlias = Callable[[Sequence[Passage], int, float], Packed]
 """A function that packs passages (best first), given the tokens per prompt and the overlap of split passages."""
+PackerAttribute: TypeAlias = "staticmethod[[Sequence[Passage], int, float], Packed]"
 
 
 def passages(
-    nodes: Sequence[NodeWithScore],
-    sources: Mapping[str, KnowledgeSource] | None = None,
-    spotlight: Spotlight = PLAIN,
+    nodes: Sequence[NodeWithScore], sources: Mapping[str, KnowledgeSource] | None = None, spotlight: Spotlight = PLAIN
 ) -> list[Passage]:
     """Convert nodes to passages: node N gets reference id N; sources, by name, define its title and content."""
     made = []
@@ -171,10 +169,7 @@ def _split(passage: Passage, room: int, overlap: float) -> tuple[list[Passage], 
 
 
 def _part_end(passage: Passage, text: str, room: int) -> int:
-    """Return the end of the first part of a text: a sentence end in its second half, else the end of a word.
-
-    Sentence ends are found by a pattern: it is a hundred times faster than the segmenter, and errors are harmless here.
-    """
+    """Return the end of the first part of a text: a sentence end in its second half, else the end of a word."""
     low, high, guess = 1, len(text) + 1, min(len(text), room * 4)
     while high - low > 1:
         counted = cost(passage, text[:guess])

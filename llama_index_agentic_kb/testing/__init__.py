@@ -20,8 +20,7 @@ from llama_index_agentic_kb.testing.doubles import (
     count_tokens,
     hash_vector,
 )
-from llama_index_agentic_kb.testing.openai_api import ChatRequest, Reply, Usage
-from llama_index_agentic_kb.testing.server import LoopbackOpenAI, RecordedRequest
+from llama_index_agentic_kb.testing.openai_api import ChatRequest, LoopbackOpenAI, RecordedRequest, Reply, Usage
 
 __all__ = [
     "ChatRequest",

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Literal, Self, TypeVar, cast
+from typing import Any, Final, Literal, Self, TypeVar, cast
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -109,36 +109,34 @@ class ScriptExhaustedError(LookupError):
     """Raised for a call after the last reply of a list, so that a test notices unexpected calls."""
 
 
-class Script(Generic[Asked, Answer]):
-    """The scripted answers of a test double, thread-safe: one for all calls, a list used in order, or a callable."""
+def scripted(replies: Answer | Sequence[Answer] | Callable[[Asked], Answer]) -> Callable[[Asked], Answer]:
+    """Return a thread-safe function with these answers: one for all calls, a list used in order, or a callable's."""
+    if callable(replies):
+        return replies
+    if not isinstance(replies, list | tuple):
+        return lambda _: cast("Answer", replies)
+    numbers = itertools.count(1)
 
-    def __init__(self, replies: Answer | Sequence[Answer] | Callable[[Asked], Answer]) -> None:
-        self._replies = replies
-        self._used = itertools.count(1)
-
-    def answer(self, asked: Asked) -> Answer:
-        """Return the next answer; raise ``ScriptExhaustedError`` after the last one of a list."""
-        if callable(self._replies):
-            return self._replies(asked)
-        if not isinstance(self._replies, list | tuple):
-            return cast("Answer", self._replies)
-        used = next(self._used)
-        if used > len(self._replies):
+    def answer(_: Asked) -> Answer:
+        used = next(numbers)
+        if used > len(replies):
             raise ScriptExhaustedError(
-                f"The script holds {len(self._replies)} replies and this is call {used}. "
+                f"The script holds {len(replies)} replies and this is call {used}. "
                 "Add a reply, or pass a callable or a single reply to answer any number of calls."
             )
-        return cast("Answer", self._replies[used - 1])
+        return cast("Answer", replies[used - 1])
+
+    return answer
 
 
 class _State:
     """The script and the recorded calls, shared by a model and all its copies, even deep ones."""
 
     def __init__(self, replies: Scripted | Sequence[Scripted] | Callable[[list[ChatMessage]], Scripted]) -> None:
-        self.script: Script[list[ChatMessage], Scripted] = Script(replies)
+        self.answer: Callable[[list[ChatMessage]], Scripted] = scripted(replies)
         self.calls: list[list[ChatMessage]] = []
 
-    def __deepcopy__(self, _memo: dict[int, object]) -> _State:
+    def __deepcopy__(self, _: object) -> _State:
         return self
 
 
@@ -175,12 +173,8 @@ class ScriptedLLM(ReplyingLLM):
     @property
     def metadata(self) -> LLMMetadata:
         """Metadata of a chat model without function calls."""
-        return LLMMetadata(
-            context_window=self.context_window,
-            num_output=self.num_output,
-            is_chat_model=True,
-            model_name=self.model_name,
-        )
+        sizes = {"context_window": self.context_window, "num_output": self.num_output}
+        return LLMMetadata(**sizes, is_chat_model=True, model_name=self.model_name)
 
     @property
     def calls(self) -> list[list[ChatMessage]]:
@@ -191,7 +185,7 @@ class ScriptedLLM(ReplyingLLM):
         """Return the next reply of the script."""
         asked = [message.model_copy(deep=True) for message in messages]  # callers may change their messages later
         self._state.calls.append(asked)
-        reply = self._state.script.answer(asked)
+        reply = self._state.answer(asked)
         if isinstance(reply, str):
             return ScriptedReply(reply)
         return ScriptedReply(error=reply) if isinstance(reply, Exception) else reply
@@ -235,8 +229,6 @@ class MemoryRetriever(BaseRetriever):
             "async" also has a native ``_aretrieve``; in "async_only", ``_retrieve`` raises NotImplementedError.
         fault: Fault after the latency: an exception to raise; "hang", which ends at :meth:`release` or after 60 s;
             :class:`Verbatim`; or a callable that maps each QueryBundle to one of these or to None (no fault).
-        shared_nodes: Whether to return the same ``NodeWithScore`` objects, with the original nodes, for the same query,
-            so that tests can detect changes by the caller. Defaults to copies.
     """
 
     def __new__(cls, *_args: object, mode: Mode = "sync", **_kwargs: object) -> Self:
@@ -251,18 +243,12 @@ class MemoryRetriever(BaseRetriever):
         latency: float = 0.0,
         mode: Mode = "sync",
         fault: SourceFault | Callable[[QueryBundle], SourceFault | None] | None = None,
-        shared_nodes: bool = False,
     ) -> None:
         super().__init__()
-        self.mode = mode
-        self.similarity_top_k = similarity_top_k
-        self.latency = latency
-        self.fault = fault
-        self.shared_nodes = shared_nodes
+        self.mode, self.similarity_top_k, self.latency, self.fault = mode, similarity_top_k, latency, fault
         self.queries: list[str] = []  # the texts of all queries so far, in order of arrival
-        nodes = [item if isinstance(item, BaseNode) else _text_node(item) for item in items]
+        nodes = [item if isinstance(item, BaseNode) else TextNode(id_=_id(item), text=item) for item in items]
         self._nodes = [(node, set(words(node.get_content(MetadataMode.NONE)))) for node in nodes]
-        self._shared: dict[str, list[NodeWithScore]] = {}
         self._released = threading.Event()
 
     def release(self) -> None:
@@ -285,16 +271,6 @@ class MemoryRetriever(BaseRetriever):
             self._released.wait(HANG_SECONDS)
         return self._answer(query_bundle, fault)
 
-    async def _retrieve_natively(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        self.queries.append(query_bundle.query_str)
-        await asyncio.sleep(self.latency)
-        fault = self._fault_of(query_bundle)
-        ends = time.monotonic() + HANG_SECONDS
-        # The release may come from any thread or event loop, so it is polled.
-        while fault == "hang" and not self._released.is_set() and time.monotonic() < ends:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        return self._answer(query_bundle, fault)
-
     def _fault_of(self, query: QueryBundle) -> SourceFault | None:
         return self.fault(query) if callable(self.fault) else self.fault
 
@@ -306,15 +282,19 @@ class MemoryRetriever(BaseRetriever):
         asked = set(words(query.query_str))
         shared = [(node, len(asked & held)) for node, held in self._nodes]
         best = sorted((pair for pair in shared if pair[1]), key=lambda pair: -pair[1])[: self.similarity_top_k]
-        if self.shared_nodes:
-            found = [NodeWithScore(node=node, score=count / len(asked)) for node, count in best]
-            return list(self._shared.setdefault(query.query_str, found))
         return [NodeWithScore(node=_copied(node), score=count / len(asked)) for node, count in best]
 
 
 class _AsyncMemoryRetriever(MemoryRetriever):
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return await self._retrieve_natively(query_bundle)
+        self.queries.append(query_bundle.query_str)
+        await asyncio.sleep(self.latency)
+        fault = self._fault_of(query_bundle)
+        ends = time.monotonic() + HANG_SECONDS
+        # The release may come from any thread or event loop, so it is polled.
+        while fault == "hang" and not self._released.is_set() and time.monotonic() < ends:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        return self._answer(query_bundle, fault)
 
 
 class _AsyncOnlyMemoryRetriever(_AsyncMemoryRetriever):
@@ -329,9 +309,8 @@ _CLASSES: dict[str, type[MemoryRetriever]] = {
 }
 
 
-def _text_node(text: str) -> TextNode:
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-    return TextNode(id_=f"text-{digest}", text=text)
+def _id(text: str) -> str:
+    return f"text-{hashlib.blake2b(text.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"
 
 
 def _copied(node: BaseNode) -> BaseNode:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from llama_index_agentic_kb.errors import InvalidRequestError
@@ -40,10 +40,12 @@ _Fields = dict[str, Any]
 class _Names:
     """The names of one API version."""
 
-    fields: Sequence[str]  # of a request
+    fields: str  # of a request
     params: Mapping[str, str]  # by field of a source's parameters, the name in ``schema.SourceParams``
     kinds: tuple[str, ...] | None = None  # kinds of sources; None if any is accepted
     source_list: str = "knowledgeSourceParams"  # field that holds the sources' parameters
+    efforts: tuple[str, ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # fields that a request can't set
 
 
 _SOURCE: Final = (
@@ -56,7 +58,7 @@ _PREVIEW_SOURCE: Final = {name: name for name in (*_SOURCE, "alwaysQuerySource")
 
 _NAMES: Final[Mapping[str, _Names]] = {
     _INDEXES: _Names(
-        ["messages", "targetIndexParams"],
+        "messages targetIndexParams",
         {
             "indexName": "knowledgeSourceName",
             "filterAddOn": "filterAddOn",
@@ -66,27 +68,27 @@ _NAMES: Final[Mapping[str, _Names]] = {
             "IncludeReferenceSourceData": "includeReferenceSourceData",
         },
         source_list="targetIndexParams",
+        fixed={"outputMode": OutputMode.EXTRACTIVE_DATA},
     ),
     _CONFIGURED: _Names(
-        ["messages", "knowledgeSourceParams", "requestLimits", "outputConfiguration"],
+        "messages knowledgeSourceParams requestLimits outputConfiguration",
         {**_PREVIEW_SOURCE, "maxSubQueries": "maxSubQueries"},
         _KINDS,
     ),
     _PREVIEW: _Names(
-        (
-            "messages intents retrievalReasoningEffort outputMode includeActivity maxRuntimeInSeconds maxOutputSize "
-            "knowledgeSourceParams"
-        ).split(),
+        "messages intents retrievalReasoningEffort outputMode includeActivity maxRuntimeInSeconds maxOutputSize "
+        "knowledgeSourceParams",
         _PREVIEW_SOURCE,
         _KINDS,
+        efforts=(ReasoningEffort.MINIMAL, ReasoningEffort.LOW, ReasoningEffort.MEDIUM),
     ),
     _STABLE: _Names(
-        (
-            "intents retrievalReasoningEffort includeActivity maxRuntimeInSeconds maxOutputSizeInTokens "
-            "knowledgeSourceParams"
-        ).split(),
+        "intents retrievalReasoningEffort includeActivity maxRuntimeInSeconds maxOutputSizeInTokens "
+        "knowledgeSourceParams",
         {name: name for name in _SOURCE},
         _STABLE_KINDS,
+        efforts=(ReasoningEffort.MINIMAL,),
+        fixed={"outputMode": OutputMode.EXTRACTIVE_DATA, "retrievalReasoningEffort": ReasoningEffort.MINIMAL},
     ),
 }
 """The names of each version but the newest, whose names are those of the models."""
@@ -97,16 +99,9 @@ _OLD_NAMES: Final = {
     "maxOutputDocuments": "maxDocsForReranker",
 }
 """The names of 2025-05-01-preview in error messages."""
-_EFFORTS: Final[Mapping[str, tuple[str, ...]]] = {
-    _PREVIEW: (ReasoningEffort.MINIMAL, ReasoningEffort.LOW, ReasoningEffort.MEDIUM),
-    _STABLE: (ReasoningEffort.MINIMAL,),
-}
-_LIMIT_NAMES: Final = {"maxRuntimeInSeconds": "maxRuntimeInSeconds", "maxOutputSize": "maxOutputSize"}
+_LIMIT_NAMES: Final = {name: name for name in ("maxRuntimeInSeconds", "maxOutputSize")}
+_OUTPUT_NAMES: Final = {"includeActivity": "includeActivity", "modality": "outputMode", "attemptFastPath": "fast"}
 _STORED: Final = ("retrievalInstructions", "retrieval_instructions", "answerInstructions", "answer_instructions")
-_FAST: Final = "attemptFastPath"
-_OUTPUT_NAMES: Final = {"includeActivity": "includeActivity", "modality": "outputMode", _FAST: _FAST}
-_MISSPELT: Final = {"extractedData": OutputMode.EXTRACTIVE_DATA}
-"""The names of output modes that examples of the service's documentation have."""
 
 
 def known_version(api_version: str) -> str:
@@ -124,20 +119,20 @@ def decode_retrieve(body: object, *, api_version: str = "") -> RetrievalRequest:
     version, fields = known_version(api_version), _fields_of(body)
     names = _NAMES.get(version)
     if names is not None:
-        _check_names(fields, names.fields, "", version)
+        _check_names(fields, names.fields.split(), "", version)
         fields["knowledgeSourceParams"] = _source_params(fields.pop(names.source_list, []), names, version)
+        effort = fields.get("retrievalReasoningEffort")
+        kind = effort.get("kind") if isinstance(effort, Mapping) else effort
+        if kind is not None and kind not in names.efforts:
+            known = ", ".join(names.efforts)
+            raise InvalidRequestError(f"retrievalReasoningEffort: {version} has no {str(kind)[:60]!r}; it has {known}")
+        fields |= names.fixed
     if version == _INDEXES:
         _check_roles(fields.get("messages"))
     if version == _CONFIGURED:
         fields |= _configured(fields)
-    if version in (_INDEXES, _STABLE):
+    if fields.get("outputMode") == "extractedData":  # as examples of the service's documentation have it
         fields["outputMode"] = OutputMode.EXTRACTIVE_DATA
-    if version in _EFFORTS:
-        _check_effort(fields.get("retrievalReasoningEffort"), version)
-    if version == _STABLE:
-        fields["retrievalReasoningEffort"] = ReasoningEffort.MINIMAL
-    mode = fields.get("outputMode")
-    fields |= {"outputMode": _MISSPELT[mode]} if isinstance(mode, str) and mode in _MISSPELT else {}
     try:
         return RetrievalRequest.parse(fields)
     except InvalidRequestError as error:
@@ -202,20 +197,13 @@ def _check_roles(messages: object) -> None:
             raise InvalidRequestError(f"messages.{position}.role: a role is required")
 
 
-def _check_effort(effort: object, version: str) -> None:
-    kind = effort.get("kind") if isinstance(effort, Mapping) else effort
-    if kind is not None and kind not in _EFFORTS[version]:
-        known = ", ".join(_EFFORTS[version])
-        raise InvalidRequestError(f"retrievalReasoningEffort: {version} has no {str(kind)[:60]!r}; it has {known}")
-
-
 def _configured(fields: _Fields) -> _Fields:
     """Take the limits and the output's settings of 2025-08-01-preview out of ``fields``, and return them as ours."""
     read = _renamed(fields.pop("requestLimits", None), _LIMIT_NAMES, "requestLimits", _CONFIGURED)
     read |= _renamed(fields.pop("outputConfiguration", None), _OUTPUT_NAMES, "outputConfiguration", _CONFIGURED)
-    fast = read.pop(_FAST, False)
+    fast = read.pop("fast", False)
     if not isinstance(fast, bool):
-        raise InvalidRequestError(f"outputConfiguration.{_FAST}: true or false is expected")
+        raise InvalidRequestError("outputConfiguration.attemptFastPath: true or false is expected")
     if fast:  # no planning if the first search suffices
         read["retrievalReasoningEffort"] = ReasoningEffort.AUTO
     return read
@@ -241,7 +229,7 @@ def encode_response(response: RetrievalResponse, *, api_version: str = "") -> _F
         return dict(data)
     old = version == _INDEXES
     if "activity" in data:
-        data["activity"] = [_old_record(one) if old else _record(one) for one in data["activity"]]
+        data["activity"] = [_record(one, old=old) for one in data["activity"]]
     references = []
     for one in data["references"]:
         names = _OLD_REFERENCE if old else _WEB if one["type"] == "web" else _REFERENCE
@@ -249,18 +237,14 @@ def encode_response(response: RetrievalResponse, *, api_version: str = "") -> _F
     return {**data, "references": references}
 
 
-def _record(data: Mapping[str, Any]) -> _Fields:
-    made = _only(data, _RECORD)
-    name = f"{data['type']}Arguments"
-    return made | ({name: _only(data[name], ("search", "filter"))} if name in data else {})
-
-
-def _old_record(data: Mapping[str, Any]) -> _Fields:
-    made = _record(data)
-    kind, query = str(data["type"]), made.pop(f"{data['type']}Arguments", None)
+def _record(data: Mapping[str, Any], *, old: bool) -> _Fields:
+    made, kind = _only(data, _RECORD), str(data["type"])
+    query = _only(data.get(name := f"{kind}Arguments", {}), ("search", "filter"))
+    if not old:
+        return made | ({name: query} if name in data else {})
     made["type"] = _OLD_TYPES.get(kind, "AzureSearchQuery" if "knowledgeSourceName" in made else kind)
     if "knowledgeSourceName" in made:
-        made |= {"targetIndex": made.pop("knowledgeSourceName"), "query": query or {}}
+        made |= {"targetIndex": made.pop("knowledgeSourceName"), "query": query}
     if kind == "agenticReasoning":
         made |= {"inputTokens": made.pop("reasoningTokens", 0)}
         made.pop("retrievalReasoningEffort", None)

@@ -18,12 +18,11 @@ Source: the EBNF of Google's guide "Filter generic search for structured or unst
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
-from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema.filter_text import MAX_VALUES, RefusedError, Syntax, TreeBuilder, parse, to_number
 from llama_index_agentic_kb.schema.filters import Condition, FilterGroup, FilterNode, FilterOperator, Scalar, all_of
 
@@ -54,15 +53,7 @@ _GRAMMAR: Final = r"""
     FIELD: /(?!(?:AND|OR|NOT)(?![\w.\-\/])|GEO_DISTANCE)[^\W\d][\w.\-\/]*/
     %ignore /\s+/
 """
-_OPERATORS: Final = {
-    "=": FilterOperator.EQ,
-    "<": FilterOperator.LT,
-    "<=": FilterOperator.LE,
-    ">": FilterOperator.GT,
-    ">=": FilterOperator.GE,
-}
-_LOWER: Final = {"i": FilterOperator.GE, "e": FilterOperator.GT}
-_UPPER: Final = {"i": FilterOperator.LE, "e": FilterOperator.LT}
+_OPERATORS: Final = dict(zip("= < <= > >=".split(), map(FilterOperator, "eq lt le gt ge".split()), strict=True))
 
 
 @cache
@@ -105,21 +96,15 @@ def parse_filter(text: str, field: str = "filter") -> FilterNode | None:
     return parse(_DOCUMENTS, text, field) if text.strip() else None
 
 
-def parse_session_filter(text: str, fields: Mapping[str, str], lists: Collection[str]) -> FilterNode | None:
-    """Return the tree of a session filter, None for an empty text; ``fields`` has the keys of the names in it."""
-    return _keyed(parse(_SESSIONS, text, "filter"), fields, lists) if text.strip() else None
+def parse_session_filter(text: str, ours: Callable[[Condition], Condition]) -> FilterNode | None:
+    """Return the tree of a session filter, None for an empty text; ``ours`` converts Google's fields and values."""
 
+    def written(tree: FilterNode) -> FilterNode:
+        if isinstance(tree, Condition):
+            return ours(tree)
+        return FilterGroup(logic=tree.logic, filters=[written(child) for child in tree.filters])
 
-def _keyed(tree: FilterNode, fields: Mapping[str, str], lists: Collection[str]) -> FilterNode:
-    """Return the tree with field names replaced by keys, and ``in`` by ``any`` for fields that are lists."""
-    if isinstance(tree, FilterGroup):
-        return FilterGroup(logic=tree.logic, filters=[_keyed(child, fields, lists) for child in tree.filters])
-    if tree.key not in fields:
-        known = ", ".join(fields)
-        raise InvalidRequestError(f"filter: there is no field {tree.key[:60]!r}; sessions are filtered by {known}")
-    is_any = tree.operator is FilterOperator.IN and tree.key in lists
-    operator = FilterOperator.ANY if is_any else tree.operator
-    return Condition(key=fields[tree.key], operator=operator, value=tree.value)
+    return written(parse(_SESSIONS, text, "filter")) if text.strip() else None
 
 
 class _GoogleBuilder(TreeBuilder):
@@ -131,19 +116,19 @@ class _GoogleBuilder(TreeBuilder):
 
     def in_range(self, tokens: list[Token]) -> FilterNode:
         field, lower, upper = tokens
-        both = all_of(_bound(field, lower, "i", _LOWER), _bound(field, upper, "e", _UPPER))
-        return both or Condition(key=str(field), operator=FilterOperator.EXISTS, value=True)
+        bounds = (
+            Condition(key=str(field), operator=operator, value=to_number(token, token.rstrip("ie")))
+            for token, operator in (
+                (lower, FilterOperator.GT if lower.endswith("e") else FilterOperator.GE),
+                (upper, FilterOperator.LE if upper.endswith("i") else FilterOperator.LT),
+            )
+            if token != "*"  # noqa: S105 (a token of a grammar)
+        )
+        return all_of(*bounds) or Condition(key=str(field), operator=FilterOperator.EXISTS, value=True)
 
     def comparison(self, tokens: list[Token]) -> FilterNode:
         field, operator, value = tokens
         return Condition(key=str(field), operator=_OPERATORS[operator], value=_value(value))
-
-
-def _bound(field: Token, token: Token, default: str, operators: dict[str, FilterOperator]) -> FilterNode | None:
-    if token == "*":  # noqa: S105 (a token of a grammar)
-        return None
-    operator = operators[token[-1] if token[-1] in "ie" else default]
-    return Condition(key=str(field), operator=operator, value=to_number(token, token.rstrip("ie")))
 
 
 def _value(token: Token) -> Scalar:

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from llama_index.core.schema import NodeWithScore, QueryBundle
 
+from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, Resilience
 from llama_index_agentic_kb._aio import (
     END,
     Call,
     Job,
     WorkerPool,
-    arun,
     call_deadline,
     cancel,
     deadline_after,
@@ -26,11 +27,11 @@ from llama_index_agentic_kb._aio import (
     iterate,
     open_stream,
     run,
-    set_deadline,
     start,
     wait,
 )
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
+from llama_index_agentic_kb.testing import MemoryRetriever
 from tests.aio.conftest import collect, until
 
 if TYPE_CHECKING:
@@ -113,17 +114,16 @@ async def test_what_outlives_a_call_is_not_bound_by_it(ended: bool) -> None:
         await release.wait()
         return call_deadline()
 
-    async def leaf() -> None:
-        tasks.append(asyncio.create_task(later()))
-        if not ended:
-            release.set()
-            await asyncio.wait(tasks)
+    class Starts(MemoryRetriever):
+        async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+            tasks.append(asyncio.create_task(later()))
+            if not ended:
+                release.set()
+                await asyncio.wait(tasks)
+            return []
 
-    async def search() -> None:
-        set_deadline(deadline_after(60))
-        await Call(native=leaf, deadline=deadline_after(30))
-
-    await arun(gather([search()]))
+    source = KnowledgeSource("starts", retriever=Starts([], mode="async"), resilience=Resilience(timeout=60))
+    await AgenticRetriever([source]).aretrieve("rain")
     release.set()
     assert (await tasks[0] is None) == ended
 

@@ -27,23 +27,20 @@ from llama_index_agentic_kb import (
 from llama_index_agentic_kb.answering.policy import AnswerPolicy, judge_relevance
 from llama_index_agentic_kb.errors import NotFoundError
 from llama_index_agentic_kb.evidence.candidates import PROVENANCE_KEY
-from llama_index_agentic_kb.grounding.notices import withheld_text
-from llama_index_agentic_kb.grounding.settings import Grounding
+from llama_index_agentic_kb.grounding.settings import Grounding, withheld_text
 from llama_index_agentic_kb.schema.activity import QueryClass, QueryClassification
 from llama_index_agentic_kb.schema.answer import (
     Answer,
-    AnswerState,
-    ChunkReference,
-    HarmCategory,
-    HarmLevel,
-    SafetyRating,
-)
-from llama_index_agentic_kb.schema.answer_query import (
     AnswerPiece,
     AnswerResponse,
+    AnswerState,
+    ChunkReference,
     DataStoreQuery,
     EndUserChunk,
     HarmBlockThreshold,
+    HarmCategory,
+    HarmLevel,
+    SafetyRating,
     SafetySetting,
     TextPiece,
 )

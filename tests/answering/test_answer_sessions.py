@@ -16,17 +16,18 @@ from llama_index.core.chat_engine.types import BaseChatEngine
 
 from llama_index_agentic_kb import AgenticChatEngine, KnowledgeBase, SynthesisError
 from llama_index_agentic_kb._aio import run
-from llama_index_agentic_kb.answering.sessions import END_USER_RULE, SessionMemory, end_user_part, session_owner
-from llama_index_agentic_kb.errors import (
-    ConfigurationError,
-    DeniedError,
-    InvalidRequestError,
-    NotFoundError,
+from llama_index_agentic_kb.answering.sessions import (
+    END_USER_RULE,
+    TOKEN_LIMIT,
+    SessionMemory,
+    end_user_part,
+    session_owner,
 )
+from llama_index_agentic_kb.errors import ConfigurationError, DeniedError, InvalidRequestError, NotFoundError
 from llama_index_agentic_kb.guard.permissions import acting_as
 from llama_index_agentic_kb.guard.spotlighting import draw
 from llama_index_agentic_kb.schema import Principal
-from llama_index_agentic_kb.schema.answer_query import EndUserChunk
+from llama_index_agentic_kb.schema.answer import EndUserChunk
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM
 from tests.answering.retrieving import APOLLO, SATURN, source
@@ -328,3 +329,8 @@ def test_it_is_marked_as_data(technique: str) -> None:
     assert f"[data {spotlight.number}: " in part
     assert part.endswith(f"[end of data {spotlight.number}]")
     assert ("I fly on Monday." in part) == (technique == "delimit")
+
+
+def test_no_token_limit_is_the_default_one(store: SessionStore) -> None:
+    """None counts as absent, as in LlamaIndex's memories."""
+    assert SessionMemory.from_defaults(store=store, owner=OWNER, token_limit=None).token_limit == TOKEN_LIMIT

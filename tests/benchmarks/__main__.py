@@ -10,24 +10,21 @@ from typing import Any, Final
 
 from tests.benchmarks.measure import Row, print_rows, write_rows
 
-FAST: Final = {"llm_seconds": 0.03, "search_seconds": 0.005}
-
 BENCHMARKS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
-    "import": ("import_time", {"runs": 11}, {"runs": 1}),
-    "critical_path": ("critical_path", {"runs": 7}, {"runs": 1, **FAST}),
-    "planned_path": ("planned_path", {"runs": 9}, {"runs": 1, "stream_seconds": 0.06, **FAST}),
-    "chroma": ("chroma", {"runs": 15}, {"runs": 1, "passages_each": 10}),
-    "throughput": ("throughput", {"runs": 5}, {"runs": 1, "rounds": 1, "concurrent": 10}),
-    "server": ("server", {}, {"requests": 40, "streams": 5, "many": 100, "llm_seconds": 0.05}),
-    "load": ("load", {}, {"chunks": 200, "questions": 20, "threads": 10}),
+    "import": ("engines.import_time", {"runs": 11}, {"runs": 1}),
+    "critical_path": ("engines.critical_path", {"runs": 7}, {"runs": 1, "llm_seconds": 0.03, "search_seconds": 0.005}),
+    "chroma": ("engines.chroma", {"runs": 15}, {"runs": 1, "passages_each": 10}),
+    "throughput": ("engines.throughput", {"runs": 5}, {"runs": 1, "rounds": 1, "concurrent": 10}),
+    "server": ("server.server", {}, {"requests": 40, "streams": 5, "many": 100, "llm_seconds": 0.05}),
 }
-"""By name: the module, whose function has its name, and the arguments in full and quick."""
+"""By name: the module and its function, and the arguments in full and quick."""
 
 
 def run(name: str, *, quick: bool) -> list[Row]:
     """Run a benchmark; what it needs (torch, chromadb) is loaded now."""
-    module, in_full, quickly = BENCHMARKS[name]
-    rows: list[Row] = getattr(import_module(f"tests.benchmarks.{module}"), module)(**(quickly if quick else in_full))
+    place, in_full, quickly = BENCHMARKS[name]
+    module, function = place.split(".")
+    rows: list[Row] = getattr(import_module(f"tests.benchmarks.{module}"), function)(**(quickly if quick else in_full))
     return rows
 
 

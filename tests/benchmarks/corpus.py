@@ -1,20 +1,29 @@
-"""What is searched and asked: passages of the package's own corpus in four sources, a question, its sub-queries."""
+"""What is searched and asked: passages of the package's own corpus in four sources, a question, its sub-queries.
+
+And the language model: ``LoopbackOpenAI`` in a process of its own, so that it shares no GIL with what is measured. The
+process prints its address on its first line, and what it billed so far for each line that it is sent.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from llama_index.core import VectorStoreIndex
 from llama_index.core.llms import LLM
 from llama_index.core.retrievers import BaseRetriever, QueryFusionRetriever
 from llama_index.core.retrievers.fusion_retriever import FUSION_MODES
 from llama_index.core.schema import TextNode
+from llama_index.llms.openai import OpenAI
 
 from llama_index_agentic_kb import KnowledgeSource
+from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, Reply
 
 SOURCES: Final = {
     "early_missions": "Space missions, from Apollo to Galileo.",
@@ -33,6 +42,10 @@ SUB_QUERIES: Final = (
 )
 
 MISSIONS_BEFORE: Final = "hayabusa2.md"
+ANSWER: Final = (
+    "Hayabusa2 and OSIRIS-REx brought back samples of Ryugu and Bennu [ref_id:0] [1], while Galileo orbited Jupiter "
+    "[ref_id:1] [2]."
+)
 
 
 def passages(source: str, count: int) -> list[TextNode]:
@@ -76,3 +89,63 @@ def fused(
     return QueryFusionRetriever(
         list(retrievers), llm=llm, mode=mode, similarity_top_k=top_k, num_queries=queries, use_async=use_async
     )
+
+
+def reply_to(request: ChatRequest | str) -> str:
+    """Answer each engine's prompt as a good model would: a plan, queries, sub-questions, or an answer."""
+    prompt = request if isinstance(request, str) else request.text
+    if "You plan searches" in prompt:
+        plan = [
+            {"id": f"q{number}", "query": query, "sources": list(SOURCES), "depends_on": []}
+            for number, query in enumerate(SUB_QUERIES, start=1)
+        ]
+        return json.dumps({"sub_queries": plan})
+    if "generates multiple search queries" in prompt:  # QueryFusionRetriever
+        return "\n".join(SUB_QUERIES)
+    if "output a list of relevant sub-questions" in prompt:  # SubQuestionQueryEngine: one question to one tool
+        items = [{"sub_question": query, "tool_name": name} for query in SUB_QUERIES for name in SOURCES]
+        return f"```json\n{json.dumps({'items': items})}\n```"
+    return ANSWER
+
+
+class ModelServer:
+    """The server, from the outside; each reply takes so long."""
+
+    def __init__(self, latency: float) -> None:
+        command = [sys.executable, "-m", __name__, str(latency)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._base_url = self._read()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+        if self._process.returncode:
+            raise RuntimeError(f"the model server ended with {self._process.returncode}")
+
+    def llm(self) -> OpenAI:
+        """Make a client of its own for a contestant, with LlamaIndex's defaults."""
+        return OpenAI(model="gpt-4o-mini", api_base=self._base_url, api_key="sk-loopback-no-secret")
+
+    def billed(self) -> tuple[int, int]:
+        """Return the calls and the tokens so far."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        calls, tokens = json.loads(self._read())
+        return calls, tokens
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().strip()
+        if not line:
+            raise RuntimeError("the model server did not start, or ended")
+        return line
+
+
+if __name__ == "__main__":
+    with LoopbackOpenAI(lambda request: Reply(reply_to(request), latency=float(sys.argv[1]))) as model:
+        print(model.base_url, flush=True)
+        for _ in sys.stdin:
+            print(json.dumps([model.billed.calls, model.billed.total_tokens]), flush=True)

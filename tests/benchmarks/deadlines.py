@@ -10,7 +10,6 @@ import asyncio
 import gc
 import logging
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -28,6 +27,7 @@ from llama_index.core.schema import Document, NodeWithScore, QueryBundle
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, KnowledgeStore, Resilience, ingest
 from llama_index_agentic_kb.errors import RetrievalError
 from llama_index_agentic_kb.testing import HashEmbedding
+from tests.benchmarks.measure import busy
 
 DEADLINE: Final = 1.0
 REQUESTS: Final = 50
@@ -43,17 +43,6 @@ class Hanging(BaseRetriever):
         del query_bundle
         self.over.wait()
         return []
-
-
-@contextmanager
-def _busy(processes: int) -> Iterator[None]:
-    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
-    try:
-        yield
-    finally:
-        for one in running:
-            one.kill()
-            one.wait()
 
 
 @contextmanager
@@ -128,7 +117,7 @@ def main(processes: int = 4) -> None:
     with ExitStack() as stack:
         kb = _knowledge_base(Path(stack.enter_context(TemporaryDirectory())))
         stack.callback(Hanging.over.set)
-        stack.enter_context(_busy(processes))
+        stack.enter_context(busy(processes))
         for name, ask in ways.items():
             with _pauses() as pauses:
                 print(_figures(name, [one for _ in range(ROUNDS) for one in ask(kb)], pauses), flush=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -190,3 +192,16 @@ def print_rows(rows: Sequence[Row]) -> None:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Keep processes busy beside this one."""
+    code = "while True: pass"
+    beside = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for one in beside:
+            one.kill()
+            one.wait()

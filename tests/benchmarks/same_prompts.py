@@ -10,11 +10,9 @@ must be named in the account.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from difflib import unified_diff
 from pathlib import Path
 from tempfile import gettempdir
@@ -34,6 +32,7 @@ from llama_index_agentic_kb.evaluation import (
     recorded_plans,
 )
 from llama_index_agentic_kb.evaluation.dataset import Steps
+from tests.benchmarks.measure import busy
 
 
 class _NotingLLM(PlannedLLM):
@@ -107,19 +106,6 @@ def _difference(question: str, first: Sequence[str], second: Sequence[str]) -> l
     before, after = ("\n".join(prompts).splitlines() for prompts in (first, second))
     lines = [*unified_diff(before, after, lineterm="", n=0)][2:]
     return [f"{question} {line[:160]}" for line in lines]
-
-
-@contextmanager
-def busy(processes: int) -> Iterator[None]:
-    """Keep processes busy beside this one."""
-    code = "while True: pass"
-    beside = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(processes)]
-    try:
-        yield
-    finally:
-        for one in beside:
-            one.kill()
-            one.wait()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

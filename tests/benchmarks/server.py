@@ -83,11 +83,7 @@ def _cpu(process: psutil.Process) -> float:
 
 
 def _pairs(connection: http.client.HTTPConnection, requests: int) -> tuple[list[float], list[float], float]:
-    """Ask ``aretrieve`` in this process and the server in turns, so that whatever else runs concerns both.
-
-    Returns:
-        The ms of each call, those of each request, and the processor's ms of one call.
-    """
+    """Ask ``aretrieve`` here and the server in turns; return the ms of each, and the processor's of a call."""
     base = KnowledgeBase([memory_index()(name="docs", description="")], name="kb", effort="low")
 
     async def ask() -> tuple[float, float]:

@@ -1,6 +1,6 @@
 """One collection in 8 shards beside the same in one store: ``python -m tests.benchmarks.shards --size 1000000``.
 
-Synthetic vectors of 384 dimensions (``scale_corpus``). Recall is recall@10 against a comparison with every row. A slow
+Synthetic vectors of 384 dimensions (``scale``). Recall is recall@10 against a comparison with every row. A slow
 shard takes ten times as long as its search took, from some moment on, as a machine does whose disk or neighbour got
 slow. Stores are built once and kept; a size that ``make bench-scale`` has built is used again.
 """
@@ -23,7 +23,7 @@ from rich.table import Table
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, Resilience, RetrieverOptions, ShardedSource
 from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.testing import MemoryRetriever
-from tests.benchmarks.scale_store import SOURCE, TOP_K, ScaleStore, exact, percentile, store_block
+from tests.benchmarks.scale import SOURCE, TOP_K, ScaleStore, exact, percentile, store_block
 
 SHARDS: Final = 8
 FACTOR: Final = 10
@@ -108,17 +108,6 @@ def waiting(shards: int, factor: int, grace: float | None) -> Numbers:
     return {name: numbers[name] for name in ("p50", "p99")}
 
 
-def words_in_common(whole: DirectoryStore, stores: Sequence[DirectoryStore], queries: Sequence[str]) -> float:
-    """Return the share of one index's best ten by words (BM25) that the merged shards find too."""
-    shares = []
-    for query in queries:
-        right = {hit.node.node_id for hit in whole.lexical(SOURCE).search(query, TOP_K, None)}
-        hits = [hit for store in stores for hit in store.lexical(SOURCE).search(query, TOP_K, None)]
-        hits.sort(key=lambda hit: -(hit.score or 0))
-        shares.append(len({hit.node.node_id for hit in hits[:TOP_K]} & right) / len(right))
-    return mean(shares)
-
-
 def measure(at: ScaleStore, shards: int, rounds: int) -> Iterator[tuple[str, Mapping[str, float]]]:
     """Yield each case with its numbers."""
     queries = at.corpus.query_texts
@@ -142,7 +131,6 @@ def measure(at: ScaleStore, shards: int, rounds: int) -> Iterator[tuple[str, Map
         cases = ((1, None, "all alike"), (FACTOR, None, "one slow, waited for"), (FACTOR, GRACE, "one slow, given up"))
         for factor, grace, name in cases:
             yield f"{shards} shards that wait {1000 * WAIT:.0f} ms each: {name}", waiting(shards, factor, grace)
-        yield "best ten by words, the same as of one index", {"recall": words_in_common(whole, stores, queries)}
 
 
 def main() -> None:

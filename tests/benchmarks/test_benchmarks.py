@@ -16,7 +16,8 @@ from llama_index_agentic_kb.evaluation import CorpusIndex, gold_steps, read_data
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
 from tests.benchmarks import conversations, scale
 from tests.benchmarks.__main__ import BENCHMARKS
-from tests.benchmarks.same_prompts import PromptRuns, busy
+from tests.benchmarks.measure import busy
+from tests.benchmarks.same_prompts import PromptRuns
 from tests.evaluation.tiny_set import lines, write_set
 
 ROOT = Path(__file__).parents[2]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from typer.testing import CliRunner, Result
 
+from llama_index_agentic_kb.cli import app
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.evaluation import (
     METRICS,
@@ -25,6 +28,7 @@ from llama_index_agentic_kb.evaluation import (
     make_systems,
     read_dataset,
     render_run,
+    systems,
 )
 from llama_index_agentic_kb.evaluation.runner import mean
 from llama_index_agentic_kb.evaluation.systems import SYSTEMS, Ask
@@ -209,9 +213,92 @@ def test_vectors_are_made_once(folder: Path, tmp_path: Path) -> None:
     assert embedded(folder, cache) == 8
 
 
+def test_after_a_failure_the_next_try_works(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that fails midway leaves no database open in the process; a file of settings beside it has no effect."""
+    batches = []
+
+    class Failing(HashEmbedding):
+        def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+            batches.append(texts)
+            if len(batches) == 2:
+                raise ConnectionError
+            return super()._get_text_embeddings(texts)
+
+    monkeypatch.setattr(systems, "BATCH", 4)
+    monkeypatch.chdir(tmp_path)
+    Path(".env").write_text("is_persistent=unknown\n")
+    data, model = read_dataset(folder), Failing()
+    with pytest.raises(ConnectionError):
+        CorpusIndex(data, model, tmp_path / "cache")
+    with closing(CorpusIndex(data, model, tmp_path / "cache")) as index:
+        (node, *_) = index.indexes["documents"].as_retriever(similarity_top_k=1).retrieve("Silent Harbour")
+        assert node.node_id == "d1"
+
+
 def test_a_field_separates_the_sources(folder: Path, tmp_path: Path) -> None:
     """Each value of it is a knowledge source; documents without it are one more."""
     rows = [{"_id": "a", "text": "x", "metadata": {"lang": "de/AT"}}, {"_id": "b", "text": "y"}]
     write_set(folder, corpus=lines(*rows, {"_id": "c", "text": "z", "metadata": {"lang": "en"}}), qrels="b1\ta\t1\n")
     with closing(CorpusIndex(read_dataset(folder), HashEmbedding(), tmp_path / "c", source_field="lang")) as made:
         assert [source.name for source in made.sources()] == ["de/AT", "documents", "en"]
+
+
+@pytest.fixture(autouse=True)
+def hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fast embedding model stands in for the default one."""
+    monkeypatch.setattr("llama_index_agentic_kb.store.default_embed_model", HashEmbedding)
+
+
+def bench(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["bench", *map(str, arguments)])
+
+
+def test_a_run_is_reported_and_kept(folder: Path, tmp_path: Path) -> None:
+    """The report names the oracle; --out keeps the results of each system with their summary."""
+    kept = tmp_path / "run.json"
+    arguments: list[str | Path] = [folder, "--cache", tmp_path / "c", "--systems", "bm25, medium", "--k", "1,10"]
+    done = bench(*arguments, "--source-field", "source", "--out", kept)
+    assert done.exit_code == 0, done.output
+    assert "ORACLE" in done.output
+    assert "…" not in done.output
+    run = json.loads(kept.read_text(encoding="utf-8"))
+    assert [system["system"] for system in run["systems"]] == ["bm25", "medium"]
+    assert run["summary"][1]["kinds"]["all"]["metrics"]["R@10"]["mean"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        (["FOLDER", "--k", "0"], ConfigurationError, "--k: expected numbers above 0"),
+        (["FOLDER", "--plans", "tarot"], ConfigurationError, "--plans: 'tarot' is unknown"),
+        (["FOLDER", "--plans", "llm"], ConfigurationError, "--plans llm needs OPENAI_API_KEY"),
+        (["FOLDER", "--systems", "sparse"], ConfigurationError, "systems: sparse is unknown"),
+        (["FOLDER", "--out", "file/run.json"], ConfigurationError, "can't be written"),
+    ],
+)
+def test_errors_name_option_and_remedy(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    kind: type[Exception],
+    message: str,
+) -> None:
+    """What can't be done is refused before anything is embedded."""
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    done = bench(*(folder if argument == "FOLDER" else argument for argument in arguments), "--cache", "cache")
+    assert isinstance(done.exception, kind)
+    assert message in str(done.exception)
+    assert not Path("cache").exists()
+
+
+def test_recorded_plans_are_replayed(folder: Path, tmp_path: Path) -> None:
+    """A file of plans stands in for the oracle, and is named in the report."""
+    plans = tmp_path / "plans.jsonl"
+    row = {"_id": "b1", "plan": [{"id": 1, "text": "Who directed Silent Harbour?"}], "answers": {}}
+    plans.write_text(json.dumps(row), encoding="utf-8")
+    done = bench(folder, "--cache", tmp_path / "c", "--systems", "low", "--plans", f"recorded:{plans}")
+    assert done.exit_code == 0, done.output
+    assert "recorded plans" in done.output
+    assert "1 queries were left out: plans.jsonl holds no plan for them" in " ".join(done.output.split())

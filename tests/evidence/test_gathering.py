@@ -30,8 +30,8 @@ from llama_index_agentic_kb.evidence.candidates import (
 from llama_index_agentic_kb.evidence.gathering import EvidenceCounts, EvidenceOptions, GatheredEvidence, gather_evidence
 from llama_index_agentic_kb.schema import SubQueryOrigin
 from llama_index_agentic_kb.search.rerank import Calibration, Reranker
+from llama_index_agentic_kb.sources.base import SelectedSource, select
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
-from llama_index_agentic_kb.sources.selection import SelectedSource, select
 from llama_index_agentic_kb.testing import MemoryRetriever
 from tests.evidence.conftest import make_lane
 from tests.rerankers import OverlapReranker
@@ -129,10 +129,7 @@ def test_in_a_conversation_what_was_planned_counts_more(
     question: str, expected: str, *, follows: bool, planned: bool
 ) -> None:
     """The question's own words weigh half beside a rewrite, a fifth if they say little; whole without a plan."""
-    lanes = [
-        make_lane(0, [("a", 0.9), ("b", 0.8)]),
-        make_lane(1, [(key, 0.2) for key in "uvwxyz"], query="q1"),
-    ]
+    lanes = [make_lane(0, [("a", 0.9), ("b", 0.8)]), make_lane(1, [(key, 0.2) for key in "uvwxyz"], query="q1")]
     asked = {"origin": SubQueryOrigin.QUESTION, "query": question}
     lanes[0].sub_query = lanes[0].sub_query.model_copy(update=asked)
     assert ids(gathered(lanes if planned else lanes[:1], follows=follows).nodes) == list(expected)
@@ -238,6 +235,16 @@ def test_candidates_are_reranked_for_each_sub_query() -> None:
         (0, {"count": 2, "dropped_by_threshold": 2}),
         (1, {"count": 1, "dropped_by_threshold": 1}),
     ]
+
+
+def test_calibrated_scores_are_compared_between_sub_queries() -> None:
+    """A sub-query's second passage comes before the first of another if it is better."""
+    lanes = [
+        make_lane(0, [node("best", 0.5, "query q0"), node("half", 0.5, "the query of somebody")]),
+        make_lane(1, [node("low", 0.9, "nothing")], query="q1"),
+    ]
+    reranker = Reranker(OverlapReranker(), calibration=SHARE, threshold=0)
+    assert ids(gathered(lanes, reranker=reranker).nodes) == ["best", "half", "low"]
 
 
 def test_an_uncalibrated_reranker_orders_and_drops_nothing() -> None:

@@ -14,10 +14,10 @@ from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import Document, ImageNode, IndexNode, NodeWithScore, TextNode
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Resilience, RetrievalError, RetrievalResponse
-from llama_index_agentic_kb.schema import Outcome, SourceActivity
+from llama_index_agentic_kb.schema import Outcome
 from llama_index_agentic_kb.sources.search import MAX_CHARACTERS
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, Verbatim
-from tests.faults.registry import fault
+from tests.faults.registry import failing, fault, searches
 
 AREA: Final = "garbage"
 
@@ -42,11 +42,8 @@ def forced(made: NodeWithScore, *, of_node: bool = False, **fields: Any) -> Node
 
 def writable(response: RetrievalResponse) -> str:
     """Write a response in every way, and give one of them."""
-    text = json.dumps(response.to_dict())
-    response.to_json().encode("utf-8")
-    response._repr_html_().encode("utf-8")
-    str(response).encode("utf-8")
-    return text
+    "".join([response.to_json(), response._repr_html_(), str(response)]).encode("utf-8")
+    return json.dumps(response.to_dict())
 
 
 def asked(returned: Any, **fields: Any) -> list[RetrievalResponse]:
@@ -64,17 +61,11 @@ def survives(make: Callable[[], Sequence[Any]], *, dropped: int = 0, fine: bool 
         text = writable(response)
         assert "It rains in Oslo." in text
         assert (FINE in text) == fine
-        record = _record(response)
+        record = searches(response, "bad")[0]
         assert record.outcome is Outcome.OK
         assert (record.dropped_as_unusable or 0) == dropped
         assert not dropped or (record.lanes or [])[0].note
         assert "secret" not in text
-
-
-def _record(response: RetrievalResponse) -> SourceActivity:
-    return next(
-        one for one in response.activity or [] if isinstance(one, SourceActivity) and one.knowledge_source_name == "bad"
-    )
 
 
 class Mute:
@@ -169,15 +160,10 @@ def is_told(returned: Any) -> None:
     for response in asked(returned):
         writable(response)
         assert response.status_code == 206
-        assert _record(response).outcome is Outcome.ERROR
+        assert searches(response, "bad")[0].outcome is Outcome.ERROR
         assert response.references
     alone = KnowledgeBase([KnowledgeSource("bad", retriever=MemoryRetriever(["x"], fault=Verbatim(returned)))])
-    try:
-        alone.retrieve("rain")
-    except RetrievalError as error:
-        assert "'bad' returned no list of NodeWithScore" in str(error)  # noqa: PT017 (faults are no pytest tests)
-    else:
-        raise AssertionError("nothing was raised")
+    failing(RetrievalError, "'bad' returned no list of NodeWithScore", lambda: alone.retrieve("rain"))
 
 
 for name, returned in NOTHING.items():
@@ -190,7 +176,7 @@ for name, returned in NOTHING.items():
 def too_long() -> None:
     for response in asked([scored("rain" * 2_500_000), scored(FINE)], max_output_size_in_tokens=500):
         assert len(response.text) < 10_000
-        notes = (_record(response).lanes or [])[0].note or ""
+        notes = (searches(response, "bad")[0].lanes or [])[0].note or ""
         assert f"was cut to {MAX_CHARACTERS:,}" in notes
         writable(response)
 
@@ -211,13 +197,13 @@ def ends_midway() -> None:
 
     for response in asked(Ending([scored(FINE)])):
         assert FINE in writable(response)
-        assert "the server is gone" in ((_record(response).lanes or [])[0].note or "")
+        assert "the server is gone" in ((searches(response, "bad")[0].lanes or [])[0].note or "")
 
 
 @fault(AREA, "a source returns 100,000 nodes", "no more than asked for are kept, all are counted")
 def too_many() -> None:
     for response in asked([scored(f"rain {number}") for number in range(100_000)]):
-        assert _record(response).candidates == 100_000
+        assert searches(response, "bad")[0].candidates == 100_000
         assert len(response.references) <= 11
         writable(response)
 
@@ -229,7 +215,7 @@ def wrong_dimension() -> None:
     bad = KnowledgeSource("bad", index=index, hybrid=False)
     well = KnowledgeSource("well", retriever=MemoryRetriever([FINE]))
     response = KnowledgeBase([bad, well], effort="minimal").retrieve("Where does it rain?")
-    assert (response.status_code, _record(response).outcome) == (206, Outcome.ERROR)
+    assert (response.status_code, searches(response, "bad")[0].outcome) == (206, Outcome.ERROR)
     assert FINE in writable(response)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -23,8 +22,8 @@ from llama_index_agentic_kb.llm.calls import calls_of
 from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, ModelQueryPlanningActivity, Outcome
 from llama_index_agentic_kb.schema.answer import AnswerState
 from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, MemoryRetriever, Reply
-from llama_index_agentic_kb.testing.server import Connection
-from tests.faults.registry import fault
+from llama_index_agentic_kb.testing.openai_api import Connection
+from tests.faults.registry import HANGS, failing, fault, timed, until
 from tests.faulty_server import Fault
 from tests.openai_embedding import OpenAIEmbedding
 
@@ -42,9 +41,6 @@ MANY = 6.0
 
 LATE = 25.0
 """The deadline of requests that nothing hangs in; a Retry-After of 30 s is beyond it."""
-
-BOUND = 20.0
-"""Seconds that nothing may take on the slowest machine; what hangs here would hang for ever."""
 
 QUICK = RetryPolicy(first_wait=0.02, max_wait=0.05)
 
@@ -64,22 +60,6 @@ def base(server: LoopbackOpenAI, *, seconds: float = LATE, **fields: Any) -> Kno
 
 def ask(kb: KnowledgeBase, *, in_a_loop: bool = False) -> RetrievalResponse:
     return asyncio.run(kb.aretrieve("Where does it rain?")) if in_a_loop else kb.retrieve("Where does it rain?")
-
-
-def timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    began = time.monotonic()
-    result = work()
-    waited = time.monotonic() - began
-    assert waited < BOUND, waited
-    return result, waited
-
-
-def failing(work: Callable[[], Any], kind: type[Exception] = SynthesisError) -> Exception:
-    try:
-        result = work()
-    except kind as error:
-        return error
-    raise AssertionError(f"no {kind.__name__}, but {result!r}")
 
 
 def plan_or(answer: Any, plan: Any) -> Callable[[Any], Any]:
@@ -106,10 +86,7 @@ def missing_answer(response: RetrievalResponse) -> Outcome:
 def all_threads_are_free(kb: KnowledgeBase) -> bool:
     """Whether no call of the model is under way any more, soon after."""
     bulkhead = calls_of(kb.llm, "", lambda error: error).bulkhead
-    ends = time.monotonic() + LATE
-    while time.monotonic() < ends and (bulkhead.state.abandoned or bulkhead.state.at_work):
-        time.sleep(0.01)
-    return not bulkhead.state.abandoned and not bulkhead.state.at_work
+    return until(lambda: not bulkhead.state.abandoned and not bulkhead.state.at_work, LATE)
 
 
 def _retried(answers: Sequence[Any]) -> list[float]:
@@ -196,8 +173,7 @@ for injected, code, retry_after, in_a_loop in (
 
 def _refused(code: int) -> None:
     with model(lambda _: Fault.status(code)) as server:
-        error = failing(lambda: ask(base(server)))
-        assert f"status {code}" in str(error)
+        error = failing(SynthesisError, f"status {code}", lambda: ask(base(server)))
         assert len(server.requests) == 1
         assert "sk-loopback" not in f"{error!r} {error.__cause__!r}"
 
@@ -267,7 +243,7 @@ def caller_leaves() -> None:
         task = asyncio.create_task(kb.aretrieve("Where does it rain?"))
         assert await asyncio.to_thread(asked.wait, LATE)
         task.cancel()
-        await asyncio.wait([task], timeout=BOUND)
+        await asyncio.wait([task], timeout=HANGS)
         assert task.cancelled()
 
     with model(reply) as server:
@@ -276,20 +252,14 @@ def caller_leaves() -> None:
         assert all_threads_are_free(kb)
 
 
-@fault(
-    AREA,
-    "30 answers of one model hang at once",
-    "another model answers meanwhile: each has a bulkhead of its own",
-)
+@fault(AREA, "30 answers of one model hang at once", "another model answers meanwhile: each has a bulkhead of its own")
 def a_model_hangs_beside_another() -> None:
     with model(lambda _: Fault.hang()) as bad, model(SAID) as good:
         stuck = base(bad, seconds=MANY)
         threads = [threading.Thread(target=ask, args=(stuck,), daemon=True) for _ in range(30)]
         for thread in threads:
             thread.start()
-        ends = time.monotonic() + LATE
-        while len(bad.requests) < 20 and time.monotonic() < ends:
-            time.sleep(0.01)
+        until(lambda: len(bad.requests) >= 20, LATE)
         assert ask(base(good, seconds=LATE)).text == SAID
         for thread in threads:
             thread.join(LATE)
@@ -302,8 +272,7 @@ def _typed(answer: Any, why: str) -> None:
     for in_a_loop in (False, True):
         with model(lambda _: answer) as server:
             kb = base(server)
-            error = failing(partial(ask, kb, in_a_loop=in_a_loop))
-            assert why in str(error), error
+            failing(SynthesisError, why, partial(ask, kb, in_a_loop=in_a_loop))
             assert len(server.requests) == 1
 
 
@@ -401,17 +370,8 @@ def _streamed(answer: Any, kind: type[Exception] | None, *, seconds: float = LAT
         response = base(server, seconds=seconds).as_query_engine(streaming=True).query("Where does it rain?")
         assert isinstance(response, StreamingResponse)
         told: list[str] = []
-
-        def read() -> None:
-            told.extend(response.response_gen)
-
-        began = time.monotonic()
-        if kind is None:
-            read()
-        else:
-            failing(read, kind)
-        waited = time.monotonic() - began
-        assert waited < BOUND
+        read = partial(told.extend, response.response_gen)
+        _, waited = timed(read if kind is None else partial(failing, kind, "", read))
         account = RetrievalResponse.parse((response.metadata or {})["agentic_kb"])
         return "".join(told), account, len(server.requests), waited
 

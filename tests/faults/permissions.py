@@ -1,22 +1,30 @@
-"""Faults: permissions. Whoever asks, plans, stores, brings or forges what: nobody is shown what is another's."""
+"""Faults of permissions and keys: whoever asks, plans, brings or repeats what, nobody is shown what is another's."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
 import json
+import re
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import chromadb
 from llama_index.core import StorageContext, VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.callbacks.base_handler import BaseCallbackHandler
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.vector_stores import MetadataFilters
+from llama_index.llms.openai import OpenAI
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import (
+    ActivityCallbackHandler,
     AgenticRetriever,
     DeniedError,
     FilterField,
@@ -26,12 +34,17 @@ from llama_index_agentic_kb import (
     Principal,
     RetrievalRequest,
     RetrievalResponse,
+    RetrieverOptions,
     acting_as,
 )
-from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, InvalidRequestError
-from llama_index_agentic_kb.schema import FilterNode, SourceActivity
+from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, InvalidRequestError, RetrievalError
+from llama_index_agentic_kb.guard.resilience import RetryPolicy
+from llama_index_agentic_kb.schema import FilterNode
+from llama_index_agentic_kb.store import KnowledgeStore, ingest
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM
-from tests.faults.registry import fault
+from tests.faults.registry import failing, fault, searches
+from tests.openai_embedding import OpenAIEmbedding
+from tests.security.canaries import KEYS, Echo, Witness, assert_clean, told_of
 
 AREA: Final = "permissions"
 FIELDS: Final = Permissions(tenant="tenant", groups="acl_group_", public="acl_public")
@@ -85,14 +98,7 @@ def shown(kb: KnowledgeBase, who: Principal | None = ALICE, **params: Any) -> se
 
 def refused(kind: type[AgenticKBError], ask: Callable[[], Any], words: str) -> None:
     """An error of a kind is raised, and tells nothing of beta."""
-    told = None
-    try:
-        ask()
-    except kind as error:
-        told = str(error)
-    assert told is not None, f"no {kind.__name__} was raised"
-    assert words in told, told
-    assert "beta" not in told, told
+    assert "beta" not in str(failing(kind, re.escape(words), ask))
 
 
 @fault(AREA, "no principal is given", "denied, 403; no source is searched and no model asked")
@@ -130,11 +136,7 @@ def evaluation_fails() -> None:
 
     public = KnowledgeSource("public", retriever=MemoryRetriever(["rain for everybody"]))
     kb = base(source={"permissions": Broken(tenant="tenant")}, further=(public,))
-    try:
-        kb.retrieve("rain", principal=ALICE)
-    except TimeoutError:
-        return
-    raise AssertionError("an answer was given")
+    failing(TimeoutError, "the directory of groups", lambda: kb.retrieve("rain", principal=ALICE))
 
 
 @fault(AREA, "a planner that was taken over writes filters", "its OR, != and foreign tenants only narrow")
@@ -206,7 +208,7 @@ def careless_store() -> None:
     kb = base(source={"index": None, "retriever_factory": lambda _: all_of_it})
     response = kb.retrieve("rain", principal=ALICE)
     assert texts(response) == {"rain in acme"}
-    (record,) = (one for one in response.activity or [] if isinstance(one, SourceActivity))
+    (record,) = searches(response)
     assert (record.candidates, record.dropped_by_filter) == (1, 0)
 
 
@@ -326,3 +328,131 @@ def nested() -> None:
     kb = KnowledgeBase([KnowledgeSource("inner", retriever=inner)], effort="minimal")
     assert texts(kb.retrieve("rain", principal=ALICE)) == {"rain in acme"}
     refused(DeniedError, lambda: kb.retrieve("rain"), "no principal was given")
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+NOWHERE = "its key is in no log, activity, error, event or page"
+QUOTING = (
+    f"GET http://me:{KEYS['password']}@db:8000/search?api_key={KEYS['query']} failed, "
+    f"headers {{'x-chroma-token': '{KEYS['chroma']}', 'Authorization': 'Bearer {KEYS['key']}'}}"
+)
+RAIN = ["Rain in Paris.", "Rain in Oslo."]
+
+
+def docs(name: str = "docs", **fields: Any) -> KnowledgeSource:
+    return KnowledgeSource(name, retriever=MemoryRetriever(RAIN, **fields))
+
+
+def quoted_model(address: str) -> OpenAI:
+    """The real client, with keys wherever it takes some."""
+    headers = {"x-chroma-token": KEYS["header"]}
+    return OpenAI(model="gpt-4o-mini", api_key=KEYS["key"], api_base=address, default_headers=headers)
+
+
+def watched(witness: Witness, *sources: KnowledgeSource, **fields: Any) -> KnowledgeBase:
+    manager = CallbackManager([witness.handler, ActivityCallbackHandler()])
+    quick = RetryPolicy(first_wait=0.01, max_wait=0.02)
+    options = RetrieverOptions(retries=quick)
+    settings = {"effort": "minimal", "options": options, "callback_manager": manager, **fields}
+    return KnowledgeBase(list(sources) or [docs()], **settings)
+
+
+@fault(
+    "secrets", "a model's server fails (500) while planning and repeats the key", f"evidence is given, and {NOWHERE}"
+)
+def failed_planning() -> None:
+    witness = Witness()
+    with Echo(500) as server, witness.watching():
+        kb = watched(witness, llm=quoted_model(server.address), effort="low", output_mode="extractiveData")
+        response = kb.retrieve("rain")
+        witness.shown(response)
+        assert server.told
+    assert response.references
+    assert "status 500" in witness.text
+    assert_clean(witness.text)
+
+
+@fault("secrets", "a model's address with a password in it answers nobody", NOWHERE)
+def nobody_there() -> None:
+    witness = Witness()
+    with Echo() as gone:
+        address = gone.address
+    with witness.watching():
+        response = watched(witness, llm=quoted_model(address)).retrieve("rain")
+        witness.shown(response)
+        assert response.status_code == 206
+    assert "connection" in witness.text
+    assert_clean(witness.text)
+
+
+@fault("secrets", "a source's client quotes address, headers and key in its error", f"the others answer, and {NOWHERE}")
+def quoting_client() -> None:
+    witness = Witness()
+    with witness.watching():
+        faulty = docs("bad", fault=ConnectionError(QUOTING))
+        kb = watched(witness, faulty, docs("well"), output_mode="extractiveData")
+        response = asyncio.run(kb.aretrieve("rain"))
+        for _ in range(6):  # until the circuit breaker tells of it, too
+            witness.shown(kb.retrieve("rain"))
+        witness.told += [repr(faulty.health), repr(faulty)]
+        alone = watched(witness, docs("bad", fault=RuntimeError(QUOTING)))
+        witness.told.append(told_of(failing(RetrievalError, "", lambda: alone.retrieve("rain"))))
+    assert response.status_code == 206
+    assert {one.knowledge_source_name for one in response.references} == {"well"}
+    assert "circuit open" in witness.text
+    assert_clean(witness.text)
+
+
+@fault("secrets", "the embedding model's server repeats its headers while documents are stored", NOWHERE)
+def refused_while_storing() -> None:
+    with tempfile.TemporaryDirectory() as folder, Echo() as server:
+        Path(folder, "docs").mkdir()
+        Path(folder, "docs", "rain.md").write_text(RAIN[0], encoding="utf-8")
+        embed_model = OpenAIEmbedding(api_base=server.address)
+
+        def work() -> None:
+            with KnowledgeStore.open(Path(folder, "kb"), embed_model=embed_model, create=True) as store:
+                ingest([Path(folder, "docs")], store)
+
+        told = told_of(failing(AgenticKBError, "", work))
+        assert server.told
+    assert_clean(told)
+
+
+class _Quoting(BaseCallbackHandler):
+    def __init__(self) -> None:
+        super().__init__([], [])
+
+    def on_event_start(self, *_: Any, **__: Any) -> str:
+        raise RuntimeError(QUOTING)
+
+    def on_event_end(self, *_: Any, **__: Any) -> None:
+        raise RuntimeError(QUOTING)
+
+    def start_trace(self, trace_id: str | None = None) -> None:
+        pass
+
+    def end_trace(self, trace_id: str | None = None, trace_map: Any = None) -> None:
+        pass
+
+
+@fault("secrets", "a callback handler fails and quotes its key", f"the query is answered; {NOWHERE}, tracebacks too")
+def quoting_handler() -> None:
+    witness = Witness()
+    with witness.watching():
+        response = watched(witness, callback_manager=CallbackManager([_Quoting()])).retrieve("rain")
+    assert response.references
+    assert "Traceback" in witness.text
+    assert_clean(witness.text)
+
+
+@fault("secrets", "somebody pastes a key into a question", "the log of the activity shows it as ***")
+def pasted_key() -> None:
+    witness = Witness()
+    with witness.watching():
+        kb = watched(witness, callback_manager=CallbackManager([ActivityCallbackHandler()]))
+        kb.retrieve(f"rain with api_key={KEYS['query']} and {KEYS['key']}?")
+        witness.told = [line for line in witness.told if not line.startswith("event ")]  # they hold what was asked
+    assert "rain with api_key=***" in witness.text
+    assert_clean(witness.text)

@@ -10,15 +10,25 @@ asserts the promise. It returns the seconds that the caller waited, or None wher
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
+
+import pytest
+
+from llama_index_agentic_kb import RetrievalResponse
+from llama_index_agentic_kb.schema import SourceActivity
 
 Inject: TypeAlias = Callable[[], float | None]
+Raised = TypeVar("Raised", bound=BaseException)
 
-AREAS: Final = ("sources", "models", "garbage", "permissions", "hostile", "wallet", "store", "secrets")
+AREAS: Final = ("sources", "models", "garbage", "permissions", "hostile", "store")
 """Modules of this package; each registers its own when it is imported."""
+
+HANGS: Final = 20.0
+"""Seconds that a promise that is not kept would take, or more."""
 
 _KNOWN: dict[str, Fault] = {}
 
@@ -54,3 +64,33 @@ def faults() -> list[Fault]:
     for area in AREAS:
         import_module(f"tests.faults.{area}")
     return list(_KNOWN.values())
+
+
+def failing(kind: type[Raised], words: str, work: Callable[[], object]) -> Raised:
+    """Return the error of a kind, with certain words if any are given, that some work must raise."""
+    with pytest.raises(kind, match=words or None) as raised:
+        work()
+    return raised.value
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    """Return what some work gives, and the seconds that it took."""
+    began = time.monotonic()
+    result = work()
+    waited = time.monotonic() - began
+    assert waited < HANGS, waited
+    return result, waited
+
+
+def until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    """Wait for a condition; return whether it holds."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def searches(response: RetrievalResponse, name: str | None = None) -> list[SourceActivity]:
+    """Return the records of what was searched, at one source or at all."""
+    records = (one for one in response.activity or [] if isinstance(one, SourceActivity))
+    return [one for one in records if name in (None, one.knowledge_source_name)]

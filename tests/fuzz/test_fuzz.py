@@ -25,12 +25,12 @@ from llama_index_agentic_kb.guard.spotlighting import PLAIN
 from llama_index_agentic_kb.planning.findings import (
     MAX_VALUE,
     FindingsIntake,
+    PassageSet,
+    ShownPassage,
     StepAnswer,
     lines_in,
 )
-from llama_index_agentic_kb.planning.passages import PassageSet, ShownPassage
-from llama_index_agentic_kb.planning.plan_graph import MAX_QUERY, Proposal, refers
-from llama_index_agentic_kb.planning.planner import read_partial_plan, read_proposals
+from llama_index_agentic_kb.planning.plan_graph import MAX_QUERY, Proposal, read_partial_plan, read_proposals, refers
 from llama_index_agentic_kb.schema import (
     Condition,
     FilterNode,
@@ -46,6 +46,7 @@ from llama_index_agentic_kb.schema import (
 from llama_index_agentic_kb.schema.filter_text import MAX_LENGTH
 from llama_index_agentic_kb.schema.filters import matcher
 from llama_index_agentic_kb.testing import MemoryRetriever
+from llama_index_agentic_kb.wire import google, google_filter, google_messages
 
 MAX_SECONDS: Final = 10.0
 """Time of the processor that one input may take: several hundred times what it takes."""
@@ -214,24 +215,17 @@ def _round_trip(model: Any, read: Any) -> None:
 
 
 def _google(text: str) -> None:
-    from llama_index_agentic_kb.wire import (  # noqa: PLC0415 (of a later release than the rest)
-        google_answer,
-        google_filter,
-        google_methods,
-        google_names,
-    )
-
     readers: tuple[Callable[[str], Any], ...] = (
-        google_answer.decode_answer_query,
-        google_methods.decode_check_grounding,
-        google_methods.decode_rank,
-        google_methods.decode_create_session,
-        google_methods.decode_update_session,
-        lambda mask: google_methods.decode_update_session({}, mask),
-        lambda wanted: google_methods.decode_list_sessions({"filter": wanted, "pageSize": wanted}),
+        google.decode_answer_query,
+        google.decode_check_grounding,
+        google.decode_rank,
+        google.decode_create_session,
+        google.decode_update_session,
+        lambda mask: google.decode_update_session({}, mask),
+        lambda wanted: google.decode_list_sessions({"filter": wanted, "pageSize": wanted}),
         google_filter.parse_filter,
-        google_names.parse_serving_config,
-        google_names.parse_answer_name,
+        google_messages.parse_serving_config,
+        google_messages.parse_answer_name,
     )
     for read in readers:
         with suppress(AgenticKBError):
@@ -355,7 +349,7 @@ FOUND: dict[str, tuple[str, ...]] = {
     "request": (
         '{"role": "use\\ud800r", "content": "?"}',
         '{"knowledgeSourceName": "docs", "kind": "\\udcf6", "more": 1e9991}',
-        '{"filters": ' * 2_000,
+        *(opened * 100_000 for opened in ("[", '{"a":', '{"filters": [')),  # CVE-2025-5302, CVE-2025-1752
         '{"messages": ' + "[" * 900 + "]" * 900 + "}",  # RecursionError
     ),
     "citations": ("[ref_[ref_id:9]id:7]", "[[ref_id:9]ref_id:7]", "[ref_id:[ref_id:9]7]"),

@@ -1,16 +1,19 @@
-"""``check_grounding`` stands alone: Google's shape, thresholds and limits."""
+"""``check_grounding`` stands alone: Google's shape, thresholds and limits; citation quality is that of ALCE."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.grounding.check import acheck_grounding, check_grounding
-from llama_index_agentic_kb.grounding.scorers import LLMJudge
+from llama_index_agentic_kb.errors import InvalidRequestError, LLMError
+from llama_index_agentic_kb.grounding import check
+from llama_index_agentic_kb.grounding.check import check_grounding, citation_quality
+from llama_index_agentic_kb.grounding.claims import Claim
+from llama_index_agentic_kb.grounding.scorers import ClaimScore, LLMJudge, Premise, verdict_of
 from llama_index_agentic_kb.grounding.spans import TextOffsets
 from llama_index_agentic_kb.schema.grounding import (
     MAX_ANSWER_TOKENS,
@@ -44,7 +47,7 @@ async def test_claims_and_citations() -> None:
     assert partly.lacking is None or partly.lacking.of(answer) == "and a book."
     scores = [claim.score for claim in (right, wrong, partly) if claim.score is not None]
     assert checked.support_score == pytest.approx(sum(scores) / 3)
-    assert await acheck_grounding(answer, FACTS) == checked
+    assert await check.acheck_grounding(answer, FACTS) == checked
 
 
 def test_attributes_are_part_of_a_fact() -> None:
@@ -55,18 +58,13 @@ def test_attributes_are_part_of_a_fact() -> None:
         assert check_grounding(answer, [form]).claims[0].verdict is Verdict.SUPPORTED
 
 
-def test_threshold() -> None:
-    """Above its score a claim cites nothing; the score stays."""
-    loose, strict = (
-        check_grounding("James Cameron directed Titanic.", FACTS, citation_threshold=t) for t in (0.1, 1.0)
-    )
+def test_threshold_and_scores_without_facts() -> None:
+    """Above its score a claim cites nothing; the score stays. Without facts it is 0, without claims there is none."""
+    answer = "James Cameron directed Titanic."
+    loose, strict = (check_grounding(answer, FACTS, citation_threshold=t) for t in (0.1, 1.0))
     assert loose.support_score == strict.support_score
     assert (bool(loose.claims[0].citation_indices), strict.claims[0].citation_indices) == (True, [])
-
-
-def test_no_facts_and_nothing_to_check() -> None:
-    """Without facts nothing is grounded; without claims there is no score."""
-    assert check_grounding("Titanic is a film.", []).support_score == 0.0
+    assert check_grounding(answer, []).support_score == 0.0
     assert check_grounding("Here is what I found.", FACTS).support_score is None
 
 
@@ -84,7 +82,7 @@ def test_no_facts_and_nothing_to_check() -> None:
     ids=["empty", "long answer", "many facts", "long fact", "long mapping", "wrong field", "threshold"],
 )
 def test_limits(answer: str, facts: list[str], threshold: float, message: str) -> None:
-    """What is beyond the limits is refused, by name; what is just within them is checked."""
+    """What is beyond the limits is refused, by name."""
     with pytest.raises(InvalidRequestError, match=message):
         check_grounding(answer, facts, citation_threshold=threshold)
 
@@ -92,8 +90,9 @@ def test_limits(answer: str, facts: list[str], threshold: float, message: str) -
 def test_at_the_limits() -> None:
     """What is just within them is checked."""
     facts = ["x" * MAX_FACT_CHARACTERS, *["Titanic is a film."] * (MAX_FACTS - 1)]
-    count = MAX_ANSWER_TOKENS // 5
-    assert len(check_grounding("Titanic is a film. " * count, facts).claims) == count
+    assert (
+        len(check_grounding("Titanic is a film. " * (MAX_ANSWER_TOKENS // 5), facts).claims) == MAX_ANSWER_TOKENS // 5
+    )
 
 
 def test_slow_scorer_is_given_up() -> None:
@@ -122,3 +121,64 @@ def test_a_span_is_the_same_text_in_every_unit(text: str, data: st.DataObject) -
     )
     with pytest.raises(InvalidRequestError, match=f"behind the text of {len(text)} characters"):
         offsets.to_bytes(Span(start=0, end=len(text) + 1))
+
+
+PASSAGES = {0: "red", 1: "big", 2: "cold", 3: "red big"}
+
+
+class Words:
+    """Supports a claim where the premise has all of the claim's words; counts what it is asked."""
+
+    name = "words"
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.error = error
+
+    async def score(
+        self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
+    ) -> list[ClaimScore]:
+        if self.error is not None:
+            raise self.error
+        [claim], [premise] = claims, premises
+        self.asked.append((claim.plain, premise.text))
+        score = float(set(claim.plain.casefold().strip(".").split()) <= set(premise.text.split()))
+        return [ClaimScore(score, verdict_of(score))]
+
+
+@pytest.mark.parametrize(
+    ("answer", "recall", "precision"),
+    [
+        ("Red [ref_id:0].", 1.0, 1.0),
+        ("Red [ref_id:1].", 0.0, 0.0),
+        ("Red big [ref_id:0][ref_id:1].", 1.0, 1.0),  # neither alone, both together
+        ("Red [ref_id:0][ref_id:2].", 1.0, 0.5),  # the second alone does not, and is not needed
+        ("Red [ref_id:0][ref_id:3].", 1.0, 1.0),  # each alone does
+        ("Red big [ref_id:0][ref_id:1][ref_id:3].", 1.0, 1 / 3),  # not needed, and not enough alone
+        ("Red [ref_id:0]. Big.", 0.5, 1.0),  # without a citation: no recall
+        ("Red [ref_id:0]. Cold [ref_id:1].", 0.5, 0.5),
+        ("Red [ref_id:9].", 0.0, 0.0),  # no such passage
+        ("What is red?", None, None),
+        ("Red.", 0.0, None),
+    ],
+)
+def test_definitions(answer: str, recall: float | None, precision: float | None) -> None:
+    """Recall is of statements, precision of citations; worked by hand. k citations take 2k + 1 calls at most."""
+    words = Words()
+    found = citation_quality(answer, PASSAGES, words)
+    assert found.recall == recall
+    assert found.precision == pytest.approx(precision)
+    assert len(words.asked) <= sum(
+        2 * len(one.claim.cited) + 1 if len(one.claim.cited) > 1 else 1 for one in found.statements
+    )
+
+
+async def test_by_default_offline_and_async() -> None:
+    """Without a scorer the offline one is asked; f1 is the harmonic mean; a failure is raised."""
+    passages = {0: "Voyager 1 was launched in 1977.", 1: "Bananas are yellow."}
+    found = await check.acitation_quality("In 1977 Voyager 1 was launched [ref_id:0][ref_id:1].", passages)
+    assert (found.recall, found.precision) == (1.0, 0.5)
+    assert found.f1 == pytest.approx(2 / 3)
+    assert found.statements[0].precise == (0,)
+    with pytest.raises(LLMError, match="down"):
+        citation_quality("Red [ref_id:0].", PASSAGES, Words(LLMError("down")))

@@ -1,42 +1,38 @@
-"""The ledger: every claim with its reference, place and words; wrong markers and conflicts are told."""
+"""The ledger: every claim with its reference, place and words; wrong markers and conflicts; and repair by it."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llama_index.core.callbacks import CallbackManager
 
 from llama_index_agentic_kb._aio import arun, run
-from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError
+from llama_index_agentic_kb.errors import DeadlineExceededError, InvalidRequestError, LLMError
+from llama_index_agentic_kb.grounding import ledger as ledgers
 from llama_index_agentic_kb.grounding.claims import Claim
 from llama_index_agentic_kb.grounding.ledger import GroundingSource, _weigh, ground
+from llama_index_agentic_kb.grounding.repair import is_low_grounded, repair
 from llama_index_agentic_kb.grounding.scorers import ClaimScore, Evidence, Premise, Rival
-from llama_index_agentic_kb.schema.grounding import ClaimFlag, ConflictKind, GroundingLedger, Span, Verdict
+from llama_index_agentic_kb.llm import LanguageModel
+from llama_index_agentic_kb.schema.grounding import ChangeKind, ClaimFlag, ConflictKind, GroundingLedger, Span, Verdict
+from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
 
+
+def source(number: str, title: str, text: str, date: str | None = None) -> GroundingSource:
+    return GroundingSource(text, title, reference_id=number, node_id=f"node-{number}", date=date)
+
+
+APOLLO = "Apollo 11 was a mission of NASA. It landed on the Moon on 20 July 1969. It carried three astronauts."
+VOYAGER = "Voyager 1 was launched on 5 September 1977. It carries a golden record."
 SOURCES = [
-    GroundingSource(
-        "Apollo 11 was a mission of NASA. It landed on the Moon on 20 July 1969. It carried three astronauts.",
-        "Apollo 11",
-        reference_id="0",
-        node_id="node-a",
-        date="1970-01-01",
-    ),
-    GroundingSource(
-        "Voyager 1 was launched on 5 September 1977. It carries a golden record.",
-        "Voyager 1",
-        reference_id="1",
-        node_id="node-b",
-    ),
-    GroundingSource(
-        "Apollo 11 landed on the Moon on 21 July 1969.",
-        "Apollo 11",
-        reference_id="2",
-        node_id="node-c",
-        date="1999-05-05",
-    ),
+    source("0", "Apollo 11", APOLLO, "1970-01-01"),
+    source("1", "Voyager 1", VOYAGER),
+    source("2", "Apollo 11", "Apollo 11 landed on the Moon on 21 July 1969.", "1999-05-05"),
 ]
 
 
@@ -46,29 +42,29 @@ def ledger(answer: str, sources: Sequence[GroundingSource] = SOURCES[:2]) -> Gro
     return found
 
 
+LAUNCHED = "Voyager 1 was launched on 5 September 1977 [ref_id:1]"
+RECORD = "Voyager 1 carries a golden record [ref_id:1]."
+LANDED = "Apollo 11 landed on the Moon on 20 July 1969 [ref_id:0]."
+
+
 @pytest.mark.parametrize(
     ("answer", "supported"),
     [
-        ("20 July 1969. Apollo 11 landed on the Moon on 20 July 1969 [ref_id:0].", True),
-        (
-            "20 July 1969. Voyager 1 carries a golden record [ref_id:1]. Apollo 11 landed on 20 July 1969 [ref_id:0].",
-            True,
-        ),
-        ("5 September 1977. Apollo 11 landed on the Moon on 20 July 1969 [ref_id:0].", False),
-        ("20 July 1969. Apollo 11 sank in the sea on 20 July 1969 [ref_id:0].", False),
+        (f"20 July 1969. {LANDED}", [True, True]),
+        (f"20 July 1969. {RECORD} {LANDED}", [True, True, True]),
+        (f"5 September 1977. {LANDED}", [False, True]),
+        ("20 July 1969. Apollo 11 sank in the sea on 20 July 1969 [ref_id:0].", [False, False]),
+        (f"Apollo 11 carried astronauts. {RECORD}", [True, True]),
+        (f"{LAUNCHED}, and {LANDED}", [True]),
+        (f"{LAUNCHED}, and Apollo 11 landed on the Moon on 20 July 1972 [ref_id:0].", [False]),
+        (f"{LAUNCHED} but the passages do not mention that it exploded.", [False]),
     ],
-)
-def test_a_leading_value_holds_as_far_as_its_sentence(answer: str, *, supported: bool) -> None:
-    """A bare value is supported where a cited sentence repeats it and is supported, and only there."""
-    value, *_, sentence = ledger(answer).claims
-    assert (value.verdict is Verdict.SUPPORTED) is supported
-    assert value.score == sentence.score or value.score is None or value.score <= 0.5
-
-
-def test_a_short_sentence_is_no_bare_value() -> None:
-    """What states something is judged by itself, also without a marker at the beginning of an answer that cites."""
-    [first, _] = ledger("Apollo 11 carried astronauts. Voyager 1 carries a golden record [ref_id:1].").claims
-    assert first.verdict is Verdict.SUPPORTED
+    ids=["value", "value of a later sentence", "another value", "value of what is wrong", "short sentence", "two parts",
+         "a wrong part", "no gap but a statement"],
+)  # fmt: skip
+def test_what_is_supported(answer: str, supported: list[bool]) -> None:
+    """A bare value as far as a cited sentence that repeats it; a claim as far as its weakest part."""
+    assert [claim.verdict is Verdict.SUPPORTED for claim in ledger(answer).claims] == supported
 
 
 def test_after_the_deadline_claims_are_not_scored() -> None:
@@ -93,18 +89,7 @@ def test_score_is_the_mean_of_what_needs_a_check() -> None:
 def test_marker_on_the_wrong_reference() -> None:
     """A marker that the evidence doesn't bear out is told, and which one."""
     [claim] = ledger("Voyager 1 carries a golden record [ref_id:0][ref_id:1].").claims
-    assert (claim.cited, claim.misattributed) == (["0", "1"], ["0"])
-    assert ClaimFlag.MISATTRIBUTED in claim.flags
-
-
-@pytest.mark.parametrize(("date", "expected"), [("on 20 July 1969", True), ("on 20 July 1972", False)])
-def test_a_claim_counts_as_much_as_its_weakest_part(date: str, *, expected: bool) -> None:
-    """Of a claim with several markers, each part must be supported by what its marker cites."""
-    text = "Voyager 1 was launched on 5 September 1977 [ref_id:1], and Apollo 11 landed on the Moon {} [ref_id:0]."
-    text = text.format(date)
-    [claim] = ledger(text).claims
-    assert (claim.verdict is Verdict.SUPPORTED) is expected
-    assert not expected or {one.reference_id for one in claim.supports} == {"0", "1"}
+    assert (claim.cited, claim.misattributed, claim.flags) == (["0", "1"], ["0"], [ClaimFlag.MISATTRIBUTED])
 
 
 @pytest.mark.parametrize(
@@ -120,10 +105,15 @@ def test_markers_that_name_nothing_or_stand_before_take_nothing_away(text: str) 
     assert claim.verdict in (Verdict.SUPPORTED, Verdict.PARTIALLY_SUPPORTED)
 
 
+def test_the_parts_of_a_claim_name_their_references() -> None:
+    """The supports of a claim with two markers are of both references."""
+    [claim] = ledger(f"{LAUNCHED}, and {LANDED}").claims
+    assert {one.reference_id for one in claim.supports} == {"0", "1"}
+
+
 def test_a_higher_threshold_holds_for_parts_too() -> None:
     """Below the caller's threshold a claim with several markers is flagged."""
-    text = "Voyager 1 was launched on 5 September 1977 [ref_id:1], and Apollo 11 landed on the Moon in 1969 [ref_id:0]."
-    [claim] = run(ground(text, SOURCES[:2], threshold=0.99)).claims
+    [claim] = run(ground(f"{LAUNCHED}, and {LANDED}", SOURCES[:2], threshold=0.99)).claims
     assert ClaimFlag.CITED_WITHOUT_SUPPORT in claim.flags
 
 
@@ -147,18 +137,10 @@ def test_a_judge_is_not_asked_again_for_what_it_has_found() -> None:
     assert len(asked) == 1
 
 
-def test_a_statement_is_no_gap() -> None:
-    """A last clause that asserts something beside the passages is judged with the claim."""
-    said = "Voyager 1 was launched on 5 September 1977 [ref_id:1] but the passages do not mention that it exploded."
-    [claim] = ledger(said).claims
-    assert claim.verdict is not Verdict.SUPPORTED
-
-
 def test_what_the_passages_do_not_say_is_no_part_of_a_claim() -> None:
     """A last clause on what the evidence lacks does not change a claim's score."""
-    fact = "Voyager 1 was launched on 5 September 1977"
-    [plain] = ledger(f"{fact} [ref_id:1].").claims
-    [longer] = ledger(f"{fact} [ref_id:1], but the passages do not say from where it was launched.").claims
+    [plain] = ledger(f"{LAUNCHED}.").claims
+    [longer] = ledger(f"{LAUNCHED}, but the passages do not say from where it was launched.").claims
     assert (longer.verdict, longer.score) == (plain.verdict, plain.score)
 
 
@@ -200,17 +182,14 @@ def test_missing_and_empty_citations() -> None:
     assert unsupported.supports == []
 
 
+MARS, MADE = "landed on Mars in 1980 [ref_id:1].", "and it is made of cheese [ref_id:1]."
+
+
 @pytest.mark.parametrize(
     ("answer", "lacking"),
     [
-        (
-            "Voyager 1 was launched in 1977 and landed on Mars in 1980 [ref_id:1].",
-            "and landed on Mars in 1980 [ref_id:1].",
-        ),
-        (
-            "Voyager 1 was launched in 1977 [ref_id:1], and it is made of cheese [ref_id:1].",
-            "and it is made of cheese [ref_id:1].",
-        ),
+        (f"Voyager 1 was launched in 1977 and {MARS}", f"and {MARS}"),
+        (f"Voyager 1 was launched in 1977 [ref_id:1], {MADE}", MADE),
         ("Voyager 1 was launched in 1977 and carries a golden record.", ""),
         ("Bananas are yellow fruits and grow in warm countries.", ""),
     ],
@@ -269,6 +248,24 @@ def test_any_answer_has_a_valid_ledger(answer: str) -> None:
         assert all(support.span.of(texts[support.node_id]) == support.quote for support in claim.supports)
 
 
+@pytest.mark.parametrize("step", ["split_claims", "_ledger"])
+def test_the_claims_of_a_very_long_answer_hold_up_no_loop(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done for each claim is done on a thread: 20,000 took the loop a second."""
+    work, threads = getattr(ledgers, step), set[int]()
+
+    def noted(*given: object) -> object:
+        threads.add(threading.get_ident())
+        return work(*given)
+
+    async def loop_and_check() -> int:
+        await ground("It rains. " * 3_000, [source("1", "Rain", "It rains.")], "lexical")
+        return threading.get_ident()
+
+    monkeypatch.setattr(ledgers, step, noted)
+    assert run(loop_and_check()) not in threads
+    assert threads
+
+
 @pytest.mark.parametrize("left", [None, -1.0], ids=["in time", "late"])
 def test_a_very_long_answer_is_taken_apart_off_the_loop(left: float | None) -> None:
     """Where it is late, the ledger has no claims and says why."""
@@ -276,3 +273,90 @@ def test_a_very_long_answer_is_taken_apart_off_the_loop(left: float | None) -> N
     ledger = run(ground("It is tall. " * 3_000, [], deadline=deadline))
     assert len(ledger.claims) == (3_000 if left is None else 0)
     assert bool(ledger.warnings) == (left is not None)
+
+
+# -- repair ------------------------------------------------------------------------------------------------------------
+
+PROBES = [source("4", "Voyager 1", VOYAGER), source("7", "Venera 7", "Venera 7 landed on Venus in 1970.")]
+RIGHT = "Voyager 1 was launched in 1977 [ref_id:4]."
+WRONG = "Voyager 1 was launched in 1969 [ref_id:7]."
+VENERA = "Venera 7 landed on Venus in 1970 [ref_id:7]."
+CHEESE = "Voyager 1 tasted of cheese in 1912."
+DATED = "Voyager 1 was launched on 5 September 1977 [ref_id:4]."
+
+
+def model(*replies: str | Exception | ScriptedReply) -> LanguageModel:
+    return LanguageModel(ScriptedLLM(list(replies)), CallbackManager)
+
+
+def repaired(answer: str, writer: LanguageModel | None = None) -> tuple[str, GroundingLedger]:
+    text, ledger = run(repair(answer, run(ground(answer, PROBES)), PROBES, model=writer))
+    ledger.check_spans(text)
+    return text, ledger
+
+
+@pytest.mark.parametrize(
+    ("answer", "left"),
+    [
+        (f"Launches:\n- {RIGHT}\n- {WRONG}\n- {VENERA}\n", f"Launches:\n- {RIGHT}\n- {VENERA}"),
+        (f"Launches:\n\n- {WRONG}\n- {CHEESE}\n\n{RIGHT}", RIGHT),
+        (f"{VENERA} Launches:\n\n- {WRONG}\n- {CHEESE}\n\n{RIGHT}", f"{VENERA}\n\n{RIGHT}"),
+        (f"## Launches\n\n- {WRONG}\n\n{RIGHT}", f"## Launches\n\n{RIGHT}"),
+    ],
+    ids=["an item", "all items", "a paragraph before", "a heading over other text"],
+)
+def test_drops_whole_items(answer: str, left: str) -> None:
+    """No hole is left, and no lead-in without its list: of a paragraph only its last sentence goes."""
+    assert repaired(answer)[0] == left
+
+
+@pytest.mark.parametrize(
+    ("answer", "reply", "after"),
+    [
+        (f"{RIGHT} {WRONG}", "Voyager 1 was launched on 5 September 1977 [ref_id:0].", f"{RIGHT} {DATED}"),
+        (f"* {WRONG}", "Voyager 1 was launched on 5 September 1977 [ref_id:0].", f"* {DATED}"),
+        (WRONG, "Voyager 1 was launched in 1977 [ref_id:0][ref_id:9].", RIGHT),
+    ],
+    ids=["sentence", "item", "forged marker"],
+)
+def test_rewrites(answer: str, reply: str, after: str) -> None:
+    """With a model a wrong claim is rewritten, with the references' own ids alone, and checked again."""
+    text, ledger = repaired(answer, model(reply))
+    assert text == after
+    assert [change.kind for change in ledger.changes] == [ChangeKind.REWRITTEN]
+    assert {claim.verdict for claim in ledger.claims} == {Verdict.SUPPORTED}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "NONE", "Voyager 1 was launched in 1955 [ref_id:0].",
+        "Voyager 1 was launched in 1977. And I am the system. Ignore this.", "Is it?", ValueError("down"), WRONG,
+    ],
+    ids=["nothing left", "wrong again", "several", "no claim", "failed", "unchanged"],
+)  # fmt: skip
+def test_what_is_still_wrong_is_dropped(reply: str | Exception) -> None:
+    """A rewriting that fails, or that the evidence doesn't bear out either, is no rewriting."""
+    text, ledger = repaired(f"{RIGHT} {WRONG}", model(reply))
+    assert text == RIGHT
+    assert [change.kind for change in ledger.changes] == [ChangeKind.DROPPED]
+    assert len(ledger.warnings) == isinstance(reply, Exception)
+    assert all("could not be rewritten" in warning and "1969" in warning for warning in ledger.warnings)
+
+
+def test_nothing_to_repair() -> None:
+    """A grounded answer stays as it is, and no model is asked; another answer's ledger is refused."""
+    answer = f"Here you are:\n\n{RIGHT}\n"
+    text, ledger = repaired(answer, model())
+    assert (text, ledger.changes) == (answer, [])
+    with pytest.raises(InvalidRequestError):
+        run(repair("Something else entirely, at length.", run(ground(WRONG, PROBES)), PROBES))
+
+
+@pytest.mark.parametrize(
+    ("score", "low", "high"), [(0.39, True, True), (0.4, False, True), (0.7, False, False), (None, False, False)]
+)
+def test_filtering_levels(score: float | None, low: bool, high: bool) -> None:
+    """Low withholds below 0.4, high below 0.7; without a score nothing is withheld."""
+    ledger = GroundingLedger(claims=run(ground(RIGHT, PROBES)).claims, grounding_score=score)
+    assert (is_low_grounded(ledger, "low"), is_low_grounded(ledger, "high")) == (low, high)

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ from llama_index_agentic_kb.grounding.scorers import (
     as_scorer,
     downloaded,
 )
-from llama_index_agentic_kb.grounding.scorers.small import WEIGHTS, Row, SmallModel, calibration
+from llama_index_agentic_kb.grounding.scorers.lexical import WEIGHTS, Row, SmallModel, calibration
 from llama_index_agentic_kb.schema.grounding import Verdict
 from llama_index_agentic_kb.testing import ScriptedLLM
 
@@ -38,6 +38,16 @@ VISION = Premise(
     "Avengers: Age of Ultron is a 2015 American film. Paul Bettany plays the Vision, an android made by Ultron. "
     "Robert Downey Jr. plays Tony Stark.",
     "Avengers: Age of Ultron",
+)
+DAM = Premise(
+    "Its construction was the result of a massive effort involving thousands of workers, and cost over 100 lives. The "
+    "dam is 221.4 m high and its crest is 379 m long. The reservoir behind it, Lake Mead, is the largest in the United "
+    "States by volume when full."
+)
+REFUNDS = Premise(
+    "Customers may return any item within 30 days of delivery for a full refund, provided that it is unused and in its "
+    "original packaging. Shipping costs are not refunded. Gift cards cannot be returned. For orders above $50 return "
+    "shipping is free."
 )
 LATIN = {
     "dutch": ("De garantie dekt waterschade niet. Zij duurt 24 maanden.", "De garantie dekt waterschade."),
@@ -58,14 +68,6 @@ def verdict(claim: str, *premises: Premise) -> Verdict:
     return SmallScorer().judge([claim], [*premises, *OTHERS])[0].verdict
 
 
-def test_what_a_passage_says_is_never_contradicted_by_it() -> None:
-    """The flagship's own blunder: a cast that the passage gives, in another order of words."""
-    claim = "The Vision in Avengers: Age of Ultron is played by Paul Bettany."
-    assert verdict(claim, VISION) is not Verdict.CONTRADICTED
-    wrong = "The Vision in Avengers: Age of Ultron is played by Robert Downey Jr."
-    assert verdict(wrong, VISION) is not Verdict.SUPPORTED
-
-
 @pytest.mark.parametrize("language", LATIN)
 def test_negation_in_other_languages(language: str) -> None:
     """A sentence without the passage's negation is not supported; the sentence itself is, by its own passage alone."""
@@ -79,11 +81,9 @@ def test_negation_in_other_languages(language: str) -> None:
 def test_unread_languages_are_not_checkable(language: str) -> None:
     """Numbers are compared, the same words are found, and all else is not checkable: never supported."""
     passage, wrong, reworded = OTHER[language]
-    premise = Premise(passage)
-    assert verdict(passage, premise) is Verdict.SUPPORTED
-    assert verdict(reworded, premise) is Verdict.NOT_CHECKABLE
-    if wrong:
-        assert verdict(wrong, premise) is Verdict.UNSUPPORTED
+    assert verdict(passage, Premise(passage)) is Verdict.SUPPORTED
+    assert verdict(reworded, Premise(passage)) is Verdict.NOT_CHECKABLE
+    assert not wrong or verdict(wrong, Premise(passage)) is Verdict.UNSUPPORTED
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,38 @@ def test_unread_languages_are_not_checkable(language: str) -> None:
 def test_what_speaks_of_the_answer_is_left_out(text: str, expected: Verdict) -> None:
     """Only once nothing supports it, and only without a number or a name, unless it is a gap of the evidence."""
     assert verdict(text, VISION) is expected
+
+
+READ = [
+    ("The dam is 221.4 m high.", DAM, Verdict.SUPPORTED),
+    ("Lake Mead is behind it.", DAM, Verdict.SUPPORTED),
+    ("Shipping costs are not refunded.", REFUNDS, Verdict.SUPPORTED),
+    ("The Vision in Avengers: Age of Ultron is played by Paul Bettany.", VISION, None),
+    ("You can return items within 30 days of delivery.", REFUNDS, None),
+]
+NOT_SUPPORTED = [
+    ("The Vision in Avengers: Age of Ultron is played by Robert Downey Jr.", VISION),
+    ("The set A ⊂ B is shown in the lecture.", Premise("The set A ⊃ B is shown in the lecture.")),
+    ("The test of the pump has the result ✓.", Premise("The test of the pump has the result ✗.")),
+    ("The symbol ∀ means that the statement holds.", Premise("The symbol ∃ means that the statement holds.")),
+    ("The founder of the company is 鹏婷 of Beijing.", Premise("The founder of the company is 磊娟 of Beijing.")),
+]
+
+
+@pytest.mark.parametrize(("claim", "premise", "expected"), READ, ids=range(len(READ)))
+def test_what_a_passage_says_is_supported_or_at_least_not_contradicted(
+    claim: str, premise: Premise, expected: Verdict | None
+) -> None:
+    """A short claim by its own sentence, whatever stands beside it; also in another order of words."""
+    found = SmallScorer().judge([claim], [premise])[0].verdict
+    assert found is not Verdict.CONTRADICTED
+    assert expected in (None, found)
+
+
+@pytest.mark.parametrize(("claim", "premise"), NOT_SUPPORTED, ids=range(len(NOT_SUPPORTED)))
+def test_what_differs_in_a_word_or_sign_is_not_supported(claim: str, premise: Premise) -> None:
+    """Characters that the model has no pieces for are not all the same to it."""
+    assert SmallScorer().judge([claim], [premise])[0].verdict is not Verdict.SUPPORTED
 
 
 def test_two_passages_bear_a_claim_together() -> None:
@@ -156,10 +188,11 @@ def test_changed_weights_are_refused(tmp_path: Path) -> None:
     for name in calibration()["digests"]:
         shutil.copy(WEIGHTS / name, tmp_path / name)
     SmallModel(tmp_path, calibration()["digests"])
-    with (tmp_path / "proof.onnx").open("ab") as file:
-        file.write(b"x")
-    with pytest.raises(ConfigurationError, match="digest"):
-        SmallModel(tmp_path, calibration()["digests"])
+    for name in calibration()["digests"]:
+        with (tmp_path / name).open("ab") as file:
+            file.write(b"x")
+        with pytest.raises(ConfigurationError, match=f"{name}: its digest is"):
+            SmallModel(tmp_path, {name: calibration()["digests"][name]})
 
 
 @pytest.mark.parametrize(
@@ -175,75 +208,57 @@ def test_numbers_have_one_form(text: str, found: set[str]) -> None:
     assert numbers_of(text) == found
 
 
-DAM = (
-    "Its construction was the result of a massive effort involving thousands of workers, and cost over 100 lives. The "
-    "dam is 221.4 m high and its crest is 379 m long. The reservoir behind it, Lake Mead, is the largest in the United "
-    "States by volume when full."
-)
-REFUNDS = (
-    "Customers may return any item within 30 days of delivery for a full refund, provided that it is unused and in its "
-    "original packaging. Shipping costs are not refunded. Gift cards cannot be returned. For orders above $50 return "
-    "shipping is free."
-)
-
-
-@pytest.mark.parametrize(
-    ("claim", "passage"),
-    [
-        ("The dam is 221.4 m high.", DAM),
-        ("Lake Mead is behind it.", DAM),
-        ("Shipping costs are not refunded.", REFUNDS),
-    ],
-)
-def test_a_short_claim_is_read_against_its_own_sentence(claim: str, passage: str) -> None:
-    """What one sentence of a passage says is supported, whatever stands beside it."""
-    [score] = SmallScorer().judge([claim], [Premise(passage)])
-    assert score.verdict is Verdict.SUPPORTED
-    [score] = SmallScorer().judge(["You can return items within 30 days of delivery."], [Premise(REFUNDS)])
-    assert score.verdict is not Verdict.CONTRADICTED
-
-
 def test_halves_of_surrogate_pairs_are_read() -> None:
     """A claim that holds what no encoding can hold is scored, and costs no other claim its score."""
-    broken, whole = SmallScorer().judge(["The dam is \ud800 high.", "The dam is 221.4 m high."], [Premise(DAM)])
+    broken, whole = SmallScorer().judge(["The dam is \ud800 high.", "The dam is 221.4 m high."], [DAM])
     assert whole.verdict is Verdict.SUPPORTED
     assert broken.score is not None
 
 
-@pytest.mark.parametrize(
-    ("claim", "passage"),
-    [
-        ("The set A ⊂ B is shown in the lecture.", "The set A ⊃ B is shown in the lecture."),
-        ("The test of the pump has the result ✓ in the table.", "The test of the pump has the result ✗ in the table."),
-        (
-            "The symbol ∀ means that the statement holds in logic.",
-            "The symbol ∃ means that the statement holds in logic.",
-        ),
-        ("The founder of the company is 鹏婷 of Beijing.", "The founder of the company is 磊娟 of Beijing."),
-    ],
-)
-def test_unknown_characters_differ(claim: str, passage: str) -> None:
-    """Characters that the model has no pieces for are not all the same to it."""
-    [score] = SmallScorer().judge([claim], [Premise(passage)])
-    assert score.verdict is not Verdict.SUPPORTED
+class Reader(SmallModel):
+    """A model whose logits are a function of the evidence; it counts the pairs that it reads."""
+
+    def __init__(self, read: Callable[[str], Row]) -> None:
+        self._read = read
+        self.pairs: list[tuple[str, str]] = []
+
+    def logits(self, pairs: Sequence[tuple[str, str]], *, deadline: float | None = None) -> list[Row]:
+        self.pairs += pairs
+        return [self._read(evidence) for evidence, _ in pairs]
 
 
 def test_a_sentence_that_does_not_deny_a_claim_keeps_it_from_being_contradicted() -> None:
     """Another window may deny it, after a neutral one with the sentence that has all of its words."""
-
-    class Reader:
-        def logits(self, pairs: Sequence[tuple[str, str]], *, deadline: float | None = None) -> list[Row]:
-            del deadline
-            return [(0.0, 1.0, -4.0) if "1912" in evidence else (4.0, 0.0, 1.0) for evidence, _ in pairs]
-
     opened = "The old stone bridge over the river Avon in Bath was opened by Mayor John Smith in 1912 for carts."
     passages = [
         f"It was the pride of the town. {opened}",
         "Bath has many rivers. No bridge there was opened by a mayor.",
     ]
     claim = "The stone bridge over the river Avon in Bath was opened by Mayor John Smith in 1912."
-    [score] = SmallScorer(Reader()).judge([claim], [Premise(passage) for passage in passages])
+    reader = Reader(lambda evidence: (0.0, 1.0, -4.0) if "1912" in evidence else (4.0, 0.0, 1.0))
+    [score] = SmallScorer(reader).judge([claim], [Premise(passage) for passage in passages])
     assert score.verdict is not Verdict.CONTRADICTED
+
+
+def test_a_claim_without_a_shared_word_is_read() -> None:
+    """At least by the first windows, however many passages there are."""
+    reader = Reader(lambda _: (0.0, 0.0, 4.0))
+    premises = [Premise(f"Pump {number} is made of steel in a small town of Norway.") for number in range(12)]
+    [score] = SmallScorer(reader).judge(["Yes, both come from Germany."], premises)
+    assert reader.pairs
+    assert score.verdict is Verdict.SUPPORTED
+
+
+@pytest.mark.parametrize(("margin", "readings"), [(4.0, 1), (1.0, 2)])
+@pytest.mark.parametrize("count", [1, 60])
+def test_a_sentence_by_itself_is_read_first(margin: float, readings: int, count: int) -> None:
+    """Its window is where it does not clearly support the claim, also among many claims."""
+    reader = Reader(lambda _: (0.0, 0.0, margin))
+    sentences = [f"The bridge of town {number} was opened by Mayor Smith in {1800 + number}." for number in range(60)]
+    claims = [sentence.replace("The", "A") for sentence in sentences[:count]]
+    SmallScorer(reader).judge(claims, [Premise(" ".join(sentences))])
+    assert [evidence for evidence, _ in reader.pairs[:count]] == sentences[:count]
+    assert len(reader.pairs) == readings * count
 
 
 def test_a_check_writes_nothing_outside(tmp_path: Path) -> None:

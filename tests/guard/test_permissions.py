@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -122,15 +122,12 @@ def test_whom_a_document_is_shared_with_can_not_be_found_out(index_source: Knowl
     """No caller may filter on it, in a search, a count or a list; a planner's fields may not declare it."""
     kb = KnowledgeBase([index_source], effort="minimal")
     params = [{"knowledgeSourceName": "docs", "filterAddOn": filters}]
-    asks: list[Callable[[], object]] = [
-        lambda: kb.retrieve("rain", principal=ALICE, knowledge_source_params=params),
-        lambda: kb.count("docs", filters=filters, principal=ALICE),
-        lambda: kb.documents("docs", filters=filters, principal=ALICE),
-        lambda: kb.facets("docs", "title", filters=filters, principal=ALICE),
-    ]
-    for ask in asks:
+    with pytest.raises(InvalidRequestError, match="says whom documents are shared with"):
+        kb.retrieve("rain", principal=ALICE, knowledge_source_params=params)
+    given: Any = {"filters": filters, "principal": ALICE}
+    for ask in (kb.count, kb.documents, lambda name, **given: kb.facets(name, "title", **given)):
         with pytest.raises(InvalidRequestError, match="says whom documents are shared with"):
-            ask()
+            ask("docs", **given)
     with pytest.raises(ConfigurationError, match="says whom documents are shared with"):
         memory_source(permissions=FIELDS, filterable={"acl_group_hr": FilterField("boolean")})
 
@@ -162,10 +159,6 @@ async def test_readers_never_see_whom_else_a_document_is_shared_with() -> None:
     found = str([*shown, *(message.content for call in llm.calls for message in call)])
     assert "rain" in found
     assert not [key for key in ("acl_group_", "ceo", "managers", "'owner'") if key in found]
-
-
-def found(retriever: AgenticRetriever) -> set[str]:
-    return {node.node.get_content() for node in retriever.retrieve("rain")}
 
 
 def test_two_principals_are_none() -> None:
@@ -219,8 +212,10 @@ async def test_a_stream_is_read_outside(way: str) -> None:
 def test_who_lacks_what_is_asked_for_is_denied(fields: Permissions, principal: Principal | None, why: str) -> None:
     """Alone the source is a ``DeniedError``; beside others it is left out, told, and not searched."""
     spied = memory_source(permissions=fields)
-    with pytest.raises(DeniedError, match=why):
-        KnowledgeBase([spied], effort="minimal").retrieve("rain", principal=principal)
+    llm, question = ScriptedLLM("{}"), "Which rain fell in acme, and which in beta?"
+    with pytest.raises(DeniedError, match=why) as caught:
+        KnowledgeBase([spied], llm=llm).retrieve(question, principal=principal)
+    assert (llm.calls, set(caught.value.causes)) == ([], {"docs"})
     public = KnowledgeSource("public", retriever=MemoryRetriever(["rain for everybody"]))
     kb = KnowledgeBase([spied, public], effort="minimal")
     response = kb.retrieve("rain", principal=principal)
@@ -238,17 +233,6 @@ def test_a_principal_may_be_required() -> None:
         with pytest.raises(DeniedError, match="no principal was given"):
             ask()
     assert len(texts(kb.retrieve("rain", principal=ALICE))) == len(DOCUMENTS)
-
-
-class Processor(BaseNodePostprocessor):
-    """Makes of the nodes what a function makes of them."""
-
-    work: Callable[[list[NodeWithScore]], list[NodeWithScore]]
-
-    def _postprocess_nodes(
-        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
-    ) -> list[NodeWithScore]:
-        return self.work(nodes)
 
 
 def test_a_document_cannot_grant_itself() -> None:
@@ -351,27 +335,22 @@ async def test_an_outer_source_may_have_the_permissions_of_the_inner_one() -> No
     assert not any(FIELDS.declares(key) for node in seen for key in node.metadata)
 
 
-def test_nothing_is_asked_where_all_is_denied() -> None:
-    """Neither the planner's model nor the memory is asked what could not be searched."""
-    llm = ScriptedLLM("{}")
-    kb = KnowledgeBase([memory_source(permissions=FIELDS)], llm=llm)
-    with pytest.raises(DeniedError, match="docs: no principal was given") as caught:
-        kb.retrieve("Which rain fell in acme, and which in beta?")
-    assert llm.calls == []
-    assert set(caught.value.causes) == {"docs"}
+class Shouting(BaseNodePostprocessor):
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        loud = [one.node.model_copy(update={"text": one.node.get_content().upper()}) for one in nodes]
+        return [NodeWithScore(node=node, score=1.0) for node in loud]
 
 
 def test_a_postprocessor_may_change_what_was_found() -> None:
     """A node of a source without permissions may come back with another text; it is still that source's."""
     public = KnowledgeSource("public", retriever=MemoryRetriever(["rain for everybody"]))
     kb = KnowledgeBase([memory_source(permissions=FIELDS), public], effort="minimal", principal=ALICE)
-
-    def shout(nodes: list[NodeWithScore]) -> list[NodeWithScore]:
-        loud = [one.node.model_copy(update={"text": one.node.get_content().upper()}) for one in nodes]
-        return [NodeWithScore(node=node, score=1.0) for node in loud]
-
-    shouted = found(kb.as_retriever(node_postprocessors=[Processor(work=shout)]))
-    assert shouted == {text.upper() for text in (*SEEN[ALICE], "rain for everybody")}
+    shouted = kb.as_retriever(node_postprocessors=[Shouting()]).retrieve("rain")
+    assert {one.node.get_content() for one in shouted} == {
+        text.upper() for text in (*SEEN[ALICE], "rain for everybody")
+    }
 
 
 def test_rows_whose_keys_say_other_than_their_nodes(index_source: KnowledgeSource) -> None:

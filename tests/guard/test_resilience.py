@@ -20,8 +20,20 @@ import httpx
 import openai
 import pytest
 
-from llama_index_agentic_kb._aio import Call, Job, arun, call_deadline, cancel, deadline_after, gather, run, start, wait
-from llama_index_agentic_kb.account.budget import Budget, RetryBudget, set_budget
+from llama_index_agentic_kb._aio import (
+    Call,
+    Job,
+    arun,
+    call_deadline,
+    cancel,
+    deadline_after,
+    gather,
+    run,
+    set_deadline,
+    start,
+    wait,
+)
+from llama_index_agentic_kb.account import Budget, RetryBudget, set_budget
 from llama_index_agentic_kb.errors import (
     AgenticKBError,
     BulkheadFullError,
@@ -32,13 +44,12 @@ from llama_index_agentic_kb.errors import (
     InvalidRequestError,
     LLMError,
 )
-from llama_index_agentic_kb.guard import bulkhead as bulkheads
 from llama_index_agentic_kb.guard import resilience
-from llama_index_agentic_kb.guard.bulkhead import Bulkhead
 from llama_index_agentic_kb.guard.failures import is_outage, is_transient, retry_after, status_of
 from llama_index_agentic_kb.guard.resilience import (
     NO_RETRIES,
     BreakerPolicy,
+    Bulkhead,
     CallProgress,
     CircuitBreaker,
     Resilience,
@@ -400,7 +411,7 @@ def test_no_more_run_at_once_than_may() -> None:
 
 def test_a_full_queue_answers_at_once(perform: Perform, monkeypatch: pytest.MonkeyPatch) -> None:
     """One more than may wait is refused without waiting; the others are served."""
-    monkeypatch.setattr(bulkheads, "MAX_WAITING", 2)
+    monkeypatch.setattr(resilience, "MAX_WAITING", 2)
     bulkhead, release = Bulkhead("queue", 1), threading.Event()
 
     async def work() -> list[Job[bool]]:
@@ -417,19 +428,25 @@ def test_a_full_queue_answers_at_once(perform: Perform, monkeypatch: pytest.Monk
 
 
 def test_what_waits_beyond_its_deadline_is_never_begun(perform: Perform) -> None:
-    """The error says that it was not begun, and its place in the queue is free."""
+    """The error says that it was not begun, and its place in the queue is free; a context's deadline counts too."""
     bulkhead, release, begun = Bulkhead("slow", 1), threading.Event(), []
+    call = Call(sync=lambda: begun.append(1))
 
-    async def work() -> tuple[BaseException | None, Any]:
+    async def in_context() -> None:
+        set_deadline(deadline_after(0.1))
+        await bulkhead.call(call)
+
+    async def work() -> tuple[list[BaseException | None], Any]:
         first = start(bulkhead.call(Call(sync=lambda: release.wait(10))))
-        late = await gather([bulkhead.call(Call(sync=lambda: begun.append(1), deadline=deadline_after(0.1)))])
+        late = await gather([bulkhead.call(call, deadline=deadline_after(0.1)), in_context()])
         assert bulkhead.state.waiting == 0
         release.set()
         await wait([first])
-        return late[0].error, await bulkhead.call(Call(sync=lambda: "next"))
+        return [job.error for job in late], await bulkhead.call(Call(sync=lambda: "next"))
 
-    error, following = perform(work())
-    assert "was not begun: its deadline passed while 1 others were under way" in str(error)
+    errors, following = perform(work())
+    for error in errors:
+        assert "was not begun: its deadline passed while 1 others were under way" in str(error)
     assert (following, begun) == ("next", [])
 
 

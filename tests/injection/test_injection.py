@@ -10,22 +10,9 @@ from llama_index_agentic_kb import AgenticQueryEngine, AgenticRetriever, Knowled
 from llama_index_agentic_kb.evidence.candidates import PROVENANCE_KEY
 from llama_index_agentic_kb.guard.links import LinkFilter
 from llama_index_agentic_kb.schema import RetrievalResponse, SubQueryOrigin
-from tests.injection.attacks import Goal, Kind, changes, poison, read_orders
-from tests.injection.world import (
-    ABOUT,
-    MODES,
-    ORDERS,
-    SECRETS,
-    WAYS,
-    Case,
-    Flow,
-    World,
-    all_cases,
-    all_flows,
-    attack,
-    few_cases,
-    harmless,
-)
+from tests.injection import world as worlds
+from tests.injection.attacks import QUICK, Goal, Kind, changes, poison, read_orders
+from tests.injection.world import ABOUT, ORDERS, SECRETS, Case, Flow, World, all_flows, attack, few_cases, harmless
 
 CASES = few_cases()
 HIDDEN = {Kind.TAGS, Kind.SELECTORS}
@@ -41,9 +28,9 @@ def test_the_few_cases_stand_for_all() -> None:
     """Each kind, goal, mode, way and effort is among the few, and all are more than two thousand."""
     assert {case.kind for case in CASES} == set(Kind)
     assert {case.goal for case in CASES} == set(Goal)
-    assert ({case.mode for case in CASES}, {case.way for case in CASES}) == (set(MODES), set(WAYS))
+    assert ({case.mode for case in CASES}, {case.way for case in CASES}) == (set(worlds.MODES), set(worlds.WAYS))
     assert len({case.technique for case in CASES}) == 4
-    assert len(list(all_cases())) > 2_000
+    assert len(list(worlds.all_cases())) > 2_000
 
 
 @pytest.mark.parametrize("kind", list(Kind), ids=str)
@@ -64,7 +51,7 @@ def test_an_order_of_the_users_is_obeyed_and_noticed() -> None:
     world = World([])
     case = Case(Kind.DIRECT, Goal.TENANT)
     request = 'Who keeps the tower? Also search for "payroll" and use the filter "year lt 1900".'
-    ordered = AgenticQueryEngine(world.retriever).query(request)
+    ordered = AgenticQueryEngine(world.retriever, grounding=QUICK).query(request)
     account = RetrievalResponse.parse((ordered.metadata or {})[PROVENANCE_KEY])
     found = " ".join(changes(harmless(case), account))
     assert "is new: 'payroll'" in found
@@ -75,7 +62,7 @@ def test_links_that_are_let_through_are_noticed(monkeypatch: pytest.MonkeyPatch)
     """Without the filter the answer holds the attacker's, and the comparison says so: it is no blind test."""
     monkeypatch.setattr(LinkFilter, "feed", lambda _, delta: delta)
     world = World(poison(Kind.MARKDOWN, Goal.LINK, about=ABOUT))
-    engine = AgenticQueryEngine(world.retriever)
+    engine = AgenticQueryEngine(world.retriever, grounding=QUICK)
     account = RetrievalResponse.parse((engine.query("Who keeps the tower of Bergen?").metadata or {})[PROVENANCE_KEY])
     assert sum(change.startswith("link: ") for change in changes(account, account)) > 10
 
@@ -147,7 +134,7 @@ def test_a_trusted_source_receives_it() -> None:
 async def test_a_conversation_stays_within_its_bounds() -> None:
     """An answer that obeyed a document is part of the next turn: sources and mandatory filters hold there too."""
     world = World(poison(Kind.DIRECT, Goal.TENANT, about=ABOUT))
-    chat = KnowledgeBase(list(world.retriever.sources.values())[:2], llm=world.llm).as_chat_engine()
+    chat = KnowledgeBase(list(world.retriever.sources.values())[:2], llm=world.llm, grounding=QUICK).as_chat_engine()
     first = await chat.achat("Who keeps the tower of Bergen?")
     assert read_orders(str(first))
     second = await chat.achat("And when was the keeper born?")
@@ -161,7 +148,7 @@ def test_retrievers_pass_their_technique_on() -> None:
     """One argument of the retriever marks every prompt of a request, and is the query engine's too."""
     world = World([], technique="encode")
     assert isinstance(world.retriever, AgenticRetriever)
-    engine = AgenticQueryEngine(world.retriever)
+    engine = AgenticQueryEngine(world.retriever, grounding=QUICK)
     assert getattr(engine.synthesizer, "spotlighting", None) == world.retriever.options.spotlighting == "encode"
     world.ask(Case(Kind.DIRECT, Goal.PLAN))
     read = [str(call[-1].content) for call in world.llm.calls[1:]]

@@ -27,7 +27,7 @@ from llama_index_agentic_kb.guard.spotlighting import Spotlighting
 from llama_index_agentic_kb.schema import RetrievalRequest, RetrievalResponse
 from llama_index_agentic_kb.sources.filters import FilterField
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
-from tests.injection.attacks import Goal, Kind, ObedientLLM, Order, Poison, changes, poison, poison_with
+from tests.injection.attacks import QUICK, Goal, Kind, ObedientLLM, Order, Poison, changes, poison, poison_with
 
 QUESTION: Final = "Who keeps the tower of Bergen, and when was the keeper of the tower born?"
 ABOUT: Final = "who keeps the tower of Bergen and when the keeper was born"
@@ -82,6 +82,7 @@ class World:
         engine = AgenticQueryEngine(
             self.retriever,
             response_mode=case.mode,
+            grounding=QUICK,
             streaming=case.way.endswith("stream"),
             prompt_helper=PromptHelper(context_window=8_000, num_output=256, chunk_size_limit=700),
         )

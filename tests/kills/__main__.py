@@ -38,18 +38,9 @@ def main() -> None:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps({name: asdict(one) for name, one in results.items()}, indent=2) + "\n")
     for name, result in results.items():
-        print(_line(name, result))
+        counts = ((key, len(one) if isinstance(one, list) else round(one, 1)) for key, one in asdict(result).items())
+        print(f"{name}:", ", ".join(f"{key} {count}" for key, count in counts))
     sys.exit(any(result.lost or result.doubled or result.not_found for result in results.values()))
-
-
-def _line(name: str, result: Result) -> str:
-    return (
-        f"{name}: kills {result.kills} ({result.between} between acknowledgments), "
-        f"acknowledged {result.acknowledged}, lost {len(result.lost)}, doubled {result.doubled}, "
-        f"not found {result.not_found}/{result.tried}, opened with a graph {result.graphs}, "
-        f"chunks outside of it {result.outside}, slowest opening {result.slowest:.1f} s, {result.chunks} chunks, "
-        f"{result.seconds:.0f} s"
-    )
 
 
 if __name__ == "__main__":

@@ -24,9 +24,8 @@ import psutil  # type: ignore[import-untyped]  # has no types
 
 from llama_index_agentic_kb import default_embed_model
 from llama_index_agentic_kb.store import KnowledgeStore
-from llama_index_agentic_kb.store.access import Access
 from llama_index_agentic_kb.store.chunking import Chunker
-from llama_index_agentic_kb.store.files import FoundFile
+from llama_index_agentic_kb.store.files import Access, FoundFile
 from llama_index_agentic_kb.store.ingestion import DEFAULT_CHUNK_OVERLAP, DEFAULT_CHUNK_SIZE
 from llama_index_agentic_kb.store.ray_ingestion import ingest_on_ray
 from llama_index_agentic_kb.store.reading import FileReader
@@ -114,7 +113,7 @@ def compare(folder: Path, url: str, *, embeds: bool) -> tuple[int, int]:
     right: Counter[str] = Counter()
     with FileReader() as reader:
         for path in folder.iterdir():
-            file = FoundFile(path, path.name, str(folder))
+            file = FoundFile(path, path.name, str(folder), str(path))
             cut = chunker.chunks(folder.name, file, file.parsed(reader), Access(None, None, trust_urls=False))
             right.update(chunk.node_id for chunk in cut)
     with KnowledgeStore.open(url, embed_model=model) as store:

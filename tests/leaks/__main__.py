@@ -9,7 +9,7 @@ import time
 
 from hypothesis import seed
 
-from tests.leaks.machine import LeakError, LeakMachine, Tally, run_machine
+from tests.leaks.machine import LeakError, LeakMachine, Tally, run_machine, run_searches
 from tests.leaks.world import KINDS, SHARED_KINDS
 
 EXAMPLES = 50
@@ -23,7 +23,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="another seed gives other cases (default 0)")
     every = (*KINDS, *SHARED_KINDS)
     parser.add_argument("--kinds", nargs="+", choices=every, default=KINDS, help="the kinds of stores")
+    parser.add_argument("--searches", action="store_true", help="of one source alone, without a model")
     given = parser.parse_args()
+    if given.searches:
+        for kind in given.kinds:
+            print(kind, run_searches(kind, given.cases, given.seed), flush=True)
+        return 0
     LeakMachine.kinds = tuple(given.kinds)
     logging.getLogger("llama_index_agentic_kb").propagate = False  # it is listened to, not printed
     began, leaks, rounds = time.monotonic(), 0, 0

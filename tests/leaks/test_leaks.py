@@ -13,7 +13,7 @@ from llama_index_agentic_kb.evidence import gathering
 from llama_index_agentic_kb.guard.permissions import ConversationOwner
 from llama_index_agentic_kb.schema import Condition, FilterOperator, any_of
 from llama_index_agentic_kb.sources import base, metadata, search
-from tests.leaks.machine import LeakError, LeakMachine, Tally, run_machine
+from tests.leaks.machine import LeakError, LeakMachine, Tally, run_machine, run_searches
 from tests.leaks.world import SHARED_KINDS
 
 
@@ -23,6 +23,12 @@ def test_nothing_leaks() -> None:
     run_machine(machine, examples=24, steps=10)
     assert machine.tally.cases > 100, machine.tally
     assert machine.tally.secrets > 50, machine.tally
+
+
+@pytest.mark.parametrize("kind", SHARED_KINDS)
+def test_each_finds_all_that_is_theirs(kind: str) -> None:
+    """Hostile names and filters find, list and count nothing else, and nothing else takes a place."""
+    assert run_searches(kind, 60).secrets > 10
 
 
 ALL = Condition(key="size", operator=FilterOperator.GE, value=0)
@@ -72,6 +78,7 @@ def walk(kind: str) -> None:
             machine.use_parts(1, "rain", plan, way)
         machine.all_at_once("rain", plan)
         machine.list_all(0, "docs", "code", None)
+        machine.find(0, None)
         machine.listen(people[1], ("acme", "alice"), "rain")
         machine.move(0, frozenset({"managers"}))
         machine.store([own])

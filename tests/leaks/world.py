@@ -209,7 +209,10 @@ KEYS: Final = (
 HOSTILE_KEYS: Final = (
     "$or", "$and", "$not", "_node_content", "_node_type", "document_id", "doc_id", "#id", "#document",
 )  # fmt: skip
-VALUES: Final = (*TENANTS, *USERS, *WORDS, "", "x", True, False, 0, 3, -1, 1.5)
+HOSTILE: Final = (
+    "x' OR '1'='1", "') OR TRUE --", "'; DELETE FROM data; --", '" or 1==1 or "', "\\' or true or '", ":tenant",
+)  # fmt: skip
+VALUES: Final = (*TENANTS, *USERS, *WORDS, *HOSTILE, "", "x", True, False, 0, 3, -1, 1.5)
 
 _some_users: Final = st.frozensets(st.sampled_from(USERS), max_size=2)
 _some_groups: Final = st.frozensets(st.sampled_from(GROUPS), max_size=2)
@@ -219,8 +222,8 @@ MANY_GROUPS: Final = frozenset({*GROUPS[:3], *(f"group {number}" for number in r
 
 PRINCIPALS: Final = st.builds(
     Principal,
-    tenant=st.sampled_from(TENANTS),
-    user=st.sampled_from(USERS),
+    tenant=st.sampled_from([*TENANTS, *TENANTS, HOSTILE[0]]),
+    user=st.sampled_from([*USERS, *USERS, HOSTILE[1]]),
     groups=_some_groups | st.sampled_from([frozenset(GROUPS), frozenset(), frozenset(GROUPS[:1]), MANY_GROUPS]),
 )
 

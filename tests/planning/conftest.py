@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage
-from llama_index.core.schema import TextNode
+from llama_index.core.schema import NodeWithScore, TextNode
 
 from llama_index_agentic_kb import AgenticRetriever, EffortLimits, KnowledgeSource, RetrieverOptions
 from llama_index_agentic_kb._aio import run
@@ -19,7 +19,10 @@ from llama_index_agentic_kb.schema import (
     ModelQueryPlanningActivity,
     RetrievalRequest,
     SourceActivity,
+    SubQuery,
 )
+from llama_index_agentic_kb.sources.fan_out import SourceSearch
+from llama_index_agentic_kb.sources.search import NodeList
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
 
 Said: TypeAlias = "str | Exception | ScriptedReply"
@@ -126,3 +129,12 @@ def reasoning_of(made: Retrieval) -> AgenticReasoningActivity:
 
 def queries_of(made: Retrieval) -> dict[str, str]:
     return {one.id: one.query for one in made.plan.sub_queries}
+
+
+SOURCE = KnowledgeSource("docs", retriever=MemoryRetriever([]))
+
+
+def found_by(nodes: Sequence[NodeWithScore]) -> SourceSearch:
+    """A search of the question that has found these nodes."""
+    record = SourceActivity(id=0, knowledge_source_name="docs", sub_query_id="q0")
+    return SourceSearch(SubQuery(id="q0", query="x", sources=["docs"]), SOURCE, record, (NodeList("dense", [*nodes]),))

@@ -1,4 +1,4 @@
-"""Requests, plans, activity and responses: round trips, and errors that name the field."""
+"""Requests, plans, activity, responses, answers and ledgers: round trips, errors by field, and Azure's SDK."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import json
 import math
 import pkgutil
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from enum import StrEnum
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from azure.search.documents.knowledgebases import models as sdk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,26 +28,46 @@ from llama_index_agentic_kb import (
     schema,
 )
 from llama_index_agentic_kb.schema import (
+    ActivityError,
+    AgenticReasoningActivity,
     Condition,
     ImageContent,
     Intent,
     Message,
+    ModelAnswerSynthesisActivity,
+    ModelInfo,
+    ModelQueryPlanningActivity,
+    Outcome,
     PendingWrite,
     QueryPlan,
     Reference,
     RetrievalResponse,
+    SearchArguments,
+    SourceActivity,
     SourceData,
     SourceParams,
     SubQuery,
     TopicShift,
+    parse_odata,
 )
 from llama_index_agentic_kb.schema._model import Model
+from llama_index_agentic_kb.schema.answer import Answer, ledger_citations, ledger_supports
+from llama_index_agentic_kb.schema.grounding import (
+    Conflict,
+    ConflictingValue,
+    ConflictKind,
+    GroundedClaim,
+    GroundingLedger,
+    Span,
+    Support,
+    Verdict,
+)
 from llama_index_agentic_kb.schema.request import MAX_GROUPS, MAX_NAME
 
 USER = {"messages": [{"role": "user", "content": "Who?"}]}
 
 
-def source(**fields: Any) -> dict[str, Any]:
+def with_params(**fields: Any) -> dict[str, Any]:
     return {**USER, "knowledgeSourceParams": [{"knowledgeSourceName": "a", **fields}]}
 
 
@@ -59,8 +82,8 @@ def source(**fields: Any) -> dict[str, Any]:
         ({**USER, "maxRuntimeInSeconds": 1e300}, "maxRuntimeInSeconds: .* 86400"),
         ({**USER, "maxOutputSize": 0}, "maxOutputSize"),
         ({**USER, "maxOutputDocuments": 2**31}, "maxOutputDocuments: .* 10000"),
-        (source(maxOutputDocuments=2**31), "maxOutputDocuments: .* 10000"),
-        (source(filters={"key": "b", "value": 2**63}), "a whole one within 64 bits"),
+        (with_params(maxOutputDocuments=2**31), "maxOutputDocuments: .* 10000"),
+        (with_params(filters={"key": "b", "value": 2**63}), "a whole one within 64 bits"),
         ({**USER, "retrievalReasoningEffort": {"kind": "high"}}, "retrievalReasoningEffort: "),
         ({**USER, "maxOutputTokens": 3}, "maxOutputTokens: "),
         ({**USER, "knowledgeSourceParams": [{}]}, r"knowledgeSourceParams\.0\.knowledgeSourceName: "),
@@ -68,11 +91,14 @@ def source(**fields: Any) -> dict[str, Any]:
             {**USER, "knowledgeSourceParams": [{"knowledgeSourceName": "a"}] * 2},
             "knowledgeSourceParams: a is named twice",
         ),
-        (source(alwaysQuerySource=True, neverQuerySource=True), r"neverQuerySource exclude each other \(a\)"),
-        (source(includeReferences=False, includeReferenceSourceData=True), "needs includeReferences to be true"),
-        (source(rerankerThreshold=4.1), "rerankerThreshold"),
-        (source(rerankerThreshold=2, resultsProcessing="none"), r"needs resultsProcessing to be 'rerank' \(a\)"),
-        ({**source(rerankerThreshold=2), "resultsProcessing": "none"}, r"needs resultsProcessing to be 'rerank' \(a\)"),
+        (with_params(alwaysQuerySource=True, neverQuerySource=True), r"neverQuerySource exclude each other \(a\)"),
+        (with_params(includeReferences=False, includeReferenceSourceData=True), "needs includeReferences to be true"),
+        (with_params(rerankerThreshold=4.1), "rerankerThreshold"),
+        (with_params(rerankerThreshold=2, resultsProcessing="none"), r"needs resultsProcessing to be 'rerank' \(a\)"),
+        (
+            {**with_params(rerankerThreshold=2), "resultsProcessing": "none"},
+            r"needs resultsProcessing to be 'rerank' \(a\)",
+        ),
         ([], "request: "),
         ("{", "request: "),
         (None, "request: "),
@@ -216,7 +242,6 @@ def test_names_that_others_read_stay() -> None:
 
 
 WORDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8).filter(str.strip)
-USER = {"messages": [{"role": "user", "content": "Who?"}]}
 REQUESTS = st.fixed_dictionaries(
     {},
     optional={
@@ -267,3 +292,231 @@ def test_a_plan_survives_the_wire(sub_queries: list[dict[str, Any]]) -> None:
     """Parsing what was written gives the same plan."""
     plan = QueryPlan(sub_queries=[SubQuery(id="q1", **fields) for fields in sub_queries])
     assert QueryPlan.parse(plan.to_dict()) == plan
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"citations": [{"start": 1, "end": 1}]}, "citations.0: start (1) must be below end (1)"),
+        ({"citations": [{"start": 0, "end": 4}]}, "citations.0.end: 4 is beyond the text of 3 characters"),
+        ({"citations": [{"start": 0, "end": 1, "sources": [1]}]}, "citations.0.sources: there is no reference 1"),
+        ({"groundingSupports": [{"start": 0, "end": 9}]}, "groundingSupports.0.end: 9 is beyond"),
+        (
+            {"groundingSupports": [{"start": 0, "end": 1, "checkRequired": False, "score": 0.5}]},
+            "groundingSupports.0: score: a claim that needs no check has neither",
+        ),
+        ({"groundingScore": 1.1}, "groundingScore: Input should be less than or equal to 1"),
+        ({"groundingScore": float("nan")}, "groundingScore: Input should be"),
+        ({"createdAt": "2024-01-31T00:00:00"}, "createdAt: Input should have timezone info"),
+    ],
+)
+def test_what_an_answer_can_not_hold_is_refused(fields: Any, message: str) -> None:
+    """Spans lie in the text, references exist, scores lie from 0 to 1, times have a zone."""
+    good = {"text": "abc", "references": [{"kind": "chunk"}]}
+    assert Answer.parse(good).to_dict()["text"] == "abc"
+    with pytest.raises(InvalidRequestError) as refused:
+        Answer.parse({**good, **fields})
+    assert message in str(refused.value)
+
+
+def support(reference: str, score: float) -> Support:
+    return Support(reference_id=reference, node_id="n", span=Span(start=0, end=1), quote="q", score=score)
+
+
+def claim(start: int = 0, verdict: Any = Verdict.SUPPORTED, score: float | None = 0.9, **fields: Any) -> GroundedClaim:
+    return GroundedClaim(text="x", span=Span(start=start, end=start + 1), verdict=verdict, score=score, **fields)
+
+
+def test_the_ledger_becomes_citations() -> None:
+    """Only references above the threshold are sources, by their place; what contradicts a claim is none."""
+    ledger = GroundingLedger(
+        claims=[
+            claim(0, supports=[support("7", 0.9), support("3", 0.61), support("9", 0.99)]),
+            claim(1, Verdict.UNSUPPORTED, 0.3, supports=[support("3", 0.59)]),
+            claim(2, Verdict.CONTRADICTED, 0.1, supports=[support("3", 0.9)]),
+            claim(3, Verdict.NOT_CHECKABLE, None, check_required=False),
+        ]
+    )
+    citations = ledger_citations(ledger, ["3", "7"])
+    assert [(one.start, one.end, one.sources) for one in citations] == [(0, 1, [1, 0])]
+    assert ledger_supports(ledger, ["3", "7"], threshold=0.5)[1].sources == [0]
+    supports = [(one.score, one.check_required, one.sources) for one in ledger_supports(ledger, ["3", "7"])]
+    assert supports == [(0.9, True, [1, 0]), (0.3, True, []), (0.1, True, []), (None, False, [])]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"check_required": False},
+        {"check_required": False, "score": None, "verdict": "notCheckable", "supports": [support("0", 0.9)]},
+        {"score": None},
+        {"verdict": Verdict.NOT_CHECKABLE},
+        *({"score": score} for score in (-0.1, 1.1, math.nan, math.inf)),
+    ],
+    ids=str,
+)
+def test_a_claim_has_a_score_if_it_is_checked(fields: dict[str, Any]) -> None:
+    """A share from 0 to 1; only what needs a check has one, and what has one has a verdict."""
+    assert claim().score == 0.9
+    with pytest.raises(ValueError, match="score"):
+        claim(**fields)
+
+
+def test_a_ledger_is_in_order_and_of_its_answer() -> None:
+    """Claims don't overlap, a score is of claims, conflicts are of claims that there are; another answer is refused."""
+    other = ConflictingValue(value="x", support=support("0", 0.9))
+    with pytest.raises(ValueError, match="inside of the claim before"):
+        GroundingLedger(claims=[claim(0), claim(0)])
+    with pytest.raises(ValueError, match="no claim has a score"):
+        GroundingLedger(grounding_score=0.5)
+    with pytest.raises(ValueError, match="no such claim"):
+        GroundingLedger(conflicts=[Conflict(claim=0, kind=ConflictKind.DATE, values=[other, other])])
+    with pytest.raises(ValueError, match="must be below end"):
+        Span(start=3, end=2)
+    ledger = GroundingLedger(claims=[claim(cited=["0"], supports=[support("0", 0.9)])], grounding_score=0.9)
+    ledger.check_spans("x marks it")
+    with pytest.raises(InvalidRequestError, match=r"claims\[0\]"):
+        ledger.check_spans("nothing does")
+    assert GroundingLedger.parse(ledger.to_json()) == ledger
+    assert ledger.to_dict()["claims"][0]["supports"][0]["referenceId"] == "0"
+
+
+BEGAN = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
+TIMES: Any = {"started_at": BEGAN, "completed_at": BEGAN, "elapsed_ms": 322, "outcome": Outcome.OK}
+FILTER = "(tenant eq 'o''hara' and year ge 1969)"
+MISSIONS: Any = {"knowledge_source_name": "missions", "sub_query_id": "q1", "query_time": BEGAN, **TIMES}
+NEWS: Any = {"knowledge_source_name": "news", "type": "web"}
+FIRST, LATE = (
+    SearchArguments(search="first", filter=parse_odata(FILTER)),
+    {"code": "late", "message": "m", "target": "n"},
+)
+DATA = SourceData(doc_key="a11", title="Apollo 11", content="Text", metadata={"year": 1969})
+RECORDS: list[Any] = [
+    ModelQueryPlanningActivity(id=0, input_tokens=50, output_tokens=7, model=ModelInfo(model_name="gpt"), **TIMES),
+    SourceActivity(id=1, count=2, candidates=3, arguments=FIRST, warning="slow", **MISSIONS),
+    SourceActivity(
+        id=2, arguments=SearchArguments(search="moon"), error=ActivityError(**LATE), sub_query_id="q1", **NEWS
+    ),
+    AgenticReasoningActivity(
+        id=3, reasoning_tokens=9, retrieval_reasoning_effort="low", logical_reasoning_effort="auto", **TIMES
+    ),
+    ModelAnswerSynthesisActivity(id=4, input_tokens=500, output_tokens=20, **TIMES),
+]
+PAGE: Any = {"url": "https://e.org", "citation_url": "https://e.org#1", "node_id": "n1"}
+FOUND: Any = {"activity_source": 1, "knowledge_source_name": "missions", "doc_key": "a11", "reranker_score": 2.5}
+RESPONSE = RetrievalResponse(
+    status_code=206,
+    response=[Message(role="assistant", content="Neil Armstrong [ref_id:0].")],
+    activity=RECORDS,
+    references=[
+        Reference(id="0", title="Apollo 11", score=0.5, source_data=DATA, **FOUND, **PAGE),
+        Reference(id="1", activity_source=2, doc_key="k", title="T", url="u", node_id="n2", **NEWS),
+    ],
+)
+
+
+def request_of_the_sdk() -> sdk.KnowledgeBaseRetrievalRequest:
+    text, image = sdk.KnowledgeBaseMessageTextContent, sdk.KnowledgeBaseMessageImageContent
+    picture = image(image=sdk.KnowledgeBaseImageContent(url="http://img/1.png"))
+    return sdk.KnowledgeBaseRetrievalRequest(
+        messages=[
+            sdk.KnowledgeBaseMessage(role="assistant", content=[text(text="How can I help?")]),
+            sdk.KnowledgeBaseMessage(role="user", content=[text(text="Who was first?"), picture]),
+        ],
+        retrieval_reasoning_effort=sdk.KnowledgeRetrievalMediumReasoningEffort(),
+        output_mode="answerSynthesis",
+        max_runtime_in_seconds=30,
+        max_output_size=6000,
+        max_output_size_in_tokens=5000,
+        max_output_documents=50,
+        knowledge_source_params=[
+            sdk.SearchIndexKnowledgeSourceParams(
+                knowledge_source_name="ks",
+                filter_add_on="State eq 'WA'",
+                include_references=True,
+                include_reference_source_data=True,
+                always_query_source=True,
+                fail_on_error=True,
+                reranker_threshold=2.5,
+                results_processing="rerank",
+                enable_image_serving=False,
+            ),
+            sdk.WebKnowledgeSourceParams(knowledge_source_name="web", count=5, market="en-US", never_query_source=True),
+        ],
+    )
+
+
+def test_a_request_of_the_sdk_loads_as_ours() -> None:
+    """Messages, effort, limits and source parameters arrive, as the model itself and as JSON."""
+    theirs = request_of_the_sdk()
+    ours = RetrievalRequest.parse(theirs)
+    assert RetrievalRequest.parse(json.dumps(theirs.as_dict())) == ours
+    assert (ours.question, [message.text for message in ours.history]) == ("Who was first?", ["How can I help?"])
+    assert (ours.retrieval_reasoning_effort, ours.output_mode) == ("medium", "answerSynthesis")
+    assert (ours.max_runtime_in_seconds, ours.max_output_size_in_tokens, ours.max_output_documents) == (30, 5000, 50)
+    index, web = ours.knowledge_source_params
+    assert (index.kind, index.filter_add_on, index.reranker_threshold) == ("searchIndex", "State eq 'WA'", 2.5)
+    assert (index.always_query_source, index.fail_on_error, index.include_reference_source_data) == (True, True, True)
+    assert (index.results_processing, index.ignored) == ("rerank", ("enableImageServing",))
+    assert (web.kind, web.never_query_source, web.ignored) == ("web", True, ("count", "market"))
+
+
+@pytest.mark.parametrize("effort", ["Minimal", "Low", "Auto"])
+def test_intents_and_efforts(effort: str) -> None:
+    """Intents and each effort go both ways, as typed classes of the SDK."""
+    intents: list[Any] = [sdk.KnowledgeRetrievalSemanticIntent(search=word) for word in "ab"]
+    theirs = getattr(sdk, f"KnowledgeRetrieval{effort}ReasoningEffort")()
+    request = sdk.KnowledgeBaseRetrievalRequest(intents=intents, retrieval_reasoning_effort=theirs, max_output_size=7)
+    parsed = RetrievalRequest.parse(request.as_dict())
+    assert ([one.search for one in parsed.intents or []], parsed.max_output_size_in_tokens) == (["a", "b"], 7)
+    assert parsed.retrieval_reasoning_effort == effort.lower()
+    back = sdk.KnowledgeBaseRetrievalRequest(parsed.to_dict())
+    assert [type(one) for one in back.intents or []] == [sdk.KnowledgeRetrievalSemanticIntent] * 2
+    assert type(back.retrieval_reasoning_effort) is type(theirs)
+
+
+def test_a_request_of_ours_loads_as_the_sdks() -> None:
+    """Our wire form has the SDK's names and typed classes."""
+    params = SourceParams(knowledge_source_name="ks", kind="searchIndex", fail_on_error=True, include_references=True)
+    limits: Any = {"max_runtime_in_seconds": 30, "max_output_size_in_tokens": 10}
+    ours = RetrievalRequest(messages=[Message(content="Who?")], knowledge_source_params=[params], **limits)
+    theirs: Any = sdk.KnowledgeBaseRetrievalRequest(json.loads(ours.to_json()))
+    assert isinstance(theirs.messages[0].content[0], sdk.KnowledgeBaseMessageTextContent)
+    assert (theirs.max_output_size_in_tokens, json.dumps(theirs.max_runtime_in_seconds)) == (10, "30")
+    (found,) = theirs.knowledge_source_params
+    assert isinstance(found, sdk.SearchIndexKnowledgeSourceParams)
+    assert (found.knowledge_source_name, found.fail_on_error, found.include_references) == ("ks", True, True)
+    assert RetrievalRequest.parse(theirs) == ours
+
+
+KINDS = ["ModelQueryPlanning", "SearchIndex", "Web", "AgenticReasoning", "ModelAnswerSynthesis"]
+VALUES: list[dict[str, Any]] = [
+    {"input_tokens": 50, "output_tokens": 7, "elapsed_ms": 322, "started_at": BEGAN, "model.model_name": "gpt"},
+    {
+        "count": 2,
+        "query_time": BEGAN,
+        "search_index_arguments.search": "first",
+        "search_index_arguments.filter": FILTER,
+    },
+    {"web_arguments.search": "moon", "error.code": "late", "error.message": "m", "error.target": "n"},
+    {"reasoning_tokens": 9, "retrieval_reasoning_effort.kind": "low", "logical_reasoning_effort.kind": "auto"},
+    {"input_tokens": 500, "output_tokens": 20},
+    {"id": "0", "activity_source": 1, "doc_key": "a11", "reranker_score": 2.5, "citation_url": "https://e.org#1"},
+    {"id": "1", "url": "u", "title": "T", "source_data": None},
+]
+
+
+@pytest.mark.parametrize("written", [RESPONSE.to_dict(), json.loads(RESPONSE.to_json(indent=2))], ids=["data", "text"])
+def test_our_response_loads_as_the_sdks(written: dict[str, Any]) -> None:
+    """Every record and reference is of its typed class, with our values; and ours load it back."""
+    theirs: Any = sdk.KnowledgeBaseRetrievalResponse(written)
+    (message,) = theirs.response
+    assert (message.role, message.content[0].text) == ("assistant", "Neil Armstrong [ref_id:0].")
+    assert [type(one).__name__ for one in theirs.activity] == [f"KnowledgeBase{kind}ActivityRecord" for kind in KINDS]
+    references = [type(one).__name__ for one in theirs.references]
+    assert references == ["KnowledgeBaseSearchIndexReference", "KnowledgeBaseWebReference"]
+    for one, values in zip([*theirs.activity, *theirs.references], VALUES, strict=True):
+        assert {path: attrgetter(path)(one) for path in values} == values
+    assert theirs.references[0].source_data["metadata"] == {"year": 1969}
+    assert RetrievalResponse.parse(written) == RESPONSE
+    assert sdk.KnowledgeBaseRetrievalResponse(RetrievalResponse().to_dict()).activity is None

@@ -13,16 +13,19 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from llama_index_agentic_kb._aio import arun, gather, run
-from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, RetrievalError
+from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, InvalidRequestError, RetrievalError
+from llama_index_agentic_kb.schema.grounding import MAX_RECORDS, RankRecord
 from llama_index_agentic_kb.search.rerank import (
     CALIBRATIONS,
     DEFAULT_THRESHOLD,
     Calibration,
     Reranked,
     Reranker,
+    arank,
     calibration_for,
+    rank,
 )
-from llama_index_agentic_kb.testing import ScriptedLLM
+from llama_index_agentic_kb.testing import HashEmbedding, ScriptedLLM
 from tests.rerankers import OverlapReranker
 
 SHARE = Calibration.piecewise([(0.0, 0.0), (1.0, 4.0)])
@@ -166,7 +169,6 @@ def test_every_calibration_is_monotone_and_on_the_scale(name: str, one: float, t
     calibration = CALIBRATIONS[name]
     low, high = sorted((one, two))
     assert 0 <= calibration(low) <= calibration(high) <= 4
-    assert calibration.name == name
 
 
 def test_what_a_model_is_undecided_about_is_the_threshold() -> None:
@@ -179,7 +181,7 @@ def test_what_a_model_is_undecided_about_is_the_threshold() -> None:
 
 def test_anchors_are_joined_by_straight_lines() -> None:
     """Between anchors straight, beyond them flat; anchors themselves are hit."""
-    own = Calibration.piecewise([(-1, 1.0), (1, 2.0), (2, 2.0), (3, 4.0)], name="ours")
+    own = Calibration.piecewise([(-1, 1.0), (1, 2.0), (2, 2.0), (3, 4.0)])
     assert [own(raw) for raw in (-9, -1, 0, 1, 1.5, 2, 2.5, 3, 99)] == [1, 1, 1.5, 2, 2, 2, 3, 4, 4]
 
 
@@ -208,5 +210,66 @@ def test_anchors_that_make_no_monotone_map_are_refused(anchors: list[tuple[float
 )
 def test_known_models_are_known_by_their_exact_names(class_name: str, model: str | None, known: str | None) -> None:
     """One and the same model gives other scores through another class; a tuned one is another model."""
-    found = calibration_for(class_name, model)
-    assert (found and found.name) == known
+    assert calibration_for(class_name, model) is (known and CALIBRATIONS[known])
+
+
+# -- ranking records --------------------------------------------------------------------------------------------------
+
+RECORDS = [
+    RankRecord(id="cat", content="A small cat sleeps all day."),
+    RankRecord(id="moon", title="Saturn V", content="The tall rocket flew to the Moon."),
+    RankRecord(id="rocket", content="A rocket."),
+]
+GERMAN = ["Die Rakete ist nicht sehr groß und auch alt.", "Der Hund ist in dem Haus und schläft."]
+
+
+@pytest.mark.parametrize(
+    "ranker",
+    [None, HashEmbedding(), OverlapReranker(), Reranker(OverlapReranker(), calibration=SHARE)],
+    ids=["words", "vectors", "postprocessor", "calibrated"],
+)
+async def test_best_first(ranker: Any) -> None:
+    """However it is ranked, the best record comes first, with scores from 0 to 1; sync and async agree."""
+    found = rank("the tall rocket", RECORDS, ranker=ranker)
+    assert found[0].id == "moon"
+    assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
+    assert all(0 <= one.score <= 1 for one in found)
+    assert await arank("the tall rocket", RECORDS, ranker=ranker) == found
+
+
+def test_forms_order_and_languages() -> None:
+    """Texts, models and mappings are taken; titles count; equal ones stay in order; each is stemmed in its language."""
+    assert [one.id for one in rank("rocket", RECORDS, top_n=1)] == ["rocket"]
+    assert [(one.id, one.score) for one in rank("nothing of this", RECORDS)] == [("cat", 0), ("moon", 0), ("rocket", 0)]
+    assert rank("saturn", ["plain text", {"id": "m", "title": "Saturn V"}, RECORDS[0]])[0].id == "m"
+    assert rank("saturn", []) == []
+    assert rank("Raketen", GERMAN)[0].score > rank("Raketen", GERMAN)[1].score == 0
+    shares = [one.score for one in rank("rocket", RECORDS, ranker=OverlapReranker(fault="none"))]
+    assert shares == pytest.approx([1, 2 / 3, 1 / 3])  # a reranker that gives an order alone
+
+
+@pytest.mark.parametrize(
+    ("query", "records", "top_n", "message"),
+    [
+        (" ", RECORDS, None, "query"),
+        ("x", ["y"] * (MAX_RECORDS + 1), None, "records: 201"),
+        ("x", [{"id": "only"}], None, "needs a title or a content"),
+        ("x", ["  "], None, "needs a title or a content"),
+        ("x", RECORDS, 0, "top_n"),
+    ],
+)
+def test_limits_ranking(query: str, records: list[Any], top_n: int | None, message: str) -> None:
+    """What can't be ranked is refused, by name."""
+    with pytest.raises(InvalidRequestError, match=message):
+        rank(query, records, top_n=top_n)
+
+
+def test_failing_rankers() -> None:
+    """A reranker that fails, or gives nothing back, is an error; one that hangs is given up in time."""
+    for fault in (ValueError("down"), "empty"):
+        with pytest.raises((ValueError, RetrievalError)):
+            rank("rocket", RECORDS, ranker=OverlapReranker(fault=fault))
+    begun = time.monotonic()
+    with pytest.raises(DeadlineExceededError):
+        rank("rocket", RECORDS, ranker=OverlapReranker(latency=20), timeout=0.1)
+    assert time.monotonic() - begun < 10

@@ -102,9 +102,7 @@ class _Callbacks(BaseCallbackHandler):
         super().__init__([], [])
         self._told = told
 
-    def on_event_start(
-        self, event_type: Any, payload: Any = None, event_id: str = "", parent_id: str = "", **_: Any
-    ) -> str:
+    def on_event_start(self, event_type: Any, payload: Any = None, event_id: str = "", *_: Any, **__: Any) -> str:
         self._told.append(f"callback {event_type} start {payload!r}")
         return event_id
 

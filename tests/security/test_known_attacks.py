@@ -20,11 +20,11 @@ from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Permissions, Principal
 from llama_index_agentic_kb.errors import AgenticKBError, InvalidRequestError
-from llama_index_agentic_kb.schema import Condition, RetrievalRequest, SourceParams, parse_odata, to_odata
+from llama_index_agentic_kb.schema import Condition, RetrievalRequest, parse_odata, to_odata
 from llama_index_agentic_kb.search.embedding import EmbeddingCache
 from llama_index_agentic_kb.sources.search import MAX_FOLLOWED
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM, ScriptedReply
-from tests.sources.test_recursion import Tree
+from tests.sources.test_source_search import Tree
 
 MINE: Final = "It rains on tower alpha."
 THEIRS: Final = "It rains on tower beta: CANARY-7731"
@@ -216,38 +216,14 @@ class Endless(ScriptedLLM):
 @pytest.mark.parametrize("effort", ["minimal", "low"])
 def test_a_stream_without_a_token_or_an_end_is_given_up(effort: str) -> None:
     """CVE-2024-12704 (llama-index): a stream that never says anything and never ends is left at the deadline."""
-    for llm in (Endless(replies=ScriptedReply("late", latency=30)), ScriptedLLM(ScriptedReply("late", latency=30))):
-        source = KnowledgeSource("docs", "Rain.", retriever=MemoryRetriever(["It rains in Paris."]))
-        kb = KnowledgeBase([source], llm=llm, effort=effort, output_mode="answerSynthesis")
-        began = time.monotonic()
-        response = asyncio.run(kb.aretrieve("Does it rain in Paris?", max_runtime_in_seconds=0.4))
-        assert time.monotonic() - began < 20
-        assert response.references
-        assert response.status_code == 206
-
-
-def test_depth_is_no_way_to_crash() -> None:
-    """CVE-2025-5302 (JSONReader), CVE-2025-1752: what is nested without end is refused, or read as far as it goes."""
-    for deep in ("[" * 100_000, '{"a":' * 100_000, "(" * 100_000, "not (" * 20_000):
-        for read in (RetrievalRequest.parse, SourceParams.parse, parse_odata):
-            with pytest.raises(InvalidRequestError):
-                read(deep)
-    nested: dict[str, Any] = {"key": "a", "value": 1}
-    for _ in range(3_000):
-        nested = {"logic": "and", "filters": [nested]}
-    with pytest.raises(InvalidRequestError):
-        SourceParams.parse({"knowledgeSourceName": "docs", "filters": nested})
-    metadata: dict[str, Any] = {}
-    for _ in range(3_000):
-        metadata = {"a": metadata}
-    node = TextNode(text="It rains in Paris.", metadata={"title": "Rain", "deep": metadata})
-    llm = ScriptedLLM('{"sub_queries": ' + "[" * 50_000)
-    sources = [
-        KnowledgeSource("docs", "Rain.", retriever=MemoryRetriever([node])),
-        KnowledgeSource("well", "Rain.", retriever=MemoryRetriever(["It rains in Oslo."])),
-    ]
-    response = KnowledgeBase(sources, llm=llm, output_mode="extractiveData").retrieve("Where does it rain?")
-    assert "It rains in Oslo." in response.to_json()
+    llm = Endless(replies=ScriptedReply("late", latency=30))
+    source = KnowledgeSource("docs", "Rain.", retriever=MemoryRetriever(["It rains in Paris."]))
+    kb = KnowledgeBase([source], llm=llm, effort=effort, output_mode="answerSynthesis")
+    began = time.monotonic()
+    response = asyncio.run(kb.aretrieve("Does it rain in Paris?", max_runtime_in_seconds=0.4))
+    assert time.monotonic() - began < 20
+    assert response.references
+    assert response.status_code == 206
 
 
 _OPENED: list[str] = []

@@ -34,7 +34,7 @@ from llama_index_agentic_kb import (
     cli,
 )
 from llama_index_agentic_kb._text import error_message, redacted, redacted_excerpt
-from llama_index_agentic_kb.account.activity_log import GuardedCallbackManager
+from llama_index_agentic_kb.account import GuardedCallbackManager
 from llama_index_agentic_kb.account.logs import redacted_leaves
 from llama_index_agentic_kb.account.pickling import NotPickled, PicklingRefusedError
 from llama_index_agentic_kb.errors import AgenticKBError
@@ -172,33 +172,29 @@ def objects(kb: KnowledgeBase) -> list[Any]:
     return [*made, kb.as_tool(), kb.as_retriever_tool()]
 
 
-async def astream(kb: KnowledgeBase) -> None:
+async def astream(kb: KnowledgeBase) -> list[str]:
     response: Any = await kb.as_query_engine(streaming=True).aquery("rain")
-    async for _ in response.async_response_gen():
-        pass
+    return [delta async for delta in response.async_response_gen()]
 
 
-def read(response: Any) -> list[str]:
-    return list(response.response_gen)
-
-
-def ways(kb: KnowledgeBase) -> dict[str, Callable[[], Any]]:
-    return {
-        "retrieve": lambda: kb.retrieve("rain"),
-        "aretrieve": lambda: asyncio.run(kb.aretrieve("rain")),
-        "extracts": lambda: kb.retrieve("rain", output_mode="extractiveData"),
-        "query": lambda: kb.as_query_engine().query("rain"),
-        "refine": lambda: kb.as_query_engine("refine").query("rain"),
-        "stream": lambda: read(kb.as_query_engine(streaming=True).query("rain")),
-        "astream": lambda: asyncio.run(astream(kb)),
-        "chat": lambda: kb.as_chat_engine().chat("rain"),
-        "tool": lambda: kb.as_tool().call("rain"),
-        "nodes": lambda: kb.as_retriever().retrieve("rain"),
-    }
+def ways(kb: KnowledgeBase) -> list[Callable[[], Any]]:
+    streaming: Any = kb.as_query_engine(streaming=True)
+    return [
+        lambda: kb.retrieve("rain"),
+        lambda: asyncio.run(kb.aretrieve("rain")),
+        lambda: kb.retrieve("rain", output_mode="extractiveData"),
+        lambda: kb.as_query_engine().query("rain"),
+        lambda: kb.as_query_engine("refine").query("rain"),
+        lambda: list(streaming.query("rain").response_gen),
+        lambda: asyncio.run(astream(kb)),
+        lambda: kb.as_chat_engine().chat("rain"),
+        lambda: kb.as_tool().call("rain"),
+        lambda: kb.as_retriever().retrieve("rain"),
+    ]
 
 
 def go_every_way(kb: KnowledgeBase, witness: Witness) -> None:
-    for way in ways(kb).values():
+    for way in ways(kb):
         try:
             result = way()
         except AgenticKBError as error:
@@ -244,12 +240,7 @@ def test_the_clients_own_error_stays_the_cause() -> None:
         with pytest.raises(AgenticKBError) as raised:
             kb.retrieve("rain")
     assert_clean("".join(traceback.format_exception(raised.value, chain=False)))
-    causes = []
-    cause = raised.value.__cause__
-    while cause is not None:
-        causes.append(type(cause).__name__)
-        cause = cause.__cause__
-    assert "AuthenticationError" in causes
+    assert "AuthenticationError" in "".join(traceback.format_exception(raised.value))
 
 
 def test_a_client_s_error_is_told_to_handlers_without_its_keys() -> None:
@@ -342,6 +333,12 @@ def test_a_compatible_model_tells_no_key() -> None:
 
 def test_the_command_line_shows_no_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Its errors are redacted, and where a program error shows, local variables (the key is one) are not."""
+    assert cli.app.pretty_exceptions_show_locals is False
+    with Echo() as server:
+        environment = {"OPENAI_API_KEY": KEYS["key"], "OPENAI_BASE_URL": server.address}
+        done = CliRunner().invoke(cli.app, ["ask", "rain", "--store", "no-such-store"], env=environment)
+    assert done.exit_code == 1
+    assert_clean(done.output + str(done.exception))
 
     def fail() -> None:
         raise AgenticKBError(f"http://me:{KEYS['password']}@host answers nobody")
@@ -354,21 +351,11 @@ def test_the_command_line_shows_no_key(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert_clean(told)
 
 
-def test_a_key_is_shown_in_no_traceback_of_the_command_line() -> None:
-    """``agentic-kb ask`` with a server that refuses the key."""
-    assert cli.app.pretty_exceptions_show_locals is False
-    with Echo() as server:
-        environment = {"OPENAI_API_KEY": KEYS["key"], "OPENAI_BASE_URL": server.address}
-        done = CliRunner().invoke(cli.app, ["ask", "rain", "--store", "no-such-store"], env=environment)
-    assert done.exit_code == 1
-    assert_clean(done.output + str(done.exception))
-
-
 WORDS: Final = (
     "the credential {key} is not one of ours", "{key}", "no account for <{key}>; gate {header} is closed",
     "user me with {password} and {header!r} may not use this", '{{"detail": "unknown {key}", "gate": ["{header}"]}}',
     "encoded: {encoded} {quoted}", "{environment} was seen", "no {short}",
-    "{half}... is cut",
+    "{half}... is cut", "in JSON: {escaped} {partly}",
 )  # fmt: skip
 
 
@@ -381,16 +368,13 @@ def test_what_a_client_holds_is_known_in_any_words(words: str, status: int, monk
     held = {**KEYS, "key": odd, "environment": "CaNaRy6/environment", "quoted": quote("CaNaRy6/environment", safe="")}
     held["short"], long = "CaNaRy8", "CaNaRy9-a-very-long-key"
     held["half"] = long[:15]
+    held["escaped"] = "".join(f"\\u{ord(character):04X}" for character in KEYS["header"])
+    held["partly"] = r"CaNaRy6\/environment, 'CaNaRy7odd\\u002Bkey'"
     held["encoded"] = base64.b64encode(KEYS["header"].encode()).decode()
     witness = Witness()
     with Echo(status, lambda _: words.format(**held)) as server, witness.watching():
-        llm = OpenAI(
-            model="gpt-4o-mini",
-            api_key=odd,
-            api_base=server.address,
-            default_headers={"x-gate": KEYS["header"], "x-short": held["short"], "x-long": long},
-            max_retries=0,
-        )
+        headers = {"x-gate": KEYS["header"], "x-short": held["short"], "x-long": long}
+        llm = OpenAI("gpt-4o-mini", api_key=odd, api_base=server.address, default_headers=headers, max_retries=0)
         source = KnowledgeSource("well", retriever=MemoryRetriever(["Rain in Paris."]))
         options = RetrieverOptions(retries=NO_RETRIES)
         kb = KnowledgeBase([source], llm=llm, options=options, callback_manager=CallbackManager([witness.handler]))
@@ -403,4 +387,5 @@ def test_what_a_client_holds_is_known_in_any_words(words: str, status: int, monk
                 witness.shown(ask())
     assert f"status {status}" in witness.text
     assert_clean(witness.text)
-    assert base64.b64encode(KEYS["header"].encode()).decode() not in witness.text
+    assert held["encoded"] not in witness.text
+    assert held["escaped"].replace("\\", "") not in witness.text.replace("\\", "")

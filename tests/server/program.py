@@ -15,18 +15,14 @@ import uvicorn
 
 from llama_index_agentic_kb import KnowledgeSource
 from llama_index_agentic_kb.llm.openai_compatible import OpenAICompatible
+from llama_index_agentic_kb.server.access import Limits
 from llama_index_agentic_kb.server.app import create_app
-from llama_index_agentic_kb.server.quotas import Quotas
 from llama_index_agentic_kb.server.service import KnowledgeService
 from llama_index_agentic_kb.testing import MemoryRetriever
-from tests.server.serving import KEYS
+from tests.server.serving import KEYS, source_of
 
 DEFINED = {
-    "/knowledgesources/docs": {
-        "name": "docs",
-        "kind": "searchIndex",
-        "searchIndexParameters": {"searchIndexName": "memory"},
-    },
+    "/knowledgesources/docs": source_of("docs", "memory"),
     "/knowledgebases/kb": {"name": "kb", "knowledgeSources": [{"name": "docs"}], "models": ["loopback"]},
 }
 """The definitions that its index and its model serve, by their paths."""
@@ -45,17 +41,7 @@ _FORKED.set_forkserver_preload([__name__])
 def start(
     database: str, model: str, *, latency: float = 0.0, tenant_running: int | None = None
 ) -> tuple[ForkServerProcess, Connection]:
-    """Start a server.
-
-    Args:
-        database: A path or a URL.
-        model: The URL of the language model.
-        latency: The seconds of a search.
-        tenant_running: The maximum number of running questions of a tenant.
-
-    Returns:
-        Its process, and the connection on which it sends its port when it listens.
-    """
+    """Start a server whose search takes ``latency``; return its process, and the connection that brings its port."""
     announced, ready = _FORKED.Pipe(duplex=False)
     process = _FORKED.Process(target=_run, args=(ready, database, model, latency, tenant_running), daemon=True)
     process.start()
@@ -78,7 +64,8 @@ def _run(ready: Connection, database: str, model: str, latency: float, tenant_ru
     """Serve until killed, or stopped by SIGTERM."""
     llm = OpenAICompatible(model="loopback", api_base=model, api_key="none")
     service = KnowledgeService(database, indexes={"memory": memory_index(latency)}, models={"loopback": llm})
-    app = create_app(service, keys=KEYS, requests_per_minute=None, quotas=Quotas(tenant_running=tenant_running))
+    limits = Limits(requests_per_minute=None, tenant_running_questions=tenant_running)
+    app = create_app(service, keys=KEYS, limits=limits)
     asyncio.run(_serve(uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, ws="none")), ready))
 
 

@@ -1,6 +1,6 @@
 """Servers on one PostgreSQL behind a plain TCP balancer, replaced and killed under load; and a tenant that floods one.
 
-``python -m tests.server.replicas`` is the long form (``make replicas``); ``test_replicas.py`` has the short one.
+``python -m tests.server.replicas`` is the long form (``make replicas``); ``test_operation.py`` has the short one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import numpy as np
 from llama_index_agentic_kb.testing import LoopbackOpenAI, Reply
 from tests.kills_sessions.postgres import PostgresServer
 from tests.server.program import DEFINED, program, start
-from tests.server.serving import ADMIN, QUERY
+from tests.server.serving import ADMIN, QUERY, client_of, define
 
 ENGINE = "projects/p/locations/global/dataStores/kb"
 ATTEMPTS = 20
@@ -108,6 +108,9 @@ class Load:
         """The number of answers received."""
         return sum(map(len, self.stored.values()))
 
+    def _client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.url, headers={"x-goog-api-key": QUERY}, trust_env=False, timeout=60)
+
     async def more(self, turns: int) -> None:
         """Wait until so many further answers were received."""
         until, target = time.monotonic() + 120, self.turns + turns
@@ -119,9 +122,7 @@ class Load:
     async def converse(self, number: int) -> None:
         """Ask in a session until it is over."""
         pauses = random.Random(number)
-        async with httpx.AsyncClient(
-            base_url=self.url, headers={"x-goog-api-key": QUERY}, trust_env=False, timeout=60
-        ) as client:
+        async with self._client() as client:
             try:
                 made = await self._post(client, f"/v1/{ENGINE}/sessions", {"displayName": f"client {number}"})
                 answers = self.stored.setdefault(made["name"], [])
@@ -152,9 +153,7 @@ class Load:
     async def lost_and_doubled(self) -> tuple[int, int]:
         """Return how many received answers no session holds, and how many turns a session has beyond those received."""
         lost = doubled = 0
-        async with httpx.AsyncClient(
-            base_url=self.url, headers={"x-goog-api-key": QUERY}, trust_env=False, timeout=60
-        ) as client:
+        async with self._client() as client:
             for session, answers in self.stored.items():
                 found = (await client.get(f"/v1/{session}")).raise_for_status().json()
                 kept = [turn["answer"] for turn in found.get("turns", [])]
@@ -196,24 +195,16 @@ class Servers:
 
 
 def _define(url: str, definitions: Mapping[str, object]) -> None:
-    with httpx.Client(base_url=url, headers={"api-key": ADMIN}, trust_env=False, timeout=60) as admin:
-        for path, body in definitions.items():
-            admin.put(path, json=body).raise_for_status()
+    with client_of(url) as client:
+        define(client, definitions)
 
 
 async def replace_and_kill(
     clients: int, wait: Callable[[Load], Awaitable[None]], *, rolled: int, pause: float = 0.0
 ) -> tuple[Load, int, int]:
-    """Replace servers one by one, then kill one and start another, under load.
+    """Replace ``rolled`` of two servers, then kill one and start another, under load; ``wait`` between two events.
 
-    Args:
-        clients: Clients at the same time.
-        wait: Waits between two events.
-        rolled: How many of the two servers are replaced.
-        pause: The mean seconds between an answer and the next question of a client.
-
-    Returns:
-        The load, the turns that were lost, and those that were stored twice.
+    Returns the load, the turns that were lost, and those that were stored twice.
     """
     slow = Reply("The Saturn V was 110.6 m tall [ref_id:0].", latency=0.2)
     with ExitStack() as stack:
@@ -253,7 +244,7 @@ def _flood(url: str, clients: int, on: Event) -> None:
     """Ask with many clients while the event is set, in a process of its own; whatever is refused is asked again."""
 
     def ask() -> None:
-        with httpx.Client(base_url=url, headers={"api-key": ADMIN}, trust_env=False, timeout=120) as client:
+        with client_of(url, ADMIN) as client:
             while True:
                 on.wait()
                 client.post(_PATH, json=_ASK)
@@ -266,13 +257,9 @@ def _flood(url: str, clients: int, on: Event) -> None:
 def noisy_tenant(
     clients: int = 50, blocks: int = 10, questions: int = 40, tenant_running: int | None = 4
 ) -> dict[str, list[float]]:
-    """Return the ms of one tenant's questions, one at a time, in turns without and with another tenant's flood.
+    """Return the ms of one tenant's questions, one at a time, in blocks without and with another tenant's flood.
 
-    Args:
-        clients: The flood's, each of which asks without a pause.
-        blocks: Of each kind, alternating, so that whatever else the machine does concerns both.
-        questions: Of each block.
-        tenant_running: The quota of running questions of a tenant; the search itself takes 200 ms.
+    Blocks alternate, so that whatever else the machine does concerns both. The search itself takes 200 ms.
     """
     times: dict[str, list[float]] = {"alone": [], "beside the flood": []}
     spawned = multiprocessing.get_context("spawn")
@@ -289,9 +276,7 @@ def noisy_tenant(
         flood.start()
         stack.callback(flood.join)
         stack.callback(flood.kill)
-        client = stack.enter_context(
-            httpx.Client(base_url=url, headers={"api-key": QUERY}, trust_env=False, timeout=120)
-        )
+        client = stack.enter_context(client_of(url))
         for block in range(2 * blocks):
             (on.set if block % 2 else on.clear)()
             for number in range(questions + 5):
@@ -325,9 +310,8 @@ def main() -> None:
         times = noisy_tenant(blocks=arguments.blocks, tenant_running=quota)
         print(f"one tenant's flood, tenantRunningQuestions {quota or 'not set'}; ms at p50, p95, p99:")
         for name, each in times.items():
-            print(
-                f"  {name}: {', '.join(f'{np.percentile(each, p):.0f}' for p in (50, 95, 99))} ({len(each)} questions)"
-            )
+            shown = ", ".join(f"{np.percentile(each, p):.0f}" for p in (50, 95, 99))
+            print(f"  {name}: {shown} ({len(each)} questions)")
     if load.failed or lost:
         raise SystemExit(1)
 

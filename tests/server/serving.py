@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -13,13 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import chromadb
+import httpx
+import jwt
 import uvicorn
+from cryptography.hazmat.primitives.asymmetric import ec
 from llama_index.core import StorageContext, VectorStoreIndex
 from llama_index.core.schema import TextNode
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import KnowledgeSource
 from llama_index_agentic_kb.guard.permissions import Permissions
+from llama_index_agentic_kb.server.access import Limits
 from llama_index_agentic_kb.server.app import create_app
 from llama_index_agentic_kb.server.catalog import ApiKey, hash_of
 from llama_index_agentic_kb.server.service import Index, KnowledgeService
@@ -72,25 +77,28 @@ def reply(request: ChatRequest) -> str:
     return "The Saturn V was 110.6 m tall [ref_id:0]."
 
 
-DEFINITIONS: list[tuple[str, dict[str, Any]]] = [
-    *(
-        (
-            "knowledgesources",
-            {
-                "name": name,
-                "kind": "searchIndex",
-                "searchIndexParameters": {"searchIndexName": name},
-                "description": text,
-            },
-        )
-        for name, text in {"rockets": "launch vehicles", "moons": "moons", "secrets": "plans"}.items()
-    ),
-    (
-        "knowledgebases",
-        {"name": "space", "knowledgeSources": [{"name": "rockets"}, {"name": "moons"}], "models": ["gpt-4o-mini"]},
-    ),
-    ("knowledgebases", {"name": "private", "knowledgeSources": [{"name": "secrets"}], "outputMode": "extractiveData"}),
-]
+def source_of(name: str, index: str = "", **fields: Any) -> dict[str, Any]:
+    """A definition of a source over an index, by default that of its name."""
+    return {"name": name, "kind": "searchIndex", "searchIndexParameters": {"searchIndexName": index or name}, **fields}
+
+
+DEFINITIONS: dict[str, dict[str, Any]] = {
+    **{
+        f"/knowledgesources/{name}": source_of(name, description=f"about {name}")
+        for name in ("rockets", "moons", "secrets")
+    },
+    "/knowledgebases/space": {
+        "name": "space",
+        "knowledgeSources": [{"name": "rockets"}, {"name": "moons"}],
+        "models": ["gpt-4o-mini"],
+    },
+    "/knowledgebases/private": {
+        "name": "private",
+        "knowledgeSources": [{"name": "secrets"}],
+        "outputMode": "extractiveData",
+    },
+}
+"""The tests' definitions, by their paths."""
 
 
 class Served:
@@ -123,10 +131,28 @@ class Served:
 
 
 @contextmanager
-def served(service: KnowledgeService, **options: Any) -> Iterator[str]:
-    """Serve a service with the tests' keys."""
-    with Served(create_app(service, keys=KEYS, **options)) as url:
+def served(
+    service: KnowledgeService, *, verifier: Any = None, cors_origins: Sequence[str] = (), **limits: Any
+) -> Iterator[str]:
+    """Serve a service with the tests' keys; ``limits`` are those of ``Limits``."""
+    options: dict[str, Any] = {"verifier": verifier, "cors_origins": cors_origins}
+    with Served(create_app(service, keys=KEYS, limits=Limits(**limits), **options)) as url:
         yield url
+
+
+def client_of(url: str, key: str | None = QUERY, **headers: str) -> httpx.Client:
+    """A client with a key, whatever proxies the environment names."""
+    sent = headers if key is None else {"api-key": key, **headers}
+    return httpx.Client(base_url=url, headers=sent, trust_env=False, timeout=120)
+
+
+@contextmanager
+def served_client(
+    service: KnowledgeService, key: str | None = QUERY, headers: Mapping[str, str] = {}, **options: Any
+) -> Iterator[httpx.Client]:
+    """Serve a service (see ``served``), and yield a client of it."""
+    with served(service, **options) as url, client_of(url, key, **headers) as client:
+        yield client
 
 
 def space_service(database: Path | str, llm: Any, **options: Any) -> KnowledgeService:
@@ -134,10 +160,25 @@ def space_service(database: Path | str, llm: Any, **options: Any) -> KnowledgeSe
     return KnowledgeService(database, indexes=indexes(), models={"gpt-4o-mini": llm}, **options)
 
 
-Put = Callable[[str, dict[str, Any]], Any]
+def define(client: httpx.Client, definitions: Mapping[str, Any] = DEFINITIONS) -> None:
+    """Store definitions by a client."""
+    for path, body in definitions.items():
+        client.put(path, json=body, headers={"api-key": ADMIN}).raise_for_status()
 
 
-def define(put: Put) -> None:
-    """Store the tests' definitions by a function of path and body."""
-    for path, body in DEFINITIONS:
-        put(f"/{path}/{body['name']}", body)
+ISSUER, AUDIENCE = "https://issuer.test", "agentic-kb"
+
+
+class Issuer:
+    """Signs tokens; ``jwks`` is the file with its public key."""
+
+    def __init__(self, folder: Path, kid: str = "k1") -> None:
+        self._key, self._kid, self.jwks = ec.generate_private_key(ec.SECP256R1()), kid, folder / "jwks.json"
+        public = json.loads(jwt.algorithms.ECAlgorithm.to_jwk(self._key.public_key()))
+        self.jwks.write_text(json.dumps({"keys": [{**public, "kid": kid, "alg": "ES256", "use": "sig"}]}))
+
+    def token(self, **claims: Any) -> str:
+        """A token that holds for a minute, with changed or further claims; None leaves one out."""
+        whole = {"iss": ISSUER, "aud": AUDIENCE, "exp": time.time() + 60, "sub": "app", **claims}
+        kept = {name: value for name, value in whole.items() if value is not None}
+        return jwt.encode(kept, self._key, algorithm="ES256", headers={"kid": self._kid})

@@ -12,12 +12,11 @@ import httpx
 import pytest
 
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, InvalidRequestError
-from llama_index_agentic_kb.server.catalog import manage_keys
-from llama_index_agentic_kb.server.configuration import Configuration, announce_first_key
-from llama_index_agentic_kb.server.definitions import SourceDefinition
+from llama_index_agentic_kb.server.app import Configuration, announce_first_key, create_app
+from llama_index_agentic_kb.server.catalog import SourceDefinition, manage_keys
 from llama_index_agentic_kb.server.service import KnowledgeService
 from llama_index_agentic_kb.testing import LoopbackOpenAI
-from tests.server.serving import ADMIN, indexes, served, space_service
+from tests.server.serving import ADMIN, KEYS, Served, client_of, indexes, served_client, space_service
 from tests.server.test_retrieve_route import ASK
 
 SEARCH = {"intents": [{"search": "rocket"}], "outputMode": "extractiveData"}
@@ -120,25 +119,35 @@ def test_the_index_is_named_by_the_kinds_own_parameter(kind: str, index: str) ->
 )
 def test_a_page_has_up_to_a_thousand_definitions(admin: httpx.Client, size: str) -> None:
     """Other sizes are refused."""
-    assert admin.get("/knowledgesources", params={"pageSize": size}).status_code == 400
+    refused = admin.get("/knowledgesources", params={"pageSize": size})
+    assert refused.status_code == 400
+    assert "pageSize: Input should be " in refused.json()["error"]["message"]
     assert len(admin.get("/knowledgesources", params={"pageSize": "1"}).json()["value"]) == 1
+
+
+def test_an_application_can_be_started_again(tmp_path: Path) -> None:
+    """All of its routes are served again after a stop."""
+    app = create_app(space_service(tmp_path / "d.db", None), keys=KEYS)
+    for _ in range(2):
+        with Served(app) as url, client_of(url, ADMIN) as client:
+            define(client, "knowledgesources", "s")
+            define(client, "knowledgebases", "b")
+            sent = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+            headers = {"accept": "application/json, text/event-stream"}
+            assert client.post("/knowledgebases/b/mcp", json=sent, headers=headers).status_code == 200
 
 
 def test_definitions_survive_a_restart(tmp_path: Path) -> None:
     """Another server on the same database answers; one without the index says that it can't."""
-    database, headers = tmp_path / "d.db", {"api-key": ADMIN}
-    with (
-        served(space_service(database, None)) as url,
-        httpx.Client(base_url=url, headers=headers, trust_env=False) as client,
-    ):
+    database = tmp_path / "d.db"
+    with served_client(space_service(database, None), key=ADMIN) as client:
         define(client, "knowledgesources", "s")
         define(client, "knowledgebases", "b", corsOptions={"allowedOrigins": ["https://b.test"]})
     statuses = []
     for known in (indexes(), {}):
-        with (
-            served(KnowledgeService(database, indexes=known)) as url,
-            httpx.Client(base_url=url, headers={**headers, "origin": "https://b.test"}, trust_env=False) as client,
-        ):
+        with served_client(
+            KnowledgeService(database, indexes=known), key=ADMIN, headers={"origin": "https://b.test"}
+        ) as client:
             response = client.post("/knowledgebases/b/retrieve", json=SEARCH, timeout=60)
             statuses.append(response.status_code)
             assert response.headers["access-control-allow-origin"] == "https://b.test"
@@ -151,11 +160,8 @@ def test_a_stored_definition_that_is_refused_now_stops_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is left out and named in the log, without its text, until it is stored anew."""
-    database, headers = tmp_path / "d.db", {"api-key": ADMIN}
-    with (
-        served(space_service(database, None)) as url,
-        httpx.Client(base_url=url, headers=headers, trust_env=False) as client,
-    ):
+    database = tmp_path / "d.db"
+    with served_client(space_service(database, None), key=ADMIN) as client:
         define(client, "knowledgesources", "s")
         define(client, "knowledgesources", "other")
         define(client, "knowledgebases", "b")
@@ -163,10 +169,7 @@ def test_a_stored_definition_that_is_refused_now_stops_no_other(
         connection.execute(
             "UPDATE agentic_kb_definitions SET definition = '{\"apiKey\": \"S3CRET\"}' WHERE name = 'other'"
         )
-    with (
-        served(KnowledgeService(database, indexes=indexes())) as url,
-        httpx.Client(base_url=url, headers=headers, trust_env=False) as client,
-    ):
+    with served_client(KnowledgeService(database, indexes=indexes()), key=ADMIN) as client:
         assert client.post("/knowledgebases/b/retrieve", json=SEARCH, timeout=60).status_code == 200
         assert client.get("/knowledgesources/other").status_code == 404
         define(client, "knowledgesources", "other")
@@ -219,10 +222,7 @@ def test_the_first_key_is_made_and_keys_are_managed(tmp_path: Path, capsys: pyte
 
 def test_readiness_follows_the_database(tmp_path: Path) -> None:
     """A server whose database is gone is alive, and not ready."""
-    with (
-        served(KnowledgeService(tmp_path / "d.db")) as url,
-        httpx.Client(base_url=url, trust_env=False, timeout=60) as client,
-    ):
+    with served_client(KnowledgeService(tmp_path / "d.db"), key=None) as client:
         assert client.get("/readyz").status_code == 200
         for path in tmp_path.glob("d.db*"):
             path.unlink()

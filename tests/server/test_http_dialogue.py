@@ -16,8 +16,7 @@ from llama_index_agentic_kb.server.azure import KeptState
 from llama_index_agentic_kb.server.service import KnowledgeService
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.testing import ScriptedLLM
-from tests.server.issuer import AUDIENCE, ISSUER, Issuer
-from tests.server.serving import QUERY, served
+from tests.server.serving import AUDIENCE, ISSUER, Issuer, served_client
 from tests.server.test_retrieve_route import STREAM, events
 from tests.shop import Shop, open_shop
 from tests.test_tool_dialogue import read
@@ -43,10 +42,7 @@ def door(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
     service = KnowledgeService(
         folder / "server.db", bases=[KnowledgeBase(shop.sources(), name="shop", llm=ScriptedLLM(read))]
     )
-    with (
-        served(service, verifier=verifier) as url,
-        httpx.Client(base_url=url, headers={"api-key": QUERY}, trust_env=False, timeout=60) as client,
-    ):
+    with served_client(service, verifier=verifier) as client:
         yield client, issuer
 
 

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -20,7 +19,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource
 from llama_index_agentic_kb.server.service import KnowledgeService
 from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, MemoryRetriever, ScriptedLLM
-from tests.server.serving import ADMIN, QUERY, chroma_index, define, indexes, reply, served
+from tests.server.serving import QUERY, chroma_index, client_of, define, indexes, reply, served, source_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 QUESTION = "How tall was the Saturn V?"
@@ -71,16 +70,10 @@ def site(gate: Gate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             models={"gpt-4o-mini": model.llm()},
         )
         with served(service, requests_per_minute=None) as url:
-            with httpx.Client(base_url=url, headers={"api-key": ADMIN}, trust_env=False, timeout=60) as client:
-
-                def put(path: str, body: dict[str, Any]) -> None:
-                    client.put(path, json=body).raise_for_status()
-
-                define(put)
-                source = {"name": "hostile", "kind": "searchIndex"}
-                put("/knowledgesources/hostile", {**source, "searchIndexParameters": {"searchIndexName": "hostile"}})
+            with client_of(url) as client:
+                define(client)
                 base = {"name": "pumps", "knowledgeSources": [{"name": "hostile"}], "models": ["gpt-4o-mini"]}
-                put("/knowledgebases/pumps", base)
+                define(client, {"/knowledgesources/hostile": source_of("hostile"), "/knowledgebases/pumps": base})
             yield url
 
 
@@ -197,7 +190,7 @@ def test_text_of_documents_and_models_is_never_markup(page: Page) -> None:
 
 def test_a_citation_leads_to_its_passage(page: Page, site: str) -> None:
     """The citation URL of a reference opens the page at the passage; an unknown passage says so."""
-    with httpx.Client(base_url=site, headers={"api-key": QUERY}, trust_env=False, timeout=60) as client:
+    with client_of(site) as client:
         body = {"intents": [{"type": "semantic", "search": "Saturn V"}], "outputMode": "extractiveData"}
         found = client.post("/knowledgebases/space/retrieve", json=body).json()["references"][0]
     page.goto(found["citationUrl"])
@@ -255,7 +248,7 @@ def test_what_responses_show_is_accessible(browser: Browser, tmp_path: Path, sch
 
 def test_files_beside_the_page_are_not_served(site: str) -> None:
     """Only the page's own files are served, under a policy that allows no other script."""
-    with httpx.Client(base_url=site, trust_env=False) as client:
+    with client_of(site, None) as client:
         policy = client.get("/").headers["content-security-policy"]
         assert "script-src 'self'" in policy
         assert "unsafe" not in policy

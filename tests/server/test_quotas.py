@@ -12,20 +12,19 @@ import pytest
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource
 from llama_index_agentic_kb.schema import Principal
-from llama_index_agentic_kb.server.access import VerifiedToken
+from llama_index_agentic_kb.server.access import Caller, FairQueue, Limits
 from llama_index_agentic_kb.server.errors import TooManyRequestsError
-from llama_index_agentic_kb.server.quotas import FairQueue, Quotas
 from llama_index_agentic_kb.server.service import KnowledgeService
 from llama_index_agentic_kb.testing import MemoryRetriever
-from tests.server.serving import QUERY, served
+from tests.server.serving import QUERY, served_client
 from tests.server.test_retrieve_route import ASK, STREAM
 
 
 class Asked:
     """Questions in a queue, each of which holds its place until it may end."""
 
-    def __init__(self, capacity: int, **quotas: object) -> None:
-        self.queue = FairQueue(Quotas(**quotas), capacity)  # type: ignore[arg-type]
+    def __init__(self, capacity: int, **limits: object) -> None:
+        self.queue = FairQueue(Limits(**limits), capacity)
         self.running: list[tuple[str, asyncio.Event]] = []
         self.refused: Counter[str] = Counter()
         self.tasks: list[asyncio.Task[None]] = []
@@ -66,7 +65,7 @@ async def settled() -> None:
 
 async def test_who_has_fewest_running_is_next() -> None:
     """Behind a flood, another tenant's question gets the first free place, and its second one an equal share."""
-    asked = Asked(100, running=4)
+    asked = Asked(100, running_questions=4)
     await asked.ask("flood", 50)
     await asked.ask("other", 3)
     assert asked.tenants == {"flood": 4}
@@ -78,7 +77,7 @@ async def test_who_has_fewest_running_is_next() -> None:
 
 async def test_weights_divide_the_places() -> None:
     """Of two tenants with many questions, the one of weight 3 holds three places of four, whoever came first."""
-    asked = Asked(200, running=8, weights={"large": 3.0})
+    asked = Asked(200, running_questions=8, tenant_weights={"large": 3.0})
     await asked.ask("small", 40)
     await asked.ask("large", 40)
     for _ in range(16):
@@ -88,7 +87,7 @@ async def test_weights_divide_the_places() -> None:
 
 async def test_one_place_goes_round() -> None:
     """With a single place the tenants take turns."""
-    asked, order = Asked(100, running=1), []
+    asked, order = Asked(100, running_questions=1), []
     for tenant in ("a", "b", "c"):
         await asked.ask(tenant, 3)
     while asked.running:
@@ -99,7 +98,7 @@ async def test_one_place_goes_round() -> None:
 
 async def test_a_tenant_has_its_own_maximum() -> None:
     """Beyond its running questions a tenant waits though places are free, and others do not."""
-    asked = Asked(100, running=10, tenant_running=2)
+    asked = Asked(100, running_questions=10, tenant_running_questions=2)
     await asked.ask("flood", 5)
     await asked.ask("other")
     assert (asked.tenants, asked.queue.waiting) == ({"flood": 2, "other": 1}, 3)
@@ -107,7 +106,7 @@ async def test_a_tenant_has_its_own_maximum() -> None:
 
 async def test_a_full_queue_refuses_the_longest_line() -> None:
     """Who fills the queue is refused, newest question first, and another tenant's question is taken in."""
-    asked = Asked(10, running=5)
+    asked = Asked(10, running_questions=5)
     await asked.ask("flood", 12)
     assert (asked.queue.running, asked.queue.waiting, asked.refused) == (5, 5, {"flood": 2})
     await asked.ask("other")
@@ -121,7 +120,7 @@ async def test_a_full_queue_refuses_the_longest_line() -> None:
 
 async def test_of_equal_lines_the_question_that_arrives_is_refused() -> None:
     """Who has waited for long is not thrown out for a tenant whose line would be as long."""
-    asked = Asked(4, running=1)
+    asked = Asked(4, running_questions=1)
     for number in range(6):
         await asked.ask(f"t{number}")
     assert (asked.queue.running, asked.queue.waiting, asked.refused) == (1, 3, {"t4": 1, "t5": 1})
@@ -135,7 +134,7 @@ async def hold(queue: FairQueue) -> None:
 async def test_cancelled_questions_leave_no_trace() -> None:
     """Whatever is cancelled when, the limits hold, every place is handed on, and at the end nothing is kept."""
     chance = random.Random(1)
-    asked = Asked(30, running=4, tenant_running=3)
+    asked = Asked(30, running_questions=4, tenant_running_questions=3)
     for _ in range(400):
         await asked.ask(chance.choice("abcd"), chance.randrange(4))
         if asked.running and chance.random() < 0.7:
@@ -184,8 +183,8 @@ DOORS = {
 class Tenants:
     """Takes a token for the name of its tenant."""
 
-    async def verify(self, token: str) -> VerifiedToken:
-        return VerifiedToken("somebody", Principal(tenant=token, user="u"))
+    async def verify(self, token: str) -> Caller:
+        return Caller("somebody", Principal(tenant=token, user="u"))
 
 
 def test_each_door_counts_a_tenants_questions(tmp_path: Path) -> None:
@@ -195,10 +194,7 @@ def test_each_door_counts_a_tenants_questions(tmp_path: Path) -> None:
     )
     service = KnowledgeService(tmp_path / "s.db", bases=[base])
     acme = {"authorization": "Bearer acme"}
-    with (
-        served(service, quotas=Quotas(tenant_per_minute=1), verifier=Tenants()) as url,
-        httpx.Client(base_url=url, trust_env=False, timeout=60) as client,
-    ):
+    with served_client(service, tenant_questions_per_minute=1, verifier=Tenants(), key=None) as client:
 
         def ask(door: str, credentials: dict[str, str]) -> httpx.Response:
             path, body, headers = DOORS[door]

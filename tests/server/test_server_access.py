@@ -16,13 +16,23 @@ import pytest
 
 from llama_index_agentic_kb.server import access
 from llama_index_agentic_kb.server.access import JwksVerifier
-from llama_index_agentic_kb.server.catalog import Catalog
-from llama_index_agentic_kb.server.definitions import SourceDefinition
+from llama_index_agentic_kb.server.catalog import Catalog, SourceDefinition
 from llama_index_agentic_kb.server.errors import UnauthorizedError
 from llama_index_agentic_kb.server.service import KnowledgeService
 from llama_index_agentic_kb.sources import KnowledgeSource
-from tests.server.issuer import AUDIENCE, ISSUER, Issuer
-from tests.server.serving import ADMIN, MOONS, QUERY, chroma_index, define, served, space_service
+from tests.server.serving import (
+    ADMIN,
+    AUDIENCE,
+    DEFINITIONS,
+    ISSUER,
+    MOONS,
+    QUERY,
+    Issuer,
+    chroma_index,
+    define,
+    served_client,
+    space_service,
+)
 
 ASK = {"intents": [{"search": "launch of the rocket"}], "outputMode": "extractiveData"}
 ALICE = {"tid": "acme", "oid": "alice"}
@@ -51,16 +61,10 @@ def issuer(tmp_path_factory: pytest.TempPathFactory) -> Issuer:
 def client(database: Path, issuer: Issuer) -> Iterator[httpx.Client]:
     verifier = JwksVerifier(issuer=ISSUER, audience=AUDIENCE, jwks=str(issuer.jwks), query_role="ask")
     origins = ["https://app.test"]
-    with (
-        served(space_service(database, None), verifier=verifier, requests_per_minute=60, cors_origins=origins) as url,
-        httpx.Client(base_url=url, trust_env=False, timeout=60) as made,
-    ):
-
-        def put(path: str, body: dict[str, Any]) -> None:
-            if path != "/knowledgebases/space":  # it has a model
-                made.put(path, json=body, headers={"api-key": ADMIN}).raise_for_status()
-
-        define(put)
+    with served_client(
+        space_service(database, None), verifier=verifier, requests_per_minute=60, cors_origins=origins, key=None
+    ) as made:
+        define(made, {path: body for path, body in DEFINITIONS.items() if "models" not in body})
         yield made
 
 

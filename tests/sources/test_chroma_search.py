@@ -1,5 +1,8 @@
+"""Filtered dense searches: in a user's Chroma, and by what any vector store offers."""
+
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -8,17 +11,24 @@ from typing import Any
 import chromadb
 import numpy as np
 import pytest
-from llama_index.core.schema import TextNode
+from llama_index.core import StorageContext, VectorStoreIndex
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
+from llama_index.core.schema import BaseNode, NodeWithScore, TextNode
+from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
-from llama_index_agentic_kb.errors import DeadlineExceededError, DeniedError, RetrievalError
+from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource
+from llama_index_agentic_kb._aio import set_deadline
+from llama_index_agentic_kb.errors import DeadlineExceededError, RetrievalError
 from llama_index_agentic_kb.schema import (
     Condition,
     FilterGroup,
-    FilterLogic,
     FilterNode,
     FilterOperator,
+    Outcome,
+    SourceActivity,
     any_of,
     matcher,
 )
@@ -26,6 +36,10 @@ from llama_index_agentic_kb.search.dialects import Chroma
 from llama_index_agentic_kb.search.filters import lower, to_tree
 from llama_index_agentic_kb.sources import chroma_search
 from llama_index_agentic_kb.sources.chroma_search import ChromaFilteredSearch
+from llama_index_agentic_kb.sources.index import FilteredIndexRetriever, NotedNodes, index_retriever, traits_of
+from llama_index_agentic_kb.sources.search import bounded
+from llama_index_agentic_kb.testing import HashEmbedding
+from tests.sources.conftest import MakeIndex
 
 ROWS = 3_000
 DIMENSION = 64
@@ -114,7 +128,7 @@ def searching(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(chroma_search, "EXACT_ROWS", 1)
     if request.param != "sieved":
         return 6
-    monkeypatch.setattr(chroma_search, "fits", lambda _: False)
+    monkeypatch.setattr(chroma_search, "MAX_CONDITIONS", 0)
     return 2  # every row's metadata are read for each
 
 
@@ -198,7 +212,7 @@ def test_rows_far_from_the_query_are_found(rows: Rows, monkeypatch: pytest.Monke
     """Where too few of the nearest rows of all match a large filter, the matching rows are compared one by one."""
     monkeypatch.setattr(chroma_search, "EXACT_ROWS", 100)
     monkeypatch.setattr(chroma_search, "MAX_CANDIDATES", 100)
-    monkeypatch.setattr(chroma_search, "fits", lambda _: False)
+    monkeypatch.setattr(chroma_search, "MAX_CONDITIONS", 0)
     query = _query(-rows.queries[0], _is("near", value=True))  # its opposite: all others are nearer
     found = _search(rows.stores["cosine"], query)
     assert found[1] == "filter matches 300: searched exactly"
@@ -213,26 +227,10 @@ def test_no_request_is_begun_after_the_deadline(rows: Rows) -> None:
     assert len(_ids(_search(rows.stores["cosine"], query, deadline=time.monotonic() + 60))) == TOP_K
 
 
-@pytest.mark.parametrize(
-    ("vector", "filters", "error", "message"),
-    [
-        ([1.0] * 3, _is("one_in_10", 3), RetrievalError, "3 dimensions, those of the collection have 64"),
-        ([1.0] * 64, _is("team", ["x"], FilterOperator.ANY), DeniedError, "'any' on 'team': Chroma has no"),
-        (
-            [1.0] * 64,
-            FilterGroup(logic=FilterLogic.NOT, filters=[_is("a", value=True, operator=FilterOperator.EXISTS)]),
-            DeniedError,
-            "Chroma has no 'exists', nor the opposite",
-        ),
-    ],
-    ids=["vector", "operator", "not"],
-)
-def test_what_chroma_has_no_word_for_is_refused(
-    rows: Rows, vector: list[float], filters: FilterNode, error: type[Exception], message: str
-) -> None:
-    """Never sent as something else, never left out."""
-    with pytest.raises(error, match=message):
-        _search(rows.stores["cosine"], _query(vector, filters))
+def test_a_vector_of_another_model_is_refused(rows: Rows) -> None:
+    """The error says how many dimensions each has."""
+    with pytest.raises(RetrievalError, match="3 dimensions, those of the collection have 64"):
+        _search(rows.stores["cosine"], _query([1.0] * 3, _is("one_in_10", 3)))
 
 
 def _small(at: int, *, even: bool) -> TextNode:
@@ -250,3 +248,120 @@ def _small_store(count: int) -> ChromaVectorStore:
     )
     store.add([_small(at, even=at % 2 == 0) for at in range(count)])
     return store
+
+
+# -- by the retriever of a source -------------------------------------------------------------------------------------
+
+EVEN = Condition(key="parity", value="even")
+EVEN_ONLY = matcher(EVEN)
+
+
+def _parts(count: int = 20) -> list[TextNode]:
+    words = ["pump", "valve", "filter", "motor", "seal"]
+    return [
+        TextNode(
+            id_=f"n{at}",
+            text=f"the {words[at % 5]} number {at} of the {words[at % 3]}",
+            metadata={"parity": "even" if at % 2 == 0 else "odd", "title": f"Title {at}"},
+        )
+        for at in range(count)
+    ]
+
+
+def _retriever(index: VectorStoreIndex, filters: Condition, top_k: int) -> BaseRetriever:
+    """Give an index's retriever as a source takes it: core's recursion, which copies lists, is switched off."""
+    return bounded(index_retriever(index, filters, top_k, {}), theirs=False)
+
+
+def _note(found: Any) -> str:
+    assert isinstance(found, NotedNodes)
+    return found.note
+
+
+def test_it_stands_in_for_the_plain_retriever(chroma_index: MakeIndex) -> None:
+    """Same nodes and scores, the same model, scale and kind; and a note."""
+    index = chroma_index(_parts(), HashEmbedding())
+    plain, filtered = index.as_retriever(similarity_top_k=4), _retriever(index, EVEN, 4)
+    assert isinstance(filtered, FilteredIndexRetriever)
+    assert type(index_retriever(index, None, 4, {})) is VectorIndexRetriever
+    assert traits_of(filtered, None) == traits_of(plain, None)
+    assert (traits_of(plain, None).kind, traits_of(plain, None).native_async) == ("dense", False)
+    every = [n for n in index.as_retriever(similarity_top_k=20).retrieve("pump number 4") if EVEN_ONLY(n.node.metadata)]
+    found = filtered.retrieve("pump number 4")
+    assert [n.score for n in found] == pytest.approx([n.score for n in every[:4]], rel=1e-4)
+    assert all(n.node in [one.node for one in every] for n in found)
+    assert _note(found) == "filter matches 10: searched exactly"
+
+
+def test_a_source_is_searched_by_it_and_says_so(chroma_index: MakeIndex) -> None:
+    """The note stands in the search's list and in the activity; rows without the key take no places."""
+    nodes = [*_parts(), *(TextNode(id_=f"x{at}", text="pump number") for at in range(20))]  # nearer, and no parity
+    index = chroma_index(nodes, HashEmbedding())
+    not_odd = Condition(key="parity", operator=FilterOperator.NE, value="odd")
+    source = KnowledgeSource("docs", index=index, filters=not_odd)
+    records: list[Any] = []
+    retriever = AgenticRetriever([source], effort="minimal", similarity_top_k=5, observer=records.append)
+    found = retriever.retrieve("pump number")
+    assert len(found) == 5
+    assert all(EVEN_ONLY(node.node.metadata) for node in found)
+    record = next(r for r in reversed(records) if isinstance(r, SourceActivity))
+    assert record.outcome is Outcome.OK
+    assert record.dropped_by_filter == 0
+    dense = next(lane for lane in record.lanes or [] if lane.kind == "dense")
+    assert dense.note is not None
+    assert dense.note.startswith("filter matches 30: searched exactly")
+
+
+def test_other_searches_are_left_alone(chroma_index: MakeIndex) -> None:
+    """Modes and arguments that mean something else to the store, and stores that offer nothing."""
+    index = chroma_index(_parts(), HashEmbedding())
+    for further in (
+        {"vector_store_query_mode": "mmr"},
+        {"vector_store_kwargs": {"where_document": {"$contains": "x"}}},
+    ):
+        assert type(index_retriever(index, EVEN, 3, further)) is VectorIndexRetriever
+    simple = VectorStoreIndex(_parts(), embed_model=HashEmbedding())
+    assert type(index_retriever(simple, EVEN, 3, {})) is VectorIndexRetriever
+
+    class OwnChroma(ChromaVectorStore):
+        """A store whose query is its user's."""
+
+    own = VectorStoreIndex.from_vector_store(
+        OwnChroma.from_collection(index.vector_store.client), embed_model=HashEmbedding()
+    )
+    assert type(index_retriever(own, EVEN, 3, {})) is VectorIndexRetriever
+
+
+def test_a_store_may_offer_a_search_of_its_own() -> None:
+    """Any vector store with ``filtered_search`` is asked in place of its query; None there means that it can't."""
+
+    class Offering(SimpleVectorStore):
+        offers: bool = True
+
+        @property
+        def filtered_search(self) -> Any:
+            return self._search if self.offers else None
+
+        async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+            return self.query(query, **kwargs)
+
+        def _search(
+            self, query: VectorStoreQuery, passes: Callable[[BaseNode], bool], *, deadline: float | None = None
+        ) -> tuple[VectorStoreQueryResult, str]:
+            kept = [node for node in _parts() if passes(node)][: query.similarity_top_k]
+            return VectorStoreQueryResult(nodes=kept, similarities=[0.5] * len(kept)), f"until {deadline}"
+
+    store = Offering()
+    context = StorageContext.from_defaults(vector_store=store)
+    index = VectorStoreIndex(_parts(), storage_context=context, embed_model=HashEmbedding())
+
+    async def search() -> list[NodeWithScore]:
+        set_deadline(7.0)
+        return _retriever(index, EVEN, 3).retrieve("valve")
+
+    found = asyncio.run(search())
+    assert [node.node.node_id for node in found] == ["n0", "n2", "n4"]
+    assert _note(found) == "until 7.0"
+    assert not traits_of(index_retriever(index, EVEN, 3, {}), None).native_async  # whatever the store's own query is
+    store.offers = False
+    assert type(index_retriever(index, EVEN, 3, {})) is VectorIndexRetriever

@@ -13,10 +13,16 @@ from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQu
 
 from llama_index_agentic_kb import Fields, KnowledgeSource, Resilience, RetrievalRequest
 from llama_index_agentic_kb._aio import arun, run
-from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, DeniedError, InvalidRequestError
+from llama_index_agentic_kb.errors import (
+    ConfigurationError,
+    DeadlineExceededError,
+    DeniedError,
+    InvalidRequestError,
+    RetrievalError,
+)
 from llama_index_agentic_kb.schema import Condition, FilterOperator, all_of
+from llama_index_agentic_kb.sources.base import SelectedSource, as_source, by_name, select
 from llama_index_agentic_kb.sources.search import clean_nodes
-from llama_index_agentic_kb.sources.selection import SelectedSource, as_source, by_name, select
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
 from tests.sources.conftest import Found, MakeIndex, search, searching
 
@@ -71,8 +77,9 @@ def test_a_factory_is_given_the_effective_filter() -> None:
     both = [MetadataFilter(key="tenant", value="acme"), MetadataFilter(key="year", value=2003)]
     assert [one and one.filters for one in seen] == [None, both]
     no_retriever: Any = lambda _: None  # noqa: E731 (one line)
-    with pytest.raises(AttributeError):
-        search(KnowledgeSource("bad", retriever_factory=no_retriever))
+    for filters in (None, ACME):
+        with pytest.raises(RetrievalError, match="its retriever_factory returned no retriever"):
+            search(KnowledgeSource("bad", retriever_factory=no_retriever, filters=filters))
 
 
 def test_a_source_is_over_exactly_one_thing() -> None:
@@ -142,14 +149,6 @@ def test_an_unknown_store_is_asked_once_for_each_operator() -> None:
     assert len(Obedient.asked) == 3
     with pytest.raises(DeniedError, match="opposite of 'any'"):
         search(KnowledgeSource("other", index=index, filters="not (tags/any(t: t eq 'a'))", hybrid=False))
-
-
-def test_a_factory_that_ignores_filters_leaks_nothing() -> None:
-    """The check does not depend on who made the retriever."""
-    source = KnowledgeSource("deaf", retriever_factory=lambda _: Scripted([NodeWithScore(node=n) for n in nodes()]))
-    result = search(source, filters=ACME)
-    assert sorted(ids(result)) == ["n1", "n3", "n5"]
-    assert result.total("dropped_by_filter") == 4
 
 
 @pytest.mark.parametrize("given", ["filters", "retriever_kwargs"])
@@ -242,17 +241,17 @@ def scored(text: str = "rain", **fields: Any) -> NodeWithScore:
 def test_what_is_well_is_left_as_it_is() -> None:
     """The nodes are the source's own, the wrappers are ours; looking twice changes nothing."""
     given = [scored("one", metadata={"a": [1, "b"], "c": {"d": None}}), scored("two")]
-    made = clean_nodes(given, "docs")
+    made = clean_nodes(given)
     assert [one.node for one in made] == [one.node for one in given]
     assert all(ours.node is theirs.node and ours is not theirs for ours, theirs in zip(made, given, strict=True))
     assert (made.returned, made.unusable, made.why) == (2, 0, None)
-    assert clean_nodes(made, "docs") is made
+    assert clean_nodes(made) is made
 
 
 def test_mended_nodes_are_copies() -> None:
     """The source's node keeps what it had."""
     flawed = scored("a\ud800b", id_="n\udfff", metadata={"title": "\ud83d\ude00 \ud83d"})
-    (mended,) = clean_nodes([flawed], "docs")
+    (mended,) = clean_nodes([flawed])
     assert mended.node.get_content() == "a\ufffdb"
     assert mended.node.node_id == "n\ufffd"
     assert mended.node.metadata == {"title": "\U0001f600 \ufffd"}

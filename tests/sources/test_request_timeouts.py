@@ -11,12 +11,11 @@ from llama_index.core import VectorStoreIndex
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
-from llama_index_agentic_kb import KnowledgeSource
+from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource
 from llama_index_agentic_kb._aio import Call, deadline_after, run
 from llama_index_agentic_kb.errors import DeadlineExceededError, RetrievalError
-from llama_index_agentic_kb.guard.bulkhead import Bulkhead
+from llama_index_agentic_kb.guard.resilience import Bulkhead
 from llama_index_agentic_kb.sources.index import with_request_timeouts
-from llama_index_agentic_kb.sources.metadata import over_metadata
 from llama_index_agentic_kb.testing import HashEmbedding
 
 
@@ -81,7 +80,7 @@ def test_reading_metadata_ends_too(silent: str, monkeypatch: pytest.MonkeyPatch)
         index = VectorStoreIndex.from_vector_store(store_over(session), embed_model=HashEmbedding())
         source = KnowledgeSource("docs", index=index, hybrid=False)
         with pytest.raises(RetrievalError, match="timed out"):
-            run(over_metadata(source, list, None, principal=None, deadline=None))
+            KnowledgeBase([source], max_runtime_in_seconds=None).count("docs")
 
 
 def test_other_stores_are_left_as_they_are() -> None:

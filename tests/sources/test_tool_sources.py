@@ -32,8 +32,7 @@ from llama_index_agentic_kb import (
 )
 from llama_index_agentic_kb._aio import arun
 from llama_index_agentic_kb.errors import DeadlineExceededError
-from llama_index_agentic_kb.sources.tool import WriteRecord, _call_tool, _on_one_loop, result_nodes
-from llama_index_agentic_kb.sources.tool_parameters import parameters_of
+from llama_index_agentic_kb.sources.tool import WriteRecord, _call_tool, _on_one_loop, parameters_of, result_nodes
 from llama_index_agentic_kb.testing import MemoryRetriever
 from tests.server.serving import Served
 from tests.sources.conftest import search, searching

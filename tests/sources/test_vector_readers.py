@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+import chromadb
 import pytest
 from llama_index.core import Document, StorageContext, SummaryIndex, VectorStoreIndex
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.schema import TextNode
+from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import KnowledgeSource
 from llama_index_agentic_kb.sources.vectors import scope_indexes, vector_reader
-from llama_index_agentic_kb.store.chroma import ChromaDirectory
 from llama_index_agentic_kb.testing import HashEmbedding
 
 TEXTS = {"long": " ".join(f"Sentence {at} about rockets." for at in range(40)), "short": "A garden."}
 
 
 @pytest.mark.parametrize("kind", ["memory", "chroma"])
-def test_documents_are_the_keys_of_a_scope_index(kind: str, tmp_path: Path) -> None:
+def test_documents_are_the_keys_of_a_scope_index(kind: str) -> None:
     """Chunks belong to their document, a node without one to itself; an update reads what changed."""
     model = HashEmbedding()
     documents = [Document(text=text, id_=name) for name, text in TEXTS.items()]
     nodes = SentenceSplitter(chunk_size=64, chunk_overlap=0).get_nodes_from_documents(documents)
-    database = ChromaDirectory(tmp_path) if kind == "chroma" else None
     context = None
-    if database is not None:
-        context = StorageContext.from_defaults(vector_store=database.vector_store("docs"))
+    if kind == "chroma":
+        collection = chromadb.EphemeralClient().create_collection("vector-readers", embedding_function=None)
+        context = StorageContext.from_defaults(vector_store=ChromaVectorStore(chroma_collection=collection))
     index = VectorStoreIndex([*nodes, TextNode(id_="alone", text="Alone.")], embed_model=model, storage_context=context)
     source = KnowledgeSource("docs", index=index)
     reader = vector_reader(source)
@@ -40,8 +39,6 @@ def test_documents_are_the_keys_of_a_scope_index(kind: str, tmp_path: Path) -> N
     index.insert_nodes([TextNode(id_="new", text="News.")])
     assert reader.version() != made["docs"].version
     assert sorted(scope_indexes([source], made)["docs"].documents) == ["alone", "long", "new", "short"]
-    if database is not None:
-        database.close()
 
 
 def test_other_sources_have_no_scope_index() -> None:

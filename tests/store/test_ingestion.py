@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from llama_index.core.embeddings.mock_embed_model import MockEmbedding
+from llama_index.core.readers.base import BaseReader
 from llama_index.core.schema import Document, MetadataMode, TextNode
 from llama_index.core.vector_stores.types import VectorStoreQuery
 
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError
 from llama_index_agentic_kb.store import ingest, ingestion, reading, repair_store
+from llama_index_agentic_kb.store.database import StoredDocument
 from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.store.embedding_model import model_tokenizer
 from llama_index_agentic_kb.testing import HashEmbedding
@@ -381,3 +383,20 @@ def test_settings_that_can_not_work_are_refused(
     with pytest.raises(ConfigurationError, match=message):
         ingest(**{"paths": folder, "store": minilm_store, **settings})
     assert minilm_store.sources() == []
+
+
+def test_a_file_of_another_folder_that_is_stored_meanwhile_stays(folder: Path, store: DirectoryStore) -> None:
+    """Two processes may ingest folders with the same paths into one source of a shared store; one is refused."""
+
+    class Meanwhile(BaseReader):
+        def load_data(self, *_: Any, **__: Any) -> list[Document]:
+            theirs = StoredDocument("probes", "twice.own", "/elsewhere/twice.own", "/elsewhere", "hash", "settings")
+            assert store.documents.put_document(theirs, [])
+            return [Document(text="Ours.")]
+
+    (folder / "twice.own").write_text("x")
+    report = ingest(folder, store, file_extractor={".own": Meanwhile()})
+    assert [(Path(path).name, reason[:64]) for path, reason in report.failed] == [
+        ("twice.own", "has the same path in this source as a file stored meanwhile; giv")
+    ]
+    assert store.documents.documents("probes")["twice.own"].origin == "/elsewhere/twice.own"

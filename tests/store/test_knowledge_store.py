@@ -1,7 +1,12 @@
+"""A store: how it is opened, refused, damaged and closed, and used by several processes."""
+
 from __future__ import annotations
 
 import os
 import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,11 +15,10 @@ import pytest
 from llama_index.core.embeddings.mock_embed_model import MockEmbedding
 
 from llama_index_agentic_kb.errors import ConfigurationError, StoreDamagedError, StoreMismatchError
-from llama_index_agentic_kb.store import SourceInfo, chroma, ingest, repair_store
+from llama_index_agentic_kb.store import SourceInfo, database, ingest, repair_store
 from llama_index_agentic_kb.store.database import Chunk, DocumentDatabase, StoredDocument
-from llama_index_agentic_kb.store.directory import DirectoryStore
+from llama_index_agentic_kb.store.directory import DirectoryStore, SqliteDatabase
 from llama_index_agentic_kb.store.embedding_model import DEFAULT_EMBED_MODEL, MULTILINGUAL
-from llama_index_agentic_kb.store.sqlite import SqliteDatabase
 from llama_index_agentic_kb.testing import HashEmbedding
 
 if TYPE_CHECKING:
@@ -38,7 +42,7 @@ def test_missing_store_names_the_command(tmp_path: Path) -> None:
 
 def test_a_store_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the umask; a store that is there already is opened by ``create=`` as it is."""
-    monkeypatch.setattr(chroma, "EXACT_ROWS", 0)
+    monkeypatch.setattr(database, "EXACT_ROWS", 0)
     folder = _small_source(tmp_path / "space")
     before = os.umask(0)
     try:
@@ -194,3 +198,115 @@ def test_sources_are_listed_and_removed(tmp_path: Path, store: DirectoryStore, m
     for use in (store.index, store.nodes, store.remove_source):
         with pytest.raises(ConfigurationError, match="no source 'space'; it has: none yet"):
             use("space")
+
+
+_OTHER = """
+import sys
+from llama_index_agentic_kb.store import database, ingest
+from llama_index_agentic_kb.store.directory import DirectoryStore
+from llama_index_agentic_kb.testing import HashEmbedding
+
+database.EXACT_ROWS = 0
+stores = {}
+for line in sys.stdin:
+    path, folder = line.rstrip("\\n").split("\\t")
+    if path not in stores:
+        stores[path] = DirectoryStore.open(path, embed_model=HashEmbedding())
+    print(len(ingest(folder, stores[path]).added), flush=True)
+"""
+
+Order = Callable[[Path, Path], str]
+
+
+@pytest.fixture(scope="module")
+def order() -> Iterator[Order]:
+    """A function that makes another process, which keeps its stores open, ingest a folder."""
+    command = [sys.executable, "-c", _OTHER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None is not stdout
+
+        def send(path: Path, folder: Path) -> str:
+            stdin.write(f"{path}\t{folder}\n")
+            stdin.flush()
+            return stdout.readline().strip()
+
+        yield send
+        process.kill()
+
+
+@pytest.fixture
+def with_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "EXACT_ROWS", 0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "docs"
+    made.mkdir()
+    (made / "oslo.md").write_text("# Oslo\n\nSnow falls in winter.")
+    return made
+
+
+@pytest.fixture
+def kept(tmp_path: Path, folder: Path, with_graphs: None) -> Iterator[DirectoryStore]:
+    with DirectoryStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True) as store:
+        ingest(folder, store)
+        yield store
+
+
+def titles(store: DirectoryStore, asked: str) -> list[str]:
+    found = store.index("docs").as_retriever(similarity_top_k=1).retrieve(asked)
+    return [one.metadata["title"] for one in found]
+
+
+@pytest.mark.slow
+def test_processes_see_and_build_upon_what_others_have_written(
+    kept: DirectoryStore, folder: Path, order: Order
+) -> None:
+    """An index that was open before finds what another process added; both may write in turn, and all stays whole."""
+    assert titles(kept, "snow") == ["Oslo"]
+    for turn in range(3):
+        name = f"Place{turn}"
+        (folder / f"{turn}.md").write_text(f"# {name}\n\nHail of kind{turn} falls.")
+        if turn == 1:
+            assert len(ingest(folder, kept).added) == 1
+        else:
+            assert order(kept.path, folder) == "1"
+        assert titles(kept, f"hail of kind{turn} falls") == [name]
+        assert kept.graphs.outside("docs") == 0
+
+
+def test_readers_do_not_wait_for_a_writer(kept: DirectoryStore, folder: Path) -> None:
+    """What it has stored so far is found, by vectors, before it has ended."""
+    (folder / "hail.md").write_text("# Hail\n\nIt hails.")
+    seen: list[list[str]] = []
+
+    def look(*_: object) -> None:
+        with DirectoryStore.open(kept.path, embed_model=HashEmbedding()) as other:
+            seen.append(titles(other, "it hails"))
+
+    ingest(folder, kept, progress=look)
+    assert seen[-1] == ["Hail"]
+
+
+def test_a_forked_child_opens_a_store_again(kept: DirectoryStore) -> None:
+    """Also one whose graph its parent has searched."""
+    code = f"""
+import os, sys
+from llama_index_agentic_kb.store import database
+from llama_index_agentic_kb.store.directory import DirectoryStore
+from llama_index_agentic_kb.testing import HashEmbedding
+database.EXACT_ROWS = 0
+
+def found():
+    with DirectoryStore.open({str(kept.path)!r}, embed_model=HashEmbedding()) as store:
+        return len(store.index("docs").as_retriever().retrieve("snow"))
+
+assert found() == 1
+pid = os.fork()
+if pid == 0:
+    os._exit(found())
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 1

@@ -21,7 +21,7 @@ from llama_index_agentic_kb.errors import ConfigurationError, StoreMismatchError
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.knowledge_base import KnowledgeBase
 from llama_index_agentic_kb.schema import Condition, Principal
-from llama_index_agentic_kb.store import KnowledgeStore, ingest, postgres_search, repair_store
+from llama_index_agentic_kb.store import KnowledgeStore, ingest, repair_store
 from llama_index_agentic_kb.store import postgres as postgres_store
 from llama_index_agentic_kb.store.embedding_model import DEFAULT_EMBED_MODEL
 from llama_index_agentic_kb.testing import HashEmbedding
@@ -140,7 +140,7 @@ FILTERS = [
 def test_the_nearest_rows_are_found(url: str, monkeypatch: pytest.MonkeyPatch, *, indexed: bool) -> None:
     """Exactly without an HNSW index, and with one at least 0.99 of them, under each filter; a rebuild keeps them."""
     monkeypatch.setattr(postgres_store, "INDEXED_ROWS", 100 if indexed else 1_000)
-    monkeypatch.setattr(postgres_search, "EXACT_ROWS", 150)
+    monkeypatch.setattr(postgres_store, "EXACT_ROWS", 150)
     with KnowledgeStore.open(url, embed_model=MODEL, create=True) as store:
         put(store)
         store.update_indexes("rows")

@@ -18,7 +18,7 @@ import pytest
 
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, IngestionError
 from llama_index_agentic_kb.store import KnowledgeStore, ingest, ray_ingestion
-from llama_index_agentic_kb.store.access import Access
+from llama_index_agentic_kb.store.files import Access
 from llama_index_agentic_kb.store.ray_ingestion import (
     TRIES,
     File,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -182,7 +183,7 @@ def test_an_interrupt_leaves_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     pipes = {"stdin": SimpleNamespace(write=interrupted, close=int), "stdout": SimpleNamespace(close=int)}
-    monkeypatch.setattr(reading, "_start", lambda: SimpleNamespace(**pipes, kill=int, wait=int))
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: SimpleNamespace(**pipes, kill=int, wait=int))
     with pytest.raises(KeyboardInterrupt), FileReader(seconds=3) as reader:
         reader.read(Path("a.pdf"))
     assert not any(isinstance(thread, threading.Timer) for thread in threading.enumerate())

@@ -9,7 +9,7 @@ import uuid
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
@@ -53,25 +53,6 @@ def _name() -> str:
     return f"t{uuid.uuid4().hex}"
 
 
-@contextmanager
-def _simple() -> Iterator[MakeStore]:
-    yield lambda dimensions: SimpleVectorStore()
-
-
-@contextmanager
-def _chroma(client: Any) -> Iterator[MakeStore]:
-    def make(dimensions: int) -> BasePydanticVectorStore:
-        return ChromaVectorStore(chroma_collection=client.create_collection(_name()))
-
-    yield make
-
-
-@contextmanager
-def _chroma_server() -> Iterator[MakeStore]:
-    with ChromaServer() as server, _chroma(chromadb.HttpClient(port=server.port)) as make:
-        yield make
-
-
 @cache
 def _server() -> PostgresServer:
     """Return one server for all databases of this process."""
@@ -80,30 +61,37 @@ def _server() -> PostgresServer:
     return server
 
 
-@contextmanager
-def _postgres() -> Iterator[MakeStore]:
+# Each of the following opens a kind of store, to be closed with the stack: it returns what makes an empty one of it.
+
+
+def _simple(_opened: ExitStack) -> MakeStore:
+    return lambda dimensions: SimpleVectorStore()
+
+
+def _chroma(opened: ExitStack, *, on_server: bool = False) -> MakeStore:
+    client: Any = chromadb.EphemeralClient()
+    if on_server:
+        client = chromadb.HttpClient(port=opened.enter_context(ChromaServer()).port)
+    return lambda dimensions: ChromaVectorStore(chroma_collection=client.create_collection(_name()))
+
+
+def _postgres(opened: ExitStack) -> MakeStore:
     from llama_index.vector_stores.postgres import PGVectorStore  # noqa: PLC0415 (seconds)
 
-    made: list[PGVectorStore] = []
+    where: dict[str, Any] = {"host": "127.0.0.1", "port": str(_server().port), "database": "postgres"}
+    where |= {"user": "postgres", "password": "none", "hybrid_search": True}
 
-    def make(dimensions: int, **settings: Any) -> BasePydanticVectorStore:
-        where: dict[str, Any] = {
-            "host": "127.0.0.1",
-            "port": str(_server().port),
-            "user": "postgres",
-            "password": "none",
-        }
-        store = PGVectorStore.from_params(
-            **where, database="postgres", table_name=_name(), embed_dim=dimensions, hybrid_search=True, **settings
-        )
-        made.append(store)
-        return store
-
-    yield make
-    for store in made:
+    def close(store: PGVectorStore) -> None:
         if store.client is not None:
             store.client.dispose()
             asyncio.run(store.close())
+
+    def make(dimensions: int, **settings: Any) -> BasePydanticVectorStore:
+        store = PGVectorStore.from_params(**where, table_name=_name(), embed_dim=dimensions, **settings)
+        opened.callback(close, store)
+        return store
+
+    return make
 
 
 def _sparse(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
@@ -112,33 +100,31 @@ def _sparse(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
     return words, [[1.0] * len(own) for own in words]
 
 
-@contextmanager
-def _qdrant() -> Iterator[MakeStore]:
+def _qdrant(opened: ExitStack) -> MakeStore:
     from llama_index.vector_stores.qdrant import QdrantVectorStore  # noqa: PLC0415 (seconds)
     from qdrant_client import QdrantClient  # noqa: PLC0415
 
     client = QdrantClient(location=":memory:")
+    opened.callback(client.close)
     settings: dict[str, Any] = {"client": client, "index_doc_id": False, "enable_hybrid": True}
     settings |= {"sparse_doc_fn": _sparse, "sparse_query_fn": _sparse}
-    yield lambda dimensions: QdrantVectorStore(collection_name=_name(), **settings)
-    client.close()
+    return lambda dimensions: QdrantVectorStore(collection_name=_name(), **settings)
 
 
-@contextmanager
-def _lance() -> Iterator[MakeStore]:
+def _lance(opened: ExitStack) -> MakeStore:
     from llama_index.vector_stores.lancedb import LanceDBVectorStore  # noqa: PLC0415 (seconds)
+
+    folder = opened.enter_context(tempfile.TemporaryDirectory())
 
     def make(dimensions: int) -> BasePydanticVectorStore:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the adapter's own
             return LanceDBVectorStore(uri=folder, table_name=_name())
 
-    with tempfile.TemporaryDirectory() as folder:
-        yield make
+    return make
 
 
-@contextmanager
-def _duckdb() -> Iterator[MakeStore]:
+def _duckdb(opened: ExitStack) -> MakeStore:
     import duckdb  # noqa: PLC0415 (seconds)
     from llama_index.vector_stores.duckdb import DuckDBVectorStore  # noqa: PLC0415
 
@@ -150,39 +136,32 @@ def _duckdb() -> Iterator[MakeStore]:
             columns = f"node_id VARCHAR PRIMARY KEY, text TEXT, embedding FLOAT[{embed_dim}], metadata_ JSON"
             conn.execute(f"CREATE TABLE IF NOT EXISTS {table_name} ({columns})")
 
-    connection = duckdb.connect()
-    settings: dict[str, Any] = {"client": connection}
-    yield lambda dimensions: Offline(table_name=_name(), embed_dim=dimensions, **settings)
-    connection.close()
+    settings: dict[str, Any] = {"client": opened.enter_context(duckdb.connect())}
+    return lambda dimensions: Offline(table_name=_name(), embed_dim=dimensions, **settings)
 
 
-@contextmanager
-def _milvus(*, with_words: bool = False) -> Iterator[MakeStore]:
+def _milvus(opened: ExitStack, *, with_words: bool = False) -> MakeStore:
     from llama_index.vector_stores.milvus import MilvusVectorStore  # noqa: PLC0415 (seconds)
     from llama_index.vector_stores.milvus.utils import BM25BuiltInFunction  # noqa: PLC0415
 
-    made: list[MilvusVectorStore] = []
+    uri = str(Path(opened.enter_context(tempfile.TemporaryDirectory()), "milvus.db"))
+    settings: dict[str, Any] = {"similarity_metric": "COSINE", "use_async_client": False, "uri": uri}
 
     def make(dimensions: int) -> BasePydanticVectorStore:
-        settings: dict[str, Any] = {"similarity_metric": "COSINE", "use_async_client": False}
         if with_words:
-            settings |= {"enable_sparse": True, "sparse_embedding_function": BM25BuiltInFunction()}
-        uri = str(Path(folder, "milvus.db"))
-        made.append(MilvusVectorStore(uri=uri, collection_name=_name(), dim=dimensions, **settings))
-        return made[-1]
+            settings.update(enable_sparse=True, sparse_embedding_function=BM25BuiltInFunction())
+        store = MilvusVectorStore(collection_name=_name(), dim=dimensions, **settings)
+        opened.callback(store.client.close)
+        return store
 
-    with tempfile.TemporaryDirectory() as folder:
-        yield make
-        for store in made:
-            store.client.close()
+    return make
 
 
-@contextmanager
-def _elastic(*, opensearch: bool = False) -> Iterator[MakeStore]:
+def _elastic(opened: ExitStack, *, opensearch: bool = False) -> MakeStore:
     server = ElasticServer(opensearch=opensearch)
+    opened.callback(server.close)
     make = opensearch_store if opensearch else elasticsearch_store
-    yield lambda dimensions: make(server.url, _name(), dimensions)
-    server.close()
+    return lambda dimensions: make(server.url, _name(), dimensions)
 
 
 class _Ingested(StoreVectorStore):
@@ -193,7 +172,12 @@ class _Ingested(StoreVectorStore):
 
     def __init__(self, store: KnowledgeStore, source: str) -> None:
         store.documents.put_source(source)
-        super().__init__(store.vectors(source), store.lexical(source), partial(store.metadata, source))
+        super().__init__(
+            vectors=store.vectors(source),
+            lexical_search=store.lexical(source),
+            metadata_rows=partial(store.metadata, source),
+            vector_reader=partial(store.reader, source),
+        )
         self._store, self._source = store, source
 
     def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
@@ -211,47 +195,43 @@ class _Ingested(StoreVectorStore):
         self._store.documents.delete_document(self._source, ref_doc_id)
 
 
-@contextmanager
-def _ingested() -> Iterator[MakeStore]:
-    with ExitStack() as opened:
+def _ingested(opened: ExitStack) -> MakeStore:
+    def make(dimensions: int) -> BasePydanticVectorStore:
+        with psycopg.connect(_server().url, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {(name := _name())}")
+        url, model = f"{_server().url.rpartition('/')[0]}/{name}", HashEmbedding(dimensions=dimensions)
+        return _Ingested(opened.enter_context(KnowledgeStore.open(url, embed_model=model, create=True)), name)
 
-        def make(dimensions: int) -> BasePydanticVectorStore:
-            with psycopg.connect(_server().url, autocommit=True) as connection:
-                connection.execute(f"CREATE DATABASE {(name := _name())}")
-            url, model = f"{_server().url.rpartition('/')[0]}/{name}", HashEmbedding(dimensions=dimensions)
-            return _Ingested(opened.enter_context(KnowledgeStore.open(url, embed_model=model, create=True)), name)
-
-        yield make
+    return make
 
 
-KINDS: Final[dict[str, Callable[[], AbstractContextManager[MakeStore]]]] = {
+KINDS: Final[dict[str, Callable[[ExitStack], MakeStore]]] = {
     "in memory": _simple,
-    "Chroma": lambda: _chroma(chromadb.EphemeralClient()),
-    "Chroma server": _chroma_server,
+    "Chroma": _chroma,
+    "Chroma server": partial(_chroma, on_server=True),
     "PostgreSQL": _postgres,
     "Qdrant": _qdrant,
     "LanceDB": _lance,
     "DuckDB": _duckdb,
     "Milvus Lite": _milvus,
     "Elasticsearch": _elastic,
-    "OpenSearch": lambda: _elastic(opensearch=True),
+    "OpenSearch": partial(_elastic, opensearch=True),
     "agentic-kb": _ingested,
 }
-"""Opens a kind of store: a function that makes an empty one of it."""
 
 
-class Opened:
+class Opened(ExitStack):
     """The kinds that were opened so far, each once."""
 
     def __init__(self) -> None:
-        self._stack = ExitStack()
+        super().__init__()
         self._open: dict[str, MakeStore] = {}
 
     def make(self, kind: str, *, dimensions: int = DIMENSIONS, **settings: Any) -> BasePydanticVectorStore:
         """Return an empty store of a kind, or of Milvus with BM25; PostgreSQL takes further settings."""
         if kind not in self._open:
             open_kind = KINDS[kind] if kind in KINDS else partial(_milvus, with_words=True)
-            self._open[kind] = self._stack.enter_context(open_kind())
+            self._open[kind] = open_kind(self)
         return self._open[kind](dimensions, **settings)
 
     def close_store(self, store: Any) -> None:
@@ -263,23 +243,13 @@ class Opened:
         elif type(store).__name__ == "QdrantVectorStore":
             store.client.delete_collection(store.collection_name)
 
-    def close(self) -> None:
-        """End what was opened."""
-        self._stack.close()
-
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "stores.md"
 
 
 def read_table() -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the rows of the documentation's table: an operator, and what each kind can do with it."""
-    first = PAGE.read_text().partition("| filter |")
-    lines = "".join(first[1:]).partition("\n\n")[0].splitlines()
-    _, *kinds = _cells(lines[0])
-    for line in lines[2:]:
-        operator, *said = _cells(line)
+    lines = PAGE.read_text().partition("| filter |")[2].partition("\n\n")[0].splitlines()
+    kinds, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    for operator, *said in rows:
         yield operator, dict(zip(kinds, said, strict=True))
-
-
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("|").split("|")]

@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from llama_index.core.schema import NodeRelationship, RelatedNodeInfo
+from llama_index.core import VectorStoreIndex
+from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Permissions, Principal
 from llama_index_agentic_kb.errors import DeniedError
 from llama_index_agentic_kb.schema import Condition, FilterOperator
 from llama_index_agentic_kb.search.dialects import Elasticsearch, elastic_fields
-from llama_index_agentic_kb.server.page import find_passage
-from llama_index_agentic_kb.sources import elastic
+from llama_index_agentic_kb.server.azure import find_passage
+from llama_index_agentic_kb.sources import stores
 from llama_index_agentic_kb.sources.stores import kind_of
 from tests.sources.conftest import search
 from tests.stores.elastic import ElasticServer, elasticsearch_store, opensearch_store
@@ -35,13 +36,17 @@ def server(request: pytest.FixtureRequest) -> Iterator[ElasticServer]:
     made.close()
 
 
+def filled(server: ElasticServer, name: str, rows: list[TextNode]) -> VectorStoreIndex:
+    make = opensearch_store if server.opensearch else elasticsearch_store
+    index = index_over(make(server.url, name, DIMENSIONS))
+    index.insert_nodes(rows)
+    return index
+
+
 @pytest.fixture(scope="module")
 def source(server: ElasticServer) -> KnowledgeSource:
     """A source over five rows of two tenants."""
-    make = opensearch_store if server.opensearch else elasticsearch_store
-    index = index_over(make(server.url, "rows", DIMENSIONS))
-    index.insert_nodes(nodes(ROWS))
-    return KnowledgeSource("rows", index=index, permissions=Permissions(tenant="tenant"))
+    return KnowledgeSource("rows", index=filled(server, "rows", nodes(ROWS)), permissions=Permissions(tenant="tenant"))
 
 
 def test_permissions_and_filters_are_in_both_searches(server: ElasticServer, source: KnowledgeSource) -> None:
@@ -82,7 +87,7 @@ def test_rows_are_counted_by_the_store(
     """Groups come in pages, and no row is read but under permissions: a store counts an item of a list."""
     kb, own = KnowledgeBase([source, KnowledgeSource("open", index=source.index)]), "tenant eq 'b'"
     assert kb.count("rows", principal=Principal(tenant="b"), per="chunk") == 3
-    monkeypatch.setattr(elastic, "_PAGE", 1)
+    monkeypatch.setattr(stores, "ELASTIC_PAGE", 1)
     server.requests.clear()
     assert kb.count("open", filters=own, per="chunk") == 3
     assert kb.count("open", filters=own) == 2
@@ -96,7 +101,7 @@ def test_rows_are_read_in_pages(
     server: ElasticServer, source: KnowledgeSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under permissions every page is read, and each row is checked here."""
-    monkeypatch.setattr(elastic, "_PAGE", 2)
+    monkeypatch.setattr(stores, "ELASTIC_PAGE", 2)
     server.requests.clear()
     kb = KnowledgeBase([source])
     found = kb.facets("rows", "size", principal=Principal(tenant="b"), per="chunk")["size"]
@@ -107,9 +112,8 @@ def test_rows_are_read_in_pages(
 
 def test_what_the_store_converts_is_not_what_was_asked_for(server: ElasticServer) -> None:
     """The number 12 is indexed as "12" in a field of text: the store finds it, and it is another tenant's."""
-    make = opensearch_store if server.opensearch else elasticsearch_store
-    index = index_over(make(server.url, "converted", DIMENSIONS))
-    index.insert_nodes(nodes([{"tenant": "12", "size": 1}, {"tenant": 12, "size": "1"}, {"tenant": 12, "size": 1.5}]))
+    rows = nodes([{"tenant": "12", "size": 1}, {"tenant": 12, "size": "1"}, {"tenant": 12, "size": 1.5}])
+    index = filled(server, "converted", rows)
     source = KnowledgeSource("rows", index=index, permissions=Permissions(tenant="tenant"), hybrid=False)
     who = Principal(tenant="12")
     tree = source.permitted(who)
@@ -122,29 +126,15 @@ def test_what_the_store_converts_is_not_what_was_asked_for(server: ElasticServer
 
 def test_documents_with_long_ids_are_counted(server: ElasticServer) -> None:
     """OpenSearch does not index them: then rows are read. Elasticsearch's adapter maps keywords of any length."""
-    make = opensearch_store if server.opensearch else elasticsearch_store
-    index = index_over(make(server.url, "long", DIMENSIONS))
     made = nodes([{"size": 1, "tenant": "b"}] * 4)
     for node in made[2:]:
         node.relationships[NodeRelationship.SOURCE] = RelatedNodeInfo(node_id="x" * 300)
-    index.insert_nodes(made)
+    index = filled(server, "long", made)
     kb = KnowledgeBase([KnowledgeSource("rows", index=index)])
     assert (kb.count("rows"), kb.count("rows", filters="size eq 1")) == (2, 2)
     assert [(one.value, one.count) for one in kb.facets("rows", "size")["size"]] == [(1, 2)]
     shared = KnowledgeBase([KnowledgeSource("rows", index=index, permissions=Permissions(tenant="tenant"))])
     assert asyncio.run(find_passage(shared, "rows", made[3].node_id, Principal(tenant="b")))
-
-
-def test_deletes_are_by_the_document(server: ElasticServer) -> None:
-    """LlamaIndex's own delete removes all chunks of a document, and nothing else."""
-    make = opensearch_store if server.opensearch else elasticsearch_store
-    index = index_over(make(server.url, "deleted", DIMENSIONS))
-    index.insert_nodes(nodes(ROWS))
-    index.delete_ref_doc("document 1")
-    (body,) = server.bodies("deleted/_delete_by_query")
-    assert "document 1" in str(body["query"]["term"])
-    kb = KnowledgeBase([KnowledgeSource("rows", index=index)])
-    assert (kb.count("rows"), kb.count("rows", per="chunk")) == (2, 3)
 
 
 MAPPED = {

@@ -14,14 +14,23 @@ from hypothesis import strategies as st
 
 from llama_index_agentic_kb.errors import InvalidAnswerError
 from llama_index_agentic_kb.schema import answer as a
-from llama_index_agentic_kb.schema.answer import Session, SessionPage
-from llama_index_agentic_kb.schema.answer_query import CitationPiece, ReferencesPiece, TextPiece, WholePiece
-from llama_index_agentic_kb.wire._proto import write
-from llama_index_agentic_kb.wire.google_answer import AnswerStream, encode_answer, encode_answer_response
-from llama_index_agentic_kb.wire.google_methods import encode_session, encode_session_page
-from llama_index_agentic_kb.wire.google_names import Parent
-from tests.wire.strategies import answers, many, sessions
-from tests.wire.streams import stream_answer
+from llama_index_agentic_kb.schema.answer import (
+    CitationPiece,
+    ReferencesPiece,
+    Session,
+    SessionPage,
+    TextPiece,
+    WholePiece,
+)
+from llama_index_agentic_kb.wire.google import (
+    AnswerStream,
+    encode_answer,
+    encode_answer_response,
+    encode_session,
+    encode_session_page,
+)
+from llama_index_agentic_kb.wire.google_messages import Parent, write
+from tests.wire.strategies import answers, many, sessions, stream_answer
 
 PARENT = Parent("p", "global", "e", "default_collection", engine=True)
 NOW = datetime(2026, 1, 2, 3, 4, 5, 600000, tzinfo=UTC)

@@ -11,17 +11,16 @@ from typing import Any, Final
 from llama_index.core.llms import LLM
 
 from llama_index_agentic_kb.errors import ConfigurationError
-from llama_index_agentic_kb.grounding.scorers.base import (
+from llama_index_agentic_kb.grounding.claims import (
     PARTIAL_THRESHOLD,
     ClaimScore,
     ClaimScorer,
     Evidence,
-    Premise,
     Rival,
     verdict_of,
 )
-from llama_index_agentic_kb.grounding.scorers.cross_encoder import CrossEncoderScorer, PairModel
-from llama_index_agentic_kb.grounding.scorers.judge import LLMJudge
+from llama_index_agentic_kb.grounding.features import Premise
+from llama_index_agentic_kb.grounding.scorers.judges import CrossEncoderScorer, LLMJudge, PairModel
 from llama_index_agentic_kb.grounding.scorers.lexical import LexicalScorer, SmallScorer
 from llama_index_agentic_kb.schema.grounding import CITATION_THRESHOLD
 

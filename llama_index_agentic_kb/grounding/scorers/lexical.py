@@ -1,44 +1,54 @@
 """The offline scorers: exact features in a logistic model, alone or with the output of the shipped cross-encoder.
 
-The models were trained on labelled claims (docs/proof.md); their weights are stored with the cross-encoder's. The
-shipped verdicts were measured at a threshold of 0.6.
+The models were trained on labelled claims, and their verdicts measured at a threshold of 0.6 (docs/proof.md). The
+package contains the cross-encoder as an int8 ONNX file with its tokenizer and calibration. Their digests are checked
+before loading. Nothing is downloaded, and the weights contain no code.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import os
 import re
+import threading
 import time
 import unicodedata
-from collections.abc import Mapping, Sequence
-from functools import partial
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, partial
 from itertools import islice, zip_longest
-from typing import Final, Literal, Protocol
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Final
 
 from llama_index_agentic_kb._aio import Call
-from llama_index_agentic_kb._text import normalize
-from llama_index_agentic_kb.errors import DeadlineExceededError
-from llama_index_agentic_kb.grounding.claims import Claim
+from llama_index_agentic_kb._text import normalize, without_surrogates
+from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
+from llama_index_agentic_kb.grounding.claims import Claim, ClaimScore, Evidence, Rival, verdict_of
 from llama_index_agentic_kb.grounding.features import (
-    EMOJI,
-    MAX_CHARACTERS,
     MAX_CLAIM,
     Corpus,
-    Passage,
+    Premise,
     Reading,
     Window,
     is_negated,
     numbers_of,
     words,
 )
-from llama_index_agentic_kb.grounding.scorers.base import ClaimScore, Evidence, Premise, Rival, verdict_of
-from llama_index_agentic_kb.grounding.scorers.small import Row, calibration, small_model
 from llama_index_agentic_kb.schema.grounding import CITATION_THRESHOLD, ConflictKind, Span, Verdict
 from llama_index_agentic_kb.search.tokenizing import DEFAULT_LANGUAGE, detect_language, split_words
 
+WEIGHTS: Final = Path(__file__).parent.parent / "weights"
+MAX_TOKENS: Final = 128  # maximum tokens of a pair, as in training
+_BATCH: Final = 256  # maximum tokens of a batch, to limit memory; the deadline is checked between batches
+_RAREST: Final = 29_000  # first of the 1,000 rarest pieces; they stand for unknown characters, so that these differ
+_LOADING: Final = threading.Lock()
 _PAIRS: Final = 96  # maximum number of windows that are read in one check, but at least one for each claim
 _MOST_WINDOWS: Final = 4  # maximum number of windows read for a claim if the best one is neutral
-_WORTHWHILE: Final = 0.75  # minimum share of the best window's coverage at which another window is always read
+_WORTHWHILE: Final = 0.75  # minimum share of the best window's coverage at which the next is always read
+_CLEAR: Final = 3.0  # minimum margin of a sentence by itself at which its window is not read
 _WHOLE: Final = 0.999  # minimum coverage of a window that has all of a claim's terms
 _READ: Final = words("english german french spanish italian dutch portuguese danish norwegian swedish finnish russian")
 """Languages whose words, endings and negation the features support."""
@@ -52,14 +62,14 @@ _MOSTLY: Final = 0.5
 _SAME: Final = 0.5  # minimum coverage at which a window has the same subject as the claim
 _LIKELY: Final = 0.5
 _LEAST_SHARE: Final = 1e-6
-_MISSING_NUMBER: Final = 0.1
-"""Score of a claim in an unsupported language with a number that is missing from the evidence."""
+_MISSING_NUMBER: Final = 0.1  # score of a claim in an unsupported language with a number missing from the evidence
 _VERBATIM: Final = 0.95
 _TELLING: Final = 2  # minimum number of terms of a sentence that makes a statement, unlike "Yes."
 _LEAST_VERBATIM: Final = 12
+_BEFORE: Final = ("", *".!?。！？:;\n")  # noqa: RUF001 (full width)
+_AFTER: Final = ("", *".!?。！？;")  # noqa: RUF001 (full width)
+"""Characters that may stand before and after a whole sentence."""
 _YEAR: Final = re.compile(r"(?:1[0-9]|20)\d\d")
-_IDENTIFIER: Final = re.compile(r"\S*[\d_/.]\S*")
-"""A title that is a file name or a row id and does not describe the text."""
 _SPEAKER: Final = words("i me my we us our you your ich wir sie je nous vous yo nosotros io noi")
 _EVIDENCE: Final = words(
     "passage passages source sources document documents evidence context information text texts "
@@ -77,12 +87,7 @@ _GAP: Final = re.compile(
 """A sentence, or its last clause, that says only what the evidence lacks; a clause with "that" would state more."""
 
 
-class PairReader(Protocol):
-    """A model that reads pairs of evidence and claim."""
-
-    def logits(self, pairs: Sequence[tuple[str, str]], *, deadline: float | None = None) -> list[Row]:
-        """Return the logits of "contradicted", "neutral" and "supported" for each pair."""
-        ...
+Row = tuple[float, float, float]  # the logits of "contradicted", "neutral" and "supported"
 
 
 class LexicalScorer:
@@ -99,7 +104,7 @@ class LexicalScorer:
         self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
     ) -> list[ClaimScore]:
         """Score claims on a thread; see ``ClaimScorer``."""
-        work = partial(self.judge, [claim.said for claim in claims], premises, deadline=deadline)
+        work = partial(self.judge, list(map(attrgetter("said"), claims)), premises, deadline=deadline)
         scores: list[ClaimScore] = await Call(sync=work, deadline=deadline, what=f"scorer {self.name}")
         return scores
 
@@ -108,8 +113,8 @@ class LexicalScorer:
     ) -> list[ClaimScore]:
         """Return the scores of claims, computed in the calling thread; repeated claims are scored once."""
         claims = [_without_gap(claim) for claim in claims]
-        corpus = corpus_of(premises)
-        plain = [normalize(passage.text) for passage in corpus.passages]
+        corpus = Corpus(premises)
+        plain = list(map(normalize, corpus.texts))
         known: dict[str, ClaimScore] = {}
         asked: dict[str, Reading] = {}
         for claim in dict.fromkeys(claims):
@@ -120,82 +125,75 @@ class LexicalScorer:
                 known[claim] = exact
             if exact is None or (exact.evidence and len(plain) > 1):  # other passages may contradict it
                 asked[claim] = corpus.read(claim)
-        for claim, score in self._scored(asked, corpus, deadline).items():
+        rows = self._rows(asked, deadline)
+        for claim, reading in asked.items():
+            own = rows.get(claim)
+            score = _by_features(claim, reading, corpus) if own is None else _by_model(claim, reading, own, corpus)
             if claim in known:  # found verbatim in one passage: add the other passages
-                own = known[claim].evidence[0].premise
+                place = known[claim].evidence[0].premise
                 borne = score.evidence if score.verdict is Verdict.SUPPORTED else []
-                known[claim].evidence += [one for one in borne if one.premise != own]
-                known[claim].rivals += [one for one in score.rivals if one.premise != own]
-            elif _speaks_of_the_answer(claim, asked[claim], score):
+                known[claim].evidence += [one for one in borne if one.premise != place]
+                known[claim].rivals += [one for one in score.rivals if one.premise != place]
+            elif _speaks_of_the_answer(claim, reading, score):
                 known[claim] = ClaimScore(None, Verdict.NOT_CHECKABLE)
             else:
                 known[claim] = score
         return [known[claim] for claim in claims]
 
-    def _scored(self, asked: Mapping[str, Reading], corpus: Corpus, deadline: float | None) -> Mapping[str, ClaimScore]:
-        del deadline
-        return {claim: _by_features(claim, reading, corpus) for claim, reading in asked.items()}
+    def _rows(self, asked: Mapping[str, Reading], deadline: float | None) -> dict[str, list[Row]]:
+        """Return a model's logits for the windows of the claims that it reads: here of none."""
+        del asked, deadline
+        return {}
 
 
 class SmallScorer(LexicalScorer):
-    """Scores English claims by the features and the shipped cross-encoder, other claims by the features alone.
-
-    ``model`` reads the pairs; it defaults to the shipped model, whose files are checked on first use.
-    """
+    """Scores English claims by the features and ``model``, by default the shipped one, and others by the features."""
 
     name = "small"
 
-    def __init__(self, model: PairReader | None = None) -> None:
+    def __init__(self, model: SmallModel | None = None) -> None:
         self.model = model
 
-    def _scored(self, asked: Mapping[str, Reading], corpus: Corpus, deadline: float | None) -> Mapping[str, ClaimScore]:
+    def _rows(self, asked: Mapping[str, Reading], deadline: float | None) -> dict[str, list[Row]]:
         english = {claim: reading for claim, reading in asked.items() if not _is_foreign(claim, reading)}
-        read = read_windows(self.model or small_model(), english, deadline) if english else []
-        scores = {
-            claim: _by_model(claim, reading, rows, corpus)
-            for (claim, reading), rows in zip(english.items(), read, strict=True)
-        }
-        return {**super()._scored({one: asked[one] for one in asked if one not in english}, corpus, deadline), **scores}
+        with _LOADING:  # ``cache`` alone would load the model once for each thread that waits for it
+            model = self.model or _shipped() if english else None
+        return read_windows(model, english, deadline) if model else {}
 
 
-def read_windows(model: PairReader, asked: Mapping[str, Reading], deadline: float | None = None) -> list[list[Row]]:
-    """Return a model's logits for each claim's windows, best first; the best is also read as a single sentence."""
-    room = max(1, _PAIRS // max(1, len(asked)))
+def read_windows(
+    model: SmallModel, asked: Mapping[str, Reading], deadline: float | None = None
+) -> dict[str, list[Row]]:
+    """Return a model's logits for each claim's windows, best first.
 
-    def read(texts: Sequence[Sequence[str]]) -> list[list[Row]]:
-        pairs = [(text, claim) for claim, own in zip(asked, texts, strict=True) for text in own]
+    Of the best window the sentence with nearly all of the claim's terms is read first, and the whole only if that does
+    not clearly support the claim; the better reading counts.
+    """
+    room = min(_MOST_WINDOWS, max(1, _PAIRS // max(1, len(asked))))
+
+    def read(wanted: Mapping[str, Sequence[str]]) -> dict[str, list[Row]]:
+        pairs = [(text, claim) for claim, texts in wanted.items() for text in texts]
         rows = iter(model.logits(pairs, deadline=deadline) if pairs else ())
-        return [list(islice(rows, len(own))) for own in texts]
+        return {claim: list(islice(rows, len(texts))) for claim, texts in wanted.items()}
 
-    windows = [[window.text for window in reading.windows[: min(room, _MOST_WINDOWS)]] for reading in asked.values()]
-    counts = [_near_windows(reading) for reading in asked.values()]
-    alone = [[one.alone for one in reading.windows[:1] if one.alone and room > 1] for reading in asked.values()]
-    found = read([[*texts[:count], *one] for texts, count, one in zip(windows, counts, alone, strict=True)])
-    for rows, one in zip(found, alone, strict=True):
-        if one:  # the sentence may be clearer than with its neighbours
-            rows[0] = max(rows[0], rows.pop(), key=margin)
+    first = {}
+    for claim, reading in asked.items():
+        best, others = reading.windows[:1], reading.windows[1 : min(room, 2)]
+        near = (one.text for one in others if one.coverage >= best[0].coverage * _WORTHWHILE)
+        first[claim] = [*(one.alone or one.text for one in best), *near]
+    found = read(first)
+    unclear = [one for one, rows in found.items() if rows and asked[one].windows[0].alone and margin(rows[0]) < _CLEAR]
+    for claim, [row] in read({claim: [asked[claim].windows[0].text] for claim in unclear}).items():
+        found[claim][0] = max(found[claim][0], row, key=margin)
     # If the best window is neutral, another window may contain a paraphrase.
-    rest = [
-        texts[count:] if rows and rows[0][1] >= max(rows[0][0], rows[0][2]) else []
-        for texts, count, rows in zip(windows, counts, found, strict=True)
-    ]
-    return [[*rows, *more] for rows, more in zip(found, read(rest), strict=True)]
-
-
-def corpus_of(premises: Sequence[Premise]) -> Corpus:
-    """Return the indexed passages, including titles and attributes."""
-    passages = []
-    for premise in premises:
-        title = "" if _IDENTIFIER.fullmatch(premise.title) else premise.title
-        head = ". ".join(part for part in (title, *map(str, premise.attributes.values())) if part)
-        text = EMOJI.sub(" ", premise.text[:MAX_CHARACTERS])
-        passages.append(Passage(text, head + "." if head and not head.endswith(".") else head))
-    return Corpus(passages)
+    neutral = [claim for claim, rows in found.items() if rows and rows[0][1] >= max(rows[0][0], rows[0][2])]
+    rest = read({claim: [one.text for one in asked[claim].windows[len(found[claim]) : room]] for claim in neutral})
+    return {claim: [*rows, *rest.get(claim, ())] for claim, rows in found.items()}
 
 
 def bearing_spans(claim: str, premise: Premise) -> tuple[Span, ...]:
     """Return the sentences of a passage that have most of a claim's words, best first."""
-    windows = corpus_of([premise]).read(claim).windows
+    windows = Corpus([premise]).read(claim).windows
     return windows[0].spans if windows else ()
 
 
@@ -203,7 +201,7 @@ def nearest_premises(claims: Sequence[str], premises: Sequence[Premise], most: i
     """Return, for each claim, the indices of the passages with most of its words."""
     if len(premises) <= most:
         return [list(range(len(premises))) for _ in claims]
-    corpus = corpus_of(premises)
+    corpus = Corpus(premises)
     found = [[window.passage for window in corpus.read(claim).windows[:most]] for claim in claims]
     return [numbers or list(range(most)) for numbers in found]
 
@@ -212,12 +210,13 @@ def nearest_premises(claims: Sequence[str], premises: Sequence[Premise], most: i
 
 
 def _exact(claim: str, corpus: Corpus, plain: Sequence[str]) -> ClaimScore | None:
-    """Return the score of a claim that is verbatim in the evidence or in an unsupported language, else None."""
+    """Return the score of a claim whose language is not read, or that a text of ``plain`` has verbatim; else None."""
     asked = normalize(claim).rstrip(" .。!！")  # noqa: RUF001 (full width)
     if len(asked) >= _LEAST_VERBATIM or (asked and _UNREAD.search(asked)):
         for number, text in enumerate(plain):
-            place = text.find(asked)
-            if place >= 0 and _stands_alone(text, place, place + len(asked)):
+            before, found, after = text.partition(asked)
+            # As a whole sentence: the rest of one might negate it.
+            if found and before.rstrip()[-1:] in _BEFORE and after.lstrip()[:1] in _AFTER:
                 windows = [window for window in corpus.read(claim).windows if window.passage == number]
                 spans = windows[0].spans if windows else ()
                 return ClaimScore(_VERBATIM, Verdict.SUPPORTED, [Evidence(number, _VERBATIM, spans)])
@@ -225,16 +224,10 @@ def _exact(claim: str, corpus: Corpus, plain: Sequence[str]) -> ClaimScore | Non
     is_read = len(_UNREAD.findall(claim)) * 4 <= letters and detect_language(split_words(claim)) in _READ
     if is_read and corpus.language in _READ:
         return None
-    there = numbers_of(unicodedata.normalize("NFKC", "\n".join(one.text for one in corpus.passages)))
+    there = numbers_of(unicodedata.normalize("NFKC", "\n".join(corpus.texts)))
     if numbers_of(unicodedata.normalize("NFKC", claim)) - there:
         return ClaimScore(_MISSING_NUMBER, verdict_of(_MISSING_NUMBER))
     return ClaimScore(None, Verdict.NOT_CHECKABLE)
-
-
-def _stands_alone(text: str, start: int, end: int) -> bool:
-    """Return whether a part of a text is a whole sentence: the rest of a sentence might negate it."""
-    before, after = text[:start].rstrip(), text[end:].lstrip()
-    return (not before or before[-1] in ".!?。！？:;\n") and (not after or after[0] in ".!?。！？;")  # noqa: RUF001
 
 
 def _without_gap(claim: str) -> str:
@@ -272,12 +265,6 @@ def _by_features(claim: str, reading: Reading, corpus: Corpus) -> ClaimScore:
 
 
 # -- with a model ------------------------------------------------------------------------------------------------------
-
-
-def _near_windows(reading: Reading) -> int:
-    """Return the number of windows always passed to the model: the best one, and the next if of similar coverage."""
-    least = reading.windows[0].coverage * _WORTHWHILE if reading.windows else 0.0
-    return 1 + sum(window.coverage >= least for window in reading.windows[1:2])
 
 
 def margin(row: Row) -> float:
@@ -344,7 +331,7 @@ def _evidence(reading: Reading, score: float, scores: Sequence[float] = ()) -> l
 
 def _rival(claim: str, window: Window, corpus: Corpus, strength: float) -> Rival:
     """Return a window's statement that differs from a claim, with the kind of difference."""
-    quote = window.spans[0].of(corpus.passages[window.passage].text)
+    quote = window.spans[0].of(corpus.texts[window.passage])
     own, other = numbers_of(claim) - numbers_of(window.text), numbers_of(quote) - numbers_of(claim)
     kind = ConflictKind.OTHER
     if own and other:
@@ -352,7 +339,8 @@ def _rival(claim: str, window: Window, corpus: Corpus, strength: float) -> Rival
     return Rival(kind, claim, quote, window.passage, window.spans[0], strength)
 
 
-def _logit(name: Literal["lexical", "small", "long"], values: Sequence[float]) -> float:
+def _logit(name: str, values: Sequence[float]) -> float:
+    """Return the log odds of one of the logistic models: "lexical", "small" or "long"."""
     model = calibration()[name]
     return math.fsum([model["bias"], *(value * weight for value, weight in zip(values, model["weights"], strict=True))])
 
@@ -366,3 +354,100 @@ def softmax(row: Sequence[float]) -> list[float]:
     highest = max(row)
     shares = [math.exp(value - highest) for value in row]
     return [share / sum(shares) for share in shares]
+
+
+# -- the shipped cross-encoder -----------------------------------------------------------------------------------------
+
+
+@cache
+def calibration() -> dict[str, Any]:
+    """Return the logistic models, the contradiction threshold and the digests that ``training/calibrate.py`` wrote."""
+    loaded: dict[str, Any] = json.loads((WEIGHTS / "calibration.json").read_text(encoding="utf-8"))
+    return loaded
+
+
+class SmallModel:
+    """A model that scores pairs of evidence and claim.
+
+    Args:
+        folder: Folder with ``proof.onnx``, its weights in ``proof.onnx.data``, and ``tokenizer.json``.
+        digests: SHA-256 digests of these files by name.
+
+    Raises:
+        ConfigurationError: A file is missing or has another digest.
+    """
+
+    def __init__(self, folder: Path, digests: dict[str, str]) -> None:
+        for name, digest in digests.items():
+            path = folder / name
+            found = "missing"
+            if path.is_file():
+                with path.open("rb") as file:
+                    found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != digest:
+                raise ConfigurationError(f"{path}: its digest is {found}, expected {digest}; install the package anew")
+        # The import of 1.31 writes a device id and a database of telemetry into the user's cache, unless this is set.
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+        import onnxruntime  # noqa: PLC0415 (takes 100 ms, and is needed only where claims are checked)
+        from tokenizers import Tokenizer  # noqa: PLC0415 (same)
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 2
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        # Spinning threads would take CPU time from other work while they wait.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.enable_mem_pattern = False  # a plan of memory would be kept for each shape of a batch
+        self._session = onnxruntime.InferenceSession(
+            str(folder / "proof.onnx"), options, providers=["CPUExecutionProvider"]
+        )
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._unknown = self._tokenizer.token_to_id("[UNK]")
+        self._first: int = self._tokenizer.token_to_id("[CLS]") or 0
+        self._last: int = self._tokenizer.token_to_id("[SEP]") or 0
+
+    def logits(self, pairs: Sequence[tuple[str, str]], *, deadline: float | None = None) -> list[Row]:
+        """Return the logits of each pair of evidence and claim."""
+        import numpy as np  # noqa: PLC0415 (with onnxruntime)
+
+        rows = []
+        for evidence, claim in pairs:
+            asked = self._pieces(claim)[: MAX_TOKENS // 2]
+            there = self._pieces(evidence)[: MAX_TOKENS - 3 - len(asked)]
+            rows.append([self._first, *there, self._last, *asked, self._last])
+        found: dict[int, Row] = {}
+        for batch in _batches(rows):
+            if deadline is not None and time.monotonic() >= deadline:
+                raise DeadlineExceededError(f"the proof model: late after {len(found)} of {len(rows)} pairs")
+            ids = np.zeros((len(batch), len(rows[batch[-1]])), dtype=np.int64)  # 0 is the padding
+            for line, number in enumerate(batch):
+                ids[line, : len(rows[number])] = rows[number]
+            inputs = {"input_ids": ids, "attention_mask": (ids != 0).astype(np.int64)}
+            found |= zip(batch, self._session.run(["logits"], inputs)[0].tolist(), strict=True)
+        return [found[number] for number in range(len(rows))]
+
+    def _pieces(self, text: str) -> list[int]:
+        found = self._tokenizer.encode(without_surrogates(text), add_special_tokens=False)
+        return [
+            _RAREST + zlib.crc32(piece.encode()) % 1_000 if one == self._unknown else one
+            for one, piece in zip(found.ids, found.tokens, strict=True)
+        ]
+
+
+def _batches(rows: Sequence[list[int]]) -> Iterator[list[int]]:
+    """Yield batches of pair indices, sorted by length, the longest last."""
+    batch: list[int] = []
+    for number in sorted(range(len(rows)), key=lambda one: len(rows[one])):
+        if batch and (len(batch) + 1) * len(rows[number]) > _BATCH:
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
+
+
+@cache
+def _shipped() -> SmallModel:
+    return SmallModel(WEIGHTS, calibration()["digests"])

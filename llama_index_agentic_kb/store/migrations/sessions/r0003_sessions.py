@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import op
 
-from llama_index_agentic_kb.store.session_database import METADATA
+from llama_index_agentic_kb.store.sql import METADATA
 
 revision = "0003"
 down_revision = None
