@@ -145,6 +145,13 @@ def know_secrets(values: Iterable[str]) -> None:
         _KNOWN.pop(next(iter(_KNOWN)), None)
 
 
+def _escaped(sign: str) -> str:
+    """Return the pattern of one character of a secret, as it is or as JSON escapes it."""
+    if sign == "\\":  # with optional backslashes before each, a run of them would take exponential time
+        return re.escape(sign)
+    return rf"(?:\\{{1,4}}u(?:{ord(sign):04x}|{ord(sign.upper()[0]):04x})|\\{{0,4}}{re.escape(sign)})"
+
+
 def redacted(text: str) -> str:
     """Remove passwords and keys from a text, for activity logs, errors and log files.
 
@@ -156,9 +163,7 @@ def redacted(text: str) -> str:
     hay = text.lower()
     plain = _ESCAPE.sub(lambda one: chr(int(one[1], 16)).lower() if one[1] else "/", hay) if "\\" in hay else hay
     for secret in sorted([known for known in list(_KNOWN) if known in hay or known in plain], key=len, reverse=True):
-        escaped = "".join(
-            rf"(?:\\{{1,4}}u(?:{ord(one):04x}|{ord(one.upper()[0]):04x})|\\{{0,4}}{re.escape(one)})" for one in secret
-        )
+        escaped = "".join(map(_escaped, secret))
         text = re.sub(escaped, "***", text, flags=re.IGNORECASE)
     hay = text.lower()  # most texts contain no hint, and a hint is found 100 times faster than a pattern
     if _HINT.search(hay) is None:

@@ -21,6 +21,13 @@ def test_a_secret_with_a_lone_surrogate_is_known(monkeypatch: pytest.MonkeyPatch
     assert redacted("say hidden-\udcff-words") == "say ***"
 
 
+def test_a_secret_of_backslashes_takes_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of backslashes that almost matches a registered secret is searched at once."""
+    monkeypatch.setattr(_text, "_KNOWN", {})
+    know_secrets(["\\" * 40 + "key1"])
+    assert "key1" not in redacted("\\" * 40 + "key1" + " and " + "\\" * 200 + "key2")
+
+
 @settings(max_examples=50, deadline=None)
 @given(TEXTS, st.integers(1, 50))
 def test_one_line(text: str, limit: int) -> None:

@@ -71,11 +71,12 @@ async def ground(
     """Check each claim of an answer against its references; a reference supports it from a score of ``threshold`` on.
 
     A failing scorer raises no error: if it fails or exceeds the deadline, the ledger has the claims without scores,
-    flagged ``notScored``, and a warning. For ``scorer`` see ``as_scorer``.
+    flagged ``notScored``, and a warning; after the deadline, that of a very long answer has the warning only. For
+    ``scorer`` see ``as_scorer``.
     """
 
     async def off_the_loop(work: Callable[[], T]) -> T:
-        """Do work on all claims; that of a short answer at once, and after the deadline too."""
+        """Return the result of work on all claims; that of a short answer is done at once, after the deadline too."""
         return work() if len(answer) <= _LONG else await Call(sync=work, deadline=deadline, what="claims")
 
     try:

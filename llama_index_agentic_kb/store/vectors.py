@@ -221,9 +221,8 @@ class SourceVectors:
         """Return the nearest rows of the whole source: of its HNSW graph and of the later rows."""
         ranked = loaded.later.nearest(vector, count)
         if loaded.graph is not None:
-            found = loaded.graph.search(
-                vector, min(count, len(loaded.graph) or 1), threads=1
-            )  # it allocates as many places
+            places = min(count, len(loaded.graph) or 1)  # it allocates as many
+            found = loaded.graph.search(vector, places, threads=1)
             near = dict(zip(found.keys.tolist(), found.distances.tolist(), strict=True))  # of rounded vectors
             near |= self._rows(found.keys.astype(np.int64)).nearest(vector, count)  # of those that are not deleted
             ranked = sorted([*ranked, *near.items()], key=_by_distance)

