@@ -17,12 +17,14 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from llama_index_agentic_kb._types import JsonMapping, JsonObject
+
 if TYPE_CHECKING:
     from jinja2 import Template
     from markdown_it import MarkdownIt
     from markupsafe import Markup
 
-Record: TypeAlias = Mapping[str, Any]
+Record: TypeAlias = JsonMapping
 
 ROWS: Final = 100  # maximum rows of a list to show
 LONG: Final = 360  # number of characters above which an extract is collapsed
@@ -86,7 +88,7 @@ def base_html(name: str, description: str, sources: Sequence[tuple[str, str]], f
     return _template().render(base=name, description=description, sources=sources, settings=facts, rows=ROWS)
 
 
-def view(data: Record, rows: int = ROWS) -> dict[str, Any]:
+def view(data: Record, rows: int = ROWS) -> JsonObject:
     """Return what is shown of a response, for the template and the terminal; ``rows`` of its sources have titles."""
     text = _text_of(data)
     references, activity = data.get("references") or [], data.get("activity") or []
@@ -151,7 +153,7 @@ def _template() -> Template:
     return environment.from_string("".join(line.strip() for line in lines))
 
 
-def _source(item: Record, ref_id: object, content: object) -> dict[str, Any]:
+def _source(item: Record, ref_id: object, content: object) -> JsonObject:
     """Return the template data for a source or an extract."""
     label = _plain(ref_id)
     number = int(label) if re.fullmatch("[0-9]{1,9}", label) else None
@@ -171,7 +173,7 @@ def _source(item: Record, ref_id: object, content: object) -> dict[str, Any]:
     }
 
 
-def _extracts(text: str, known: Mapping[int | None, Record]) -> list[dict[str, Any]] | None:
+def _extracts(text: str, known: Mapping[int | None, Record]) -> list[JsonObject] | None:
     """Parse extracted data into rows, with the data of their sources; return None if the text is an answer."""
     try:
         items = json.loads(text) if text.startswith("[") else None
@@ -277,7 +279,7 @@ def _markdown() -> MarkdownIt:
     markdown.enable(["table", "strikethrough"]).disable(["image", "entity", "reference"])
     markdown.validateLink = lambda url: bool(_WEB.fullmatch(url))  # type: ignore[method-assign]
 
-    def text(_: object, tokens: Sequence[Any], position: int, __: object, env: dict[str, Any]) -> str:
+    def text(_: object, tokens: Sequence[Any], position: int, __: object, env: JsonObject) -> str:
         return "".join(_inline(piece, env) for piece in _INLINE.split(tokens[position].content) if piece)
 
     def finish(state: Any) -> None:
@@ -294,7 +296,7 @@ def _markdown() -> MarkdownIt:
     return markdown
 
 
-def _inline(piece: str, env: dict[str, Any]) -> str:
+def _inline(piece: str, env: JsonObject) -> str:
     """Return a piece of text as HTML: the start or end of a claim, a marker, or text within or outside a claim."""
     if piece in (_START, _END):
         env["claim"] = next(env["claims"], None) if piece == _START else None
@@ -314,13 +316,13 @@ def _inline(piece: str, env: dict[str, Any]) -> str:
 # -- plan and timeline -------------------------------------------------------------------------------------------------
 
 
-def _graph(sub_queries: Sequence[Record]) -> dict[str, Any] | None:
+def _graph(sub_queries: Sequence[Record]) -> JsonObject | None:
     """Return the boxes and lines of a plan's graph: a column a round; None for a plan of one search."""
     if len(sub_queries) < 2:  # noqa: PLR2004
         return None
     column: dict[str, int] = {}
     rows: dict[int, int] = {}
-    boxes: dict[str, dict[str, Any]] = {}
+    boxes: dict[str, JsonObject] = {}
     for item in sub_queries[:MAX_BOXES]:  # parents stand before their children
         name, parents = str(item.get("id")), [str(one) for one in item.get("dependsOn") or ()]
         column[name] = min(1 + max((column.get(one, -1) for one in parents), default=-1), MAX_COLUMNS - 1)
@@ -332,7 +334,7 @@ def _graph(sub_queries: Sequence[Record]) -> dict[str, Any] | None:
     return {"boxes": [*boxes.values()], "lines": lines, "width": size[0], "height": size[1], "all": len(sub_queries)}
 
 
-def timeline(activity: Sequence[Record]) -> tuple[float, list[dict[str, Any]]]:
+def timeline(activity: Sequence[Record]) -> tuple[float, list[JsonObject]]:
     """Return the total time in milliseconds, and a timeline row with a bar for each activity record."""
     spans = [_span(record) for record in activity]
     first = min((span[0] for span in spans if span), default=0.0)

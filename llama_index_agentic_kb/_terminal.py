@@ -14,6 +14,7 @@ from rich.text import Text
 
 from llama_index_agentic_kb._html import MAX_MARKDOWN, timeline, view
 from llama_index_agentic_kb._text import one_line, printable
+from llama_index_agentic_kb._types import JsonMapping
 from llama_index_agentic_kb.schema import ActivityRecord, QueryPlan, RetrievalResponse
 
 _MARKER: Final = re.compile(r"\[ref_id:(\d+)\]")
@@ -100,7 +101,7 @@ def _plan(plan: QueryPlan) -> Any:
     return Group(table, *map(_note, plan.warnings))
 
 
-def _timeline(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _timeline(rows: Sequence[JsonMapping]) -> Table:
     table = Table.grid(padding=(0, 1), expand=True)
     for _ in range(4):
         table.add_column(no_wrap=True)
@@ -144,7 +145,7 @@ def _answer(text: str) -> Any:
     return rendered
 
 
-def _proof(claims: Sequence[Mapping[str, Any]], tones: Mapping[str, str]) -> Table:
+def _proof(claims: Sequence[JsonMapping], tones: Mapping[str, str]) -> Table:
     """Return a table of the checked claims with quotes that support or contradict them."""
     table = Table.grid(padding=(0, 1))
     for claim in claims:
@@ -156,7 +157,7 @@ def _proof(claims: Sequence[Mapping[str, Any]], tones: Mapping[str, str]) -> Tab
     return table
 
 
-def _sources(sources: Sequence[tuple[Mapping[str, Any], str]]) -> Table:
+def _sources(sources: Sequence[tuple[JsonMapping, str]]) -> Table:
     """Return a table of sources with titles, places, names and addresses; below each, its text if there is one."""
     table = Table.grid(padding=(0, 1))
     for source, content in sources:

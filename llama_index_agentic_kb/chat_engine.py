@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import json
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Self, TypeAlias
@@ -19,6 +19,7 @@ from llama_index.core.tools import ToolOutput
 from llama_index_instrumentation import get_dispatcher
 
 from llama_index_agentic_kb._aio import Call, aiterate, arun, emitting, iterate, run
+from llama_index_agentic_kb._types import JsonObject, Work
 from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.answering.sessions import SessionMemory, parsed_states, states_of
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
@@ -51,7 +52,7 @@ class AgenticChatResponse(Accounted, AgentChatResponse):
 class AgenticStreamingChatResponse(Accounted, StreamingAgentChatResponse):
     """A LlamaIndex ``StreamingAgentChatResponse`` with the full ``RetrievalResponse`` (``account``)."""
 
-    metadata: dict[str, Any] | None = None
+    metadata: JsonObject | None = None
 
 
 class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
@@ -200,9 +201,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         await self._remember(message, text, number, answered.retrieval)
         return AgenticChatResponse(text, metadata=response.metadata, **_sources(message, response.source_nodes))
 
-    async def _begin(
-        self, message: str, history: Sequence[ChatMessage] | None
-    ) -> tuple[Coroutine[Any, Any, None], dict[str, Any]]:
+    async def _begin(self, message: str, history: Sequence[ChatMessage] | None) -> tuple[Work[None], JsonObject]:
         """Retrieve; return a coroutine that streams the answer and stores the turn, and the response's fields."""
         request, number = await self._request(message, history)
         begun = await self.query_engine.begin(request)
@@ -277,7 +276,7 @@ def readable(text: str) -> str:
     return "\n\n".join(texts) or "Nothing was found."
 
 
-def _sources(message: str, nodes: list[NodeWithScore]) -> dict[str, Any]:
+def _sources(message: str, nodes: list[NodeWithScore]) -> JsonObject:
     """Return the ``sources`` and ``source_nodes`` arguments of a LlamaIndex chat response; both hold this list."""
     asked = {"message": message}
     output = ToolOutput(tool_name="knowledge_base", content=str(len(nodes)), raw_input=asked, raw_output=nodes)

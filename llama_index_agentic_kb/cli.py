@@ -22,6 +22,7 @@ from rich.text import Text
 
 from llama_index_agentic_kb._terminal import Watch, show_response, show_turn
 from llama_index_agentic_kb._text import error_message, one_line, printable
+from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError
 from llama_index_agentic_kb.schema import OutputMode, ReasoningEffort, RetrievalRequest, RetrievalResponse
 
@@ -108,7 +109,7 @@ def configure(
     tables = {key: _dashed(value) for key, value in options.items() if isinstance(value, dict)}
     unknown = {key for key in shared if not any(key in names for names in known.values())}
     unknown |= tables.keys() - known.keys()
-    defaults: dict[str, dict[str, Any]] = {}
+    defaults: dict[str, JsonObject] = {}
     for name, names in known.items():
         own = tables.get(name, {})
         unknown |= {f"{name}.{key}" for key in own if key not in names}
@@ -121,7 +122,7 @@ def configure(
     context.default_map = defaults
 
 
-def _dashed(options: dict[str, Any]) -> dict[str, Any]:
+def _dashed(options: JsonObject) -> JsonObject:
     return {key.replace("_", "-"): value for key, value in options.items()}
 
 
@@ -156,7 +157,7 @@ def ingest_command(  # noqa: PLR0917 (typer makes options of them)
     from llama_index_agentic_kb.store.files import NO_SUCH_PATH  # noqa: PLC0415 (with the store)
 
     stamp = {name: value for name, value in (("tenant", tenant), ("groups", group), ("public", public)) if value}
-    options: dict[str, Any] = {
+    options: JsonObject = {
         "source": source,
         "description": description,
         "stamp": stamp or None,

@@ -29,6 +29,7 @@ from llama_index.core.memory import BaseMemory, ChatMemoryBuffer
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.response_synthesizers import CompactAndRefine
 
+from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.chat_engine import AgenticChatEngine, History
 from llama_index_agentic_kb.errors import ConfigurationError
@@ -268,7 +269,7 @@ class CondenseQuestionChat(CondenseQuestionChatEngine):
         return last_message
 
 
-def split_kwargs(kwargs: dict[str, Any]) -> tuple[RetrieverArguments, dict[str, Any]]:
+def split_kwargs(kwargs: JsonObject) -> tuple[RetrieverArguments, JsonObject]:
     """Split keyword arguments, which LlamaIndex passes to both in one dict, into the retriever's and the engine's.
 
     ``llm`` and ``verbose`` go to both; postprocessors and the arguments of LlamaIndex's own retriever don't go to the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
 from importlib import import_module
@@ -21,6 +21,7 @@ from llama_index_instrumentation import get_dispatcher
 from pydantic import ValidationError
 
 from llama_index_agentic_kb._aio import aiterate, arun, emit, gather, iterate, run
+from llama_index_agentic_kb._types import JsonMapping, JsonObject, Work
 from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.answering.policy import AnswerPolicy
 from llama_index_agentic_kb.answering.sessions import SessionMemory, session_owner
@@ -56,7 +57,7 @@ if TYPE_CHECKING:  # they import SQLAlchemy
 
 dispatcher = get_dispatcher(__name__)
 
-Question: TypeAlias = str | Sequence[ChatMessage | Message | Mapping[str, Any]] | RetrievalRequest | Mapping[str, Any]
+Question: TypeAlias = str | Sequence[ChatMessage | Message | JsonMapping] | RetrievalRequest | JsonMapping
 """A question, a conversation whose last message is the question, or a request (typed or as JSON)."""
 
 E = TypeVar("E", bound=AgenticQueryEngine)
@@ -262,7 +263,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         return aiterate(work, contextvars.copy_context())
 
     async def _respond(
-        self, question: Question, fields: dict[str, Any], on_activity: Observer, *, streaming: bool = False
+        self, question: Question, fields: JsonObject, on_activity: Observer, *, streaming: bool = False
     ) -> RetrievalResponse:
         request = self.request(question, **fields)
         mode = request.output_mode or self.output_mode
@@ -363,7 +364,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
     def query(self, question: Question | AnswerQuery, **fields: Any) -> AnswerQuery:
         """Return the ``AnswerQuery`` for a question, with this knowledge base's defaults; see ``request``."""
         own = {name: fields.pop(name) for name in [*fields] if name in AnswerQuery.model_fields and name != "request"}
-        defaults: dict[str, Any] = {"include_citations": True, "grounding_supports": True}
+        defaults: JsonObject = {"include_citations": True, "grounding_supports": True}
         if isinstance(question, AnswerQuery):
             defaults = {name: getattr(question, name) for name in question.model_fields_set}
             question = question.request
@@ -374,8 +375,8 @@ class KnowledgeBase(NotPickled, MetadataQueries):
             raise InvalidRequestError(describe(error)) from error
 
     def _answering(
-        self, question: Any, fields: dict[str, Any], observer: Observer, *, streaming: bool = False
-    ) -> Coroutine[Any, Any, AnswerResponse]:
+        self, question: Any, fields: JsonObject, observer: Observer, *, streaming: bool = False
+    ) -> Work[AnswerResponse]:
         from llama_index_agentic_kb.answering.engine import answer_query  # noqa: PLC0415 (imports the answer checks)
 
         query = self.query(question, **fields)  # raises here rather than when a stream is read
@@ -406,8 +407,8 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         mode = response_mode or self.output_mode.value
         return kind(self.as_retriever(**own), response_mode=mode, **{**self._engine_defaults(rest), **rest})
 
-    def _engine_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        own: dict[str, Any] = {"grounding": self.grounding, "instructions": self.answer_instructions}
+    def _engine_defaults(self, given: JsonMapping) -> JsonObject:
+        own: JsonObject = {"grounding": self.grounding, "instructions": self.answer_instructions}
         if self.max_output_size_in_tokens is not None and "response_synthesizer" not in given:
             own["max_output_tokens"] = self.max_output_size_in_tokens
         return own

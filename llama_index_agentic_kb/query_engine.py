@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
@@ -25,6 +25,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index_instrumentation import get_dispatcher
 
 from llama_index_agentic_kb._aio import aiterate, arun, emit, emitting, iterate, run
+from llama_index_agentic_kb._types import JsonObject, Work
 from llama_index_agentic_kb.account import GuardedCallbacks, is_heard, open_events, resumed_trace, set_budget
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.evidence.gathering import postprocess
@@ -399,7 +400,7 @@ def asked(
 class BegunAnswer(NamedTuple):
     """An answer whose evidence is there, and whose text ``work`` streams; at its end it updates nodes and metadata."""
 
-    work: Callable[[], Coroutine[Any, Any, None]]
+    work: Callable[[], Work[None]]
     nodes: list[NodeWithScore]
-    metadata: dict[str, Any]
+    metadata: JsonObject
     retrieval: Retrieval

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 from llama_index.core.base.response.schema import AsyncStreamingResponse, PydanticResponse, Response, StreamingResponse
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
@@ -17,6 +17,7 @@ from llama_index_instrumentation import get_dispatcher
 
 from llama_index_agentic_kb._aio import END, Call, deadline_after, earliest, emit, open_stream
 from llama_index_agentic_kb._text import error_message, one_line
+from llama_index_agentic_kb._types import JsonMapping, JsonObject, Work
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.evidence.candidates import PROVENANCE_KEY, provenance
 from llama_index_agentic_kb.grounding.citations import Markers, cited_ids, strip_markers
@@ -123,9 +124,7 @@ async def synthesize(
     return synthesis
 
 
-async def _written(
-    body: Coroutine[Any, Any, Synthesis], synthesizer: AgenticSynthesizer, retrieval: Retrieval
-) -> Synthesis:
+async def _written(body: Work[Synthesis], synthesizer: AgenticSynthesizer, retrieval: Retrieval) -> Synthesis:
     """Await the model's answer and record it in the activity log."""
     name, log = synthesizer.model.name, retrieval.log
     with log.record(
@@ -354,7 +353,7 @@ class Answered:
             scope_state=retrieval.scope_state,
         )
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> JsonObject:
         """Return the metadata of a LlamaIndex response: each node's by node id, and the JSON ``RetrievalResponse``."""
         nodes = {node.node.node_id: node.node.metadata for node in self.retrieval.nodes}
         return {**nodes, PROVENANCE_KEY: self.response().to_dict()}
@@ -371,7 +370,7 @@ class Accounted(Shown):
     """Mixin of our LlamaIndex responses that reads the ``RetrievalResponse`` from their metadata."""
 
     source_nodes: list[NodeWithScore]
-    metadata: dict[str, Any] | None
+    metadata: JsonObject | None
 
     @property
     def account(self) -> RetrievalResponse:
@@ -388,7 +387,7 @@ class Accounted(Shown):
         numbers = dict.fromkeys([*cited_ids(account.text), *claimed])  # headings and lead-ins are not claims
         return [self.source_nodes[number] for number in numbers if number < len(self.source_nodes)]
 
-    def _shown(self) -> Mapping[str, Any]:
+    def _shown(self) -> JsonMapping:
         return self.account.to_dict()
 
 

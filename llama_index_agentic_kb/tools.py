@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from llama_index.core.base.response.schema import RESPONSE_TYPE
@@ -16,6 +16,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index.core.tools import RetrieverTool, ToolOutput
 
 from llama_index_agentic_kb._text import one_line, printable
+from llama_index_agentic_kb._types import JsonMapping
 from llama_index_agentic_kb.chat_engine import readable
 from llama_index_agentic_kb.grounding.citations import cited_ids
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine
@@ -87,7 +88,7 @@ def cited_nodes(text: str, outputs: Iterable[Any]) -> list[NodeWithScore]:
     return [known[digest] for digest in dict.fromkeys(_PASSAGE.findall(text)) if digest in known]
 
 
-def _asked(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def _asked(args: Sequence[Any], kwargs: JsonMapping) -> str:
     """Return the text of a call's arguments; core's own tool would search for "input is ..."."""
     return ", ".join(map(str, (*args, *kwargs.values())))
 

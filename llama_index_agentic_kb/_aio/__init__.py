@@ -25,7 +25,7 @@ import contextvars
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import closing
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
@@ -55,6 +55,7 @@ from llama_index_agentic_kb._aio.calls import (
     wait,
 )
 from llama_index_agentic_kb._aio.threads import WorkerPool, reset_after_fork
+from llama_index_agentic_kb._types import Work
 
 __all__ = [
     "END",
@@ -92,7 +93,7 @@ P = ParamSpec("P")
 _HELPERS = WorkerPool("bridge", max_workers=256)
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
+def run(work: Work[T]) -> T:
     """Perform a coroutine and return its result. Works inside a running event loop too (and blocks it)."""
     with closing(_Bridge(work, contextvars.copy_context())) as bridge:
         drive = bridge.driver()
@@ -101,7 +102,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         return bridge.root.result()
 
 
-def bridged(method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[S, P], T]:
+def bridged(method: Callable[Concatenate[S, P], Work[T]]) -> Callable[Concatenate[S, P], T]:
     """Return the sync form of an async method ``a...``."""
 
     @wraps(method)
@@ -113,7 +114,7 @@ def bridged(method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> Call
     return cast("Callable[Concatenate[S, P], T]", sync)
 
 
-async def arun(work: Coroutine[Any, Any, T]) -> T:
+async def arun(work: Work[T]) -> T:
     """Perform a coroutine and return its result. Cancelling the caller's task cancels all tasks that it started."""
     context = contextvars.copy_context()
     scope = Scope(threads=False, context=context)
@@ -124,7 +125,7 @@ async def arun(work: Coroutine[Any, Any, T]) -> T:
         await scope.close()
 
 
-def iterate(work: Coroutine[Any, Any, Any], context: contextvars.Context | None = None) -> Generator[Any, None, None]:
+def iterate(work: Work[Any], context: contextvars.Context | None = None) -> Generator[Any, None, None]:
     """Perform a coroutine and yield the items that it emits; its error, if any, is raised after them.
 
     It starts when the first item is requested, in ``context`` or a copy of the context at that time.
@@ -134,7 +135,7 @@ def iterate(work: Coroutine[Any, Any, Any], context: contextvars.Context | None 
     return items
 
 
-def _iterate(work: Coroutine[Any, Any, Any], context: contextvars.Context | None) -> Generator[Any, None, None]:
+def _iterate(work: Work[Any], context: contextvars.Context | None) -> Generator[Any, None, None]:
     with closing(_Bridge(work, context or contextvars.copy_context(), emits=True)) as bridge:
         while not bridge.root.done():
             bridge.driver()()
@@ -143,14 +144,14 @@ def _iterate(work: Coroutine[Any, Any, Any], context: contextvars.Context | None
         bridge.root.result()
 
 
-def aiterate(work: Coroutine[Any, Any, Any], context: contextvars.Context | None = None) -> AsyncGenerator[Any, None]:
+def aiterate(work: Work[Any], context: contextvars.Context | None = None) -> AsyncGenerator[Any, None]:
     """Perform a coroutine and yield the items that it emits; see ``iterate``."""
     items = _aiterate(work, context)
     weakref.finalize(items, close_unstarted, work)
     return items
 
 
-async def _aiterate(work: Coroutine[Any, Any, Any], context: contextvars.Context | None) -> AsyncGenerator[Any, None]:
+async def _aiterate(work: Work[Any], context: contextvars.Context | None) -> AsyncGenerator[Any, None]:
     emitted: asyncio.Queue[Any] = asyncio.Queue()
     context = context or contextvars.copy_context()
     scope = Scope(threads=False, context=context, receive=emitted.put_nowait)
@@ -180,7 +181,7 @@ def _close_loops() -> None:
 class _Bridge(Generic[T]):
     """A private event loop that performs one coroutine; with ``emits``, emitted items are stored for a reader."""
 
-    def __init__(self, work: Coroutine[Any, Any, T], context: contextvars.Context, *, emits: bool = False) -> None:
+    def __init__(self, work: Work[T], context: contextvars.Context, *, emits: bool = False) -> None:
         self._work = work
         self._loop = asyncio.new_event_loop()
         _open_loops.add(self._loop)

@@ -16,7 +16,7 @@ import inspect
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from llama_index_agentic_kb._aio.threads import BACKGROUND, SHARED_POOL, WorkerPool, start_in_background
+from llama_index_agentic_kb._types import Work
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
 
 T = TypeVar("T")
@@ -113,7 +114,7 @@ class Scope:
         """Whether this run, or an outer run, blocks the background loop until it has ended."""
         return not self._closed and (self._on_background or (self._outer is not None and self._outer.holds_background))
 
-    def create_task(self, work: Coroutine[Any, Any, T], context: contextvars.Context | None = None) -> asyncio.Task[T]:
+    def create_task(self, work: Work[T], context: contextvars.Context | None = None) -> asyncio.Task[T]:
         """Create a task that is cancelled when the scope ends."""
         task = asyncio.get_running_loop().create_task(work, context=context)
         self._tasks.add(task)
@@ -265,9 +266,7 @@ def raise_interrupt(error: BaseException) -> None:
         raise error
 
 
-def in_background(
-    make: Callable[[], Coroutine[Any, Any, None]], context: contextvars.Context, scope: Scope
-) -> Callable[[], None]:
+def in_background(make: Callable[[], Work[None]], context: contextvars.Context, scope: Scope) -> Callable[[], None]:
     if scope.holds_background:
         raise AgenticKBError(
             "async code that a sync call runs made a sync call, which needs the loop that it holds: await the async "
@@ -491,7 +490,7 @@ class Job(Generic[T]):
         return self.task.result()
 
 
-def start(work: Coroutine[Any, Any, T] | Call[T], context: contextvars.Context | None = None) -> Job[T]:
+def start(work: Work[T] | Call[T], context: contextvars.Context | None = None) -> Job[T]:
     """Start work concurrently, in a copy of the current context or in a given one, and return its job at once."""
     return Job((_scope.get() or _NO_DOOR).create_task(work.perform() if isinstance(work, Call) else work, context))
 
@@ -515,7 +514,7 @@ async def cancel(job: Job[Any]) -> None:
     await asyncio.sleep(0)
 
 
-async def gather(works: Iterable[Coroutine[Any, Any, T] | Call[T]], *, deadline: float | None = None) -> list[Job[T]]:
+async def gather(works: Iterable[Work[T] | Call[T]], *, deadline: float | None = None) -> list[Job[T]]:
     """Run coroutines and calls concurrently, and return their jobs in order; late ones are cancelled."""
     jobs = [start(work) for work in works]
     await wait(jobs, deadline=deadline)
@@ -584,7 +583,7 @@ def outside_loop() -> Iterator[None]:
             asyncio.tasks._enter_task(loop, task)  # noqa: SLF001
 
 
-def close_unstarted(work: Coroutine[Any, Any, Any]) -> None:
+def close_unstarted(work: Work[Any]) -> None:
     """Close a coroutine that was never started, so that Python does not warn that it was never awaited."""
     if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
         work.close()

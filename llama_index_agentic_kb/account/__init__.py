@@ -33,6 +33,7 @@ from llama_index_instrumentation.event_handlers import NullEventHandler
 
 from llama_index_agentic_kb._aio import deadline_after, earliest, outside_loop
 from llama_index_agentic_kb._text import error_message
+from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.account.logs import activity_logger, logger, redacted_leaves
 from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.errors import AgenticKBError
@@ -166,7 +167,7 @@ def current_budget() -> Budget:
 class ActivityStartEvent(BaseEvent):
     """A stage has begun; ``activity`` is its open activity record in JSON form."""
 
-    activity: dict[str, Any]
+    activity: JsonObject
 
     @classmethod
     def class_name(cls) -> str:
@@ -177,7 +178,7 @@ class ActivityStartEvent(BaseEvent):
 class ActivityEndEvent(BaseEvent):
     """A stage has ended; ``activity`` is its closed activity record in JSON form."""
 
-    activity: dict[str, Any]
+    activity: JsonObject
 
     @classmethod
     def class_name(cls) -> str:
@@ -298,7 +299,7 @@ class ActivityLog:
             logger.warning("an activity observer failed", exc_info=True)
 
 
-def _set(record: ActivityRecord, fields: dict[str, Any]) -> None:
+def _set(record: ActivityRecord, fields: JsonObject) -> None:
     """Set fields of a record, without pydantic's ``__setattr__``: 50 calls of it are a tenth of a plain retrieval."""
     assert fields.keys() <= type(record).model_fields.keys()
     vars(record).update(fields)
@@ -321,7 +322,7 @@ class EventHandler(BaseCallbackHandler):
         super().__init__(event_starts_to_ignore=[], event_ends_to_ignore=[])
 
     def on_event_start(
-        self, event_type: CBEventType, payload: dict[str, Any] | None = None, event_id: str = "", *_: Any, **__: Any
+        self, event_type: CBEventType, payload: JsonObject | None = None, event_id: str = "", *_: Any, **__: Any
     ) -> str:
         """Ignore the start of an event."""
         del event_type, payload
@@ -356,7 +357,7 @@ class ActivityCallbackHandler(EventHandler):
         self._log = activity_logger if log else None
         self._limit = limit
 
-    def on_event_end(self, event_type: CBEventType, payload: dict[str, Any] | None = None, *_: Any, **__: Any) -> None:
+    def on_event_end(self, event_type: CBEventType, payload: JsonObject | None = None, *_: Any, **__: Any) -> None:
         """Store, log and report the record of an ended stage."""
         del event_type
         record = (payload or {}).get(ACTIVITY_KEY)
@@ -450,7 +451,7 @@ class GuardedCallbackManager(CallbackManager):
         self._source, self._own = None, [_GuardedHandler.of(handler) for handler in handlers]
 
     def on_event_start(
-        self, event_type: CBEventType, payload: dict[str, Any] | None = None, *args: Any, **kwargs: Any
+        self, event_type: CBEventType, payload: JsonObject | None = None, *args: Any, **kwargs: Any
     ) -> str:
         """Forward the start of an event without secrets; reset the trace map if it exceeds ``TRACE_LIMIT``."""
         if len(self._trace_map) > TRACE_LIMIT:
@@ -458,7 +459,7 @@ class GuardedCallbackManager(CallbackManager):
         return super().on_event_start(event_type, _without_secrets(payload), *args, **kwargs)
 
     def on_event_end(
-        self, event_type: CBEventType, payload: dict[str, Any] | None = None, *args: Any, **kwargs: Any
+        self, event_type: CBEventType, payload: JsonObject | None = None, *args: Any, **kwargs: Any
     ) -> None:
         """Forward the end of an event without secrets."""
         super().on_event_end(event_type, _without_secrets(payload), *args, **kwargs)
@@ -474,7 +475,7 @@ class GuardedCallbackManager(CallbackManager):
             self._source.remove_handler(handler)
 
 
-def _without_secrets(payload: dict[str, Any] | None) -> dict[str, Any] | None:
+def _without_secrets(payload: JsonObject | None) -> JsonObject | None:
     """Return an event's payload, with a redacted error: servers repeat keys and headers in error messages."""
     error = (payload or {}).get(EventPayload.EXCEPTION)
     if payload is None or not isinstance(error, BaseException):

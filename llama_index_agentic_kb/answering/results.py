@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import (
@@ -26,6 +26,7 @@ from llama_index.core.schema import (
 )
 
 from llama_index_agentic_kb._text import excerpt, one_line, without_surrogates
+from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.evidence.candidates import PROVENANCE_KEY, provenance
 from llama_index_agentic_kb.grounding.citations import MarkerCuts, MarkerFilter, Markers
 from llama_index_agentic_kb.grounding.claims import split_claims
@@ -121,7 +122,7 @@ class SuppliedResults(KnowledgeSource):
 
 def _node(node_id: str, result: AnswerReference) -> TextNode:
     fields = {"title": result.title, "url": result.uri}
-    own: dict[str, Any] = {}
+    own: JsonObject = {}
     if isinstance(result, ChunkReference):
         text, own = result.content, result.metadata
         fields["page_identifier"] = result.page_identifier
@@ -154,7 +155,7 @@ class _SameNodes(BaseRetriever):
 def supplied_retriever(results: Sequence[AnswerReference], like: AgenticRetriever) -> AgenticRetriever:
     """Return a retriever over supplied results only, unranked, with the model, options and callbacks of another."""
     names = ("llm", "max_runtime_in_seconds", "principal", "observer", "callback_manager")
-    shared: dict[str, Any] = {name: getattr(like, name) for name in names}
+    shared: JsonObject = {name: getattr(like, name) for name in names}
     return AgenticRetriever(
         [SuppliedResults(results)],
         effort=ReasoningEffort.MINIMAL,
@@ -199,7 +200,7 @@ def _reference(node: NodeWithScore, shown: Reference, source: KnowledgeSource) -
     if supplied is not None:
         scored = relevance is not None and isinstance(supplied, ChunkReference)
         return supplied.model_copy(update={"relevance_score": relevance}) if scored else supplied
-    named: dict[str, Any] = {"document": shown.doc_key, "uri": shown.url or "", "title": shown.title}
+    named: JsonObject = {"document": shown.doc_key, "uri": shown.url or "", "title": shown.title}
     # The kind must not depend on whether the content is shown.
     record = _record(data or source.source_data(node))
     if record is not None:
@@ -207,7 +208,7 @@ def _reference(node: NodeWithScore, shown: Reference, source: KnowledgeSource) -
     content, metadata = ("", {}) if data is None else (data.content, _small_fields(data.metadata))
     pages = [] if data is None else [data.metadata.get(key) for key in PAGE_KEYS]
     page = next((str(value) for value in pages if isinstance(value, (str, int)) and str(value)), "")
-    body: dict[str, Any] = {"content": content, "page_identifier": page, "relevance_score": relevance}
+    body: JsonObject = {"content": content, "page_identifier": page, "relevance_score": relevance}
     if isinstance(inner, Document) or shown.doc_key == inner.node_id:
         return DocumentReference(**named, chunks=[] if data is None else [ChunkContent(**body)], metadata=metadata)
     return ChunkReference(**named, **body, chunk=inner.node_id, metadata=metadata)
@@ -217,7 +218,7 @@ def _unit_relevance(shown: Reference) -> float | None:
     return None if shown.reranker_score is None else min(1.0, max(0.0, shown.reranker_score / CALIBRATED))
 
 
-def _record(data: SourceData) -> Mapping[str, Any] | None:
+def _record(data: SourceData) -> JsonMapping | None:
     """Return the structured data of a node, or None if the node is plain text."""
     for key in RECORD_KEYS:
         record = data.metadata.get(key)
@@ -242,9 +243,9 @@ def _is_flat(value: object, level: int = 0) -> bool:
     return level < MAX_LEVELS and all(_is_flat(part, level + 1) for part in parts)
 
 
-def _small_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _small_fields(fields: JsonMapping) -> JsonObject:
     """Return the fields without those that exceed the size limits, in their order."""
-    kept: dict[str, Any] = {}
+    kept: JsonObject = {}
     left = MAX_METADATA
     for key, value in fields.items():
         size = len(key) + len(json.dumps(value, ensure_ascii=False, default=str))

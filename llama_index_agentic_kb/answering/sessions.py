@@ -15,6 +15,7 @@ from llama_index.core.llms import LLM
 from llama_index.core.memory import BaseMemory
 
 from llama_index_agentic_kb._aio import bridged
+from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from llama_index_agentic_kb.grounding.citations import strip_markers
 from llama_index_agentic_kb.guard.permissions import ConversationOwner, current_principal
@@ -66,7 +67,7 @@ def session_owner(principal: Principal | None) -> str:
     return f"groups:{tenant}/{groups}"
 
 
-def parsed_states(stored: Mapping[str, Any]) -> dict[str, Model]:
+def parsed_states(stored: JsonMapping) -> dict[str, Model]:
     """Return the stored state of a conversation, by field of requests; a part that can't be read is left out."""
     states: dict[str, Model] = {"scope_state": ScopeState()}
     for name in STATES.keys() & stored.keys():
@@ -269,12 +270,12 @@ class SessionMemory(BaseMemory):
     set = bridged(aset)  # type: ignore[arg-type, pydantic-field]
     reset = bridged(areset)  # type: ignore[arg-type, pydantic-field]
 
-    async def aget_states(self) -> dict[str, Any]:
+    async def aget_states(self) -> JsonObject:
         """Return the state of the session's conversation, by part; empty if there is none."""
         self._speaker.check(current_principal())
         return await self._store.aget_states(self.owner, self._session_id)
 
-    async def aset_states(self, states: Mapping[str, Any]) -> None:
+    async def aset_states(self, states: JsonMapping) -> None:
         """Store the state of the session's conversation; see ``SessionStore.aset_states``."""
         self._speaker.check(current_principal())
         await self._store.aset_states(self.owner, self._session_id, states)

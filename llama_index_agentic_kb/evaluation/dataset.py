@@ -18,18 +18,19 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from llama_index.core.base.llms.types import LLMMetadata
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.schema import TextNode
 
 from llama_index_agentic_kb._text import normalize
+from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.errors import InvalidRequestError, LLMError
 from llama_index_agentic_kb.prompts import as_data
 from llama_index_agentic_kb.replay import PASSAGE, ReplyingLLM
 
-Row: TypeAlias = dict[str, Any]
+Row: TypeAlias = JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +231,7 @@ def recorded_plans(path: str | Path) -> dict[str, list[PlannedStep]]:
     return plans
 
 
-def _step(step: Mapping[str, Any], answer: object) -> PlannedStep:
+def _step(step: JsonMapping, answer: object) -> PlannedStep:
     text, values = str(step.get("text", "")), answer if isinstance(answer, list) else [answer]
     parents = step.get("depends_on") or _REFERENCE.findall(text)
     answers = tuple(str(value) for value in values if value not in (None, ""))
@@ -269,7 +270,7 @@ class PlannedLLM(ReplyingLLM):
         steps = self._steps_for(prompt)
         match prompt.rstrip().rpartition("\n")[2]:
             case "Plan:":
-                planned: list[dict[str, Any]] = []
+                planned: list[JsonObject] = []
                 for step in steps:
                     query, parents = _REFERENCE.sub(r"#q\1", step.text), [f"q{one}" for one in step.depends_on]
                     planned.append({"id": f"q{step.id}", "query": query, "sources": [], "depends_on": parents})

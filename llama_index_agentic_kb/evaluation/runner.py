@@ -18,7 +18,7 @@ from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from llama_index.core.llms import LLM
@@ -27,6 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llama_index_agentic_kb._text import one_line, printable
+from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.evaluation.dataset import (
     Dataset,
@@ -67,7 +68,7 @@ RECORDED: Final = "recorded:"
 
 Relevant: TypeAlias = Mapping[str, float]
 Estimate: TypeAlias = dict[str, float]
-Summary: TypeAlias = dict[str, Any]
+Summary: TypeAlias = JsonObject
 """Of one system's run: ``system``, ``kinds`` (by kind: ``questions``, ``metrics``, paired ``differences`` from the
 baseline), ``cost``, ``milliseconds``, ``plan_value`` (shares of relevant documents gained and lost beside ``PLAIN``),
 ``failed``, ``warned``."""
@@ -117,7 +118,7 @@ class EvaluationRun:
     systems: dict[str, list[QueryResult]] = field(default_factory=dict)
     relevant: dict[str, Relevant] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: JsonObject = field(default_factory=dict)
 
     @property
     def kinds(self) -> list[str]:
@@ -172,7 +173,7 @@ class EvaluationRun:
             "warned": sum(bool(result.warnings) for result in results),
         }
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the run as JSON data."""
         data = asdict(self)
         return data | {"systems": [{"system": name, "results": found} for name, found in data["systems"].items()]}

@@ -29,6 +29,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, Te
 
 from llama_index_agentic_kb._aio import arun
 from llama_index_agentic_kb._text import error_message
+from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.account import with_handlers
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.evaluation.dataset import Dataset, EvaluationQuery
@@ -68,7 +69,7 @@ class QueryResult:
     documents: list[str]  # ids, best first, without duplicates
     cost: Cost = field(default_factory=Cost)
     plan: list[str] = field(default_factory=list)  # the queries that were searched
-    activity: list[dict[str, Any]] = field(default_factory=list)  # records as JSON data; empty for the baselines
+    activity: list[JsonObject] = field(default_factory=list)  # records as JSON data; empty for the baselines
     warnings: list[str] = field(default_factory=list)  # of this library's systems: a failed plan, a failed search
     error: str | None = None
     query_id: str = ""
@@ -92,7 +93,7 @@ class Meter(BaseCallbackHandler):
     def __init__(self) -> None:
         super().__init__([], [])
         self._question: ContextVar[Cost | None] = ContextVar("question", default=None)
-        self._open: dict[str, tuple[Cost, Mapping[str, Any]]] = {}
+        self._open: dict[str, tuple[Cost, JsonMapping]] = {}
         self._lock = threading.Lock()
 
     @contextmanager
@@ -112,7 +113,7 @@ class Meter(BaseCallbackHandler):
         """Ignore traces."""
 
     def on_event_start(
-        self, event_type: CBEventType, payload: dict[str, Any] | None = None, event_id: str = "", *_: Any, **__: Any
+        self, event_type: CBEventType, payload: JsonObject | None = None, event_id: str = "", *_: Any, **__: Any
     ) -> str:
         """Record the question of an event, because a stream may end in another context."""
         cost = self._question.get()
@@ -123,7 +124,7 @@ class Meter(BaseCallbackHandler):
         return event_id
 
     def on_event_end(
-        self, event_type: CBEventType, payload: dict[str, Any] | None = None, event_id: str = "", **_: object
+        self, event_type: CBEventType, payload: JsonObject | None = None, event_id: str = "", **_: object
     ) -> None:
         """Count an event for its question."""
         ended = payload or {}
@@ -140,7 +141,7 @@ class Meter(BaseCallbackHandler):
                 cost.embedded_texts += len(ended.get(EventPayload.CHUNKS) or ())
 
 
-def _count_tokens(cost: Cost, asked: Mapping[str, Any], ended: Mapping[str, Any]) -> None:
+def _count_tokens(cost: Cost, asked: JsonMapping, ended: JsonMapping) -> None:
     """Add the tokens of a language model's call to a cost; a failed call adds none."""
     response = ended.get(EventPayload.RESPONSE) or ended.get(EventPayload.COMPLETION)
     if response is None:

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias
 from llama_index.core.schema import BaseNode, ImageNode, IndexNode, NodeRelationship, NodeWithScore, TextNode
 
 from llama_index_agentic_kb._aio import outside_loop
+from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.schema import Reference, SubQuery, SubQueryOrigin
 from llama_index_agentic_kb.search.fusion import Fused, Ranked, interleave, merge_by_score, relative_score_fusion
@@ -43,7 +44,7 @@ CHUNK_INDEX: Final = "chunk_index"  # metadata key of a chunk's position in its 
 MAX_METADATA_VALUE: Final = 100  # maximum number of characters of one metadata value in a prompt
 
 
-def provenance(node: NodeWithScore) -> dict[str, Any] | None:
+def provenance(node: NodeWithScore) -> JsonObject | None:
     """Return the provenance of a node; None if it has none, as no search found it."""
     mark = node.node.metadata.get(PROVENANCE_KEY)
     return mark if isinstance(mark, dict) else None
@@ -127,10 +128,10 @@ class Candidate:
     node: NodeWithScore  # the node as its source returned it
     search: SourceSearch  # the search that found it first
     score: float | None = None  # the highest comparable score from a source; None if there is none
-    searches: list[dict[str, Any]] = field(default_factory=list)
+    searches: list[JsonObject] = field(default_factory=list)
     """All searches that found the node, with its rank and score."""
     best_for: list[str] = field(default_factory=list)  # ids of the sub-queries for which this node is the best evidence
-    proof: list[dict[str, Any]] = field(default_factory=list)
+    proof: list[JsonObject] = field(default_factory=list)
     """The findings that the node supports: step, finding, and rank in the chain."""
     reranked: float | None = None
     """The reranked score: the calibrated score of 0 to 4, else the reranker's own; None if not reranked."""
@@ -518,7 +519,7 @@ def _overlap(one: str, two: str, gap: int | None) -> int:
 
 def _joined_provenance(
     best: NodeWithScore, nodes: Sequence[NodeWithScore], spans: Sequence[tuple[int, int]]
-) -> dict[str, Any]:
+) -> JsonObject:
     marks = [provenance(node) or {} for node in nodes]
     made = dict(provenance(best) or {})
     made["searches"] = [search for mark in marks for search in mark.get("searches", [])]

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
 from operator import attrgetter
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb._aio import Call, WorkerPool, gather, outside_loop
 from llama_index_agentic_kb._text import error_message, normalize, one_line
+from llama_index_agentic_kb._types import JsonMapping
 from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
 from llama_index_agentic_kb.evidence.candidates import (
@@ -496,7 +497,7 @@ def passing(selected: Mapping[str, SelectedSource], found_by: Mapping[str, str])
     A source without a filter accepts every node.
     """
     declared = {name: kept for name, chosen in selected.items() if (kept := chosen.source.permissions) is not None}
-    checks: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    checks: dict[str, Callable[[JsonMapping], bool]] = {
         name: (lambda _: True) if chosen.filters is None else matcher(chosen.filters)
         for name, chosen in selected.items()
         if chosen.denied is None

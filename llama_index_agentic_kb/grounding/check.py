@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from pydantic import Field
 
 from llama_index_agentic_kb._aio import arun, deadline_after, run
+from llama_index_agentic_kb._types import Work
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.grounding.claims import Claim, split_claims
 from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
@@ -103,7 +103,7 @@ async def acheck_grounding(
 
 def grounding_ledger(
     query: GroundingQuery, scorer: ScorerLike = None, *, deadline: float | None = None
-) -> Coroutine[Any, Any, GroundingLedger]:
+) -> Work[GroundingLedger]:
     """Check an answer against facts for ``wire.google``; a support's ``reference_id`` is the fact's index."""
     sources = [
         GroundingSource(fact.text, attributes=fact.attributes, reference_id=str(number), node_id=str(number))

@@ -16,12 +16,13 @@ from __future__ import annotations
 import operator
 import re
 from bisect import bisect_right
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
+from llama_index_agentic_kb._types import Work
 from llama_index_agentic_kb.grounding.citations import CITATION, cited_ids
 from llama_index_agentic_kb.grounding.features import EMOJI, MAX_CLAIM, Premise, is_negated, words
 from llama_index_agentic_kb.schema.grounding import CITATION_THRESHOLD, ConflictKind, Span, Verdict
@@ -377,7 +378,7 @@ class ClaimScorer(Protocol):
 
     def score(
         self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
-    ) -> Coroutine[Any, Any, list[ClaimScore]]:
+    ) -> Work[list[ClaimScore]]:
         """Return one score for each claim, in order; ``deadline`` is a value of ``time.monotonic()``.
 
         Raises:

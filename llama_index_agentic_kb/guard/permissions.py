@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
@@ -21,6 +21,7 @@ from itertools import filterfalse
 from threading import Lock
 from typing import Any, Final, TypeVar
 
+from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.errors import ConfigurationError, DeniedError
 from llama_index_agentic_kb.schema.filters import Condition, FilterNode, all_of, any_of
 from llama_index_agentic_kb.schema.request import Principal
@@ -117,14 +118,14 @@ class Permissions:
 
     def stamp(
         self,
-        metadata: Mapping[str, Any],
+        metadata: JsonMapping,
         *,
         tenant: str | None = None,
         owner: str | None = None,
         users: Iterable[str] = (),
         groups: Iterable[str] = (),
         public: bool = False,
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Return a copy of a document's metadata with permission fields, for storing it.
 
         Existing values of the declared keys are removed: a document can't grant access to itself.
@@ -165,7 +166,7 @@ class Permissions:
                 return [plain(one) for one in related]
             return related.model_copy(update={"metadata": self.without(related.metadata)})
 
-        change: dict[str, Any] = {"metadata": self.without(node.metadata), "relationships": {}}
+        change: JsonObject = {"metadata": self.without(node.metadata), "relationships": {}}
         for name in _EXCLUDED:
             change[name] = [*filterfalse(self.declares, getattr(node, name))]
         for kind, related in node.relationships.items():
@@ -176,7 +177,7 @@ class Permissions:
                 return copy
         return node
 
-    def without(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    def without(self, metadata: JsonMapping) -> JsonObject:
         """Return a copy of metadata without the permission fields."""
         return {key: value for key, value in metadata.items() if not self.declares(key)}
 

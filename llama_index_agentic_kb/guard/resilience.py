@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 from llama_index_agentic_kb._aio import (
     Call,
@@ -36,6 +36,7 @@ from llama_index_agentic_kb._aio import (
     reset_after_fork,
     settle,
 )
+from llama_index_agentic_kb._types import Work
 from llama_index_agentic_kb.account import current_budget
 from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.errors import (
@@ -557,7 +558,7 @@ class ResilientCalls:
         seconds = sorted(self._seconds.copy())
         return seconds[len(seconds) // 2] if seconds else None
 
-    def call(self, call: Call[T], progress: CallProgress | None = None) -> Coroutine[Any, Any, T]:
+    def call(self, call: Call[T], progress: CallProgress | None = None) -> Work[T]:
         """Return a coroutine that makes a call with retries, circuit breaker and bulkhead.
 
         The call's deadline includes all waits and attempts.

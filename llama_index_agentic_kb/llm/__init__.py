@@ -11,7 +11,7 @@ import copy
 import json
 import re
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -29,6 +29,7 @@ from pydantic import BaseModel
 
 from llama_index_agentic_kb._aio import END, Call, emit
 from llama_index_agentic_kb._text import error_message, one_line, redacted_excerpt
+from llama_index_agentic_kb._types import JsonObject, Work
 from llama_index_agentic_kb.account import ActivityLog, EventHandler, with_handlers
 from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.errors import AgenticKBError, LLMError
@@ -134,7 +135,7 @@ class Reply:
     text: str
     usage: Usage = field(default_factory=Usage)
     finish_reason: str | None = None
-    tool_arguments: dict[str, Any] | None = None
+    tool_arguments: JsonObject | None = None
     thoughts: int = 0  # number of reasoning characters that were removed from the text
     refusal: str = ""
 
@@ -397,9 +398,7 @@ class LanguageModel(NotPickled):
             self._ready = (key, once(with_handlers(self.llm, self._manager()), self.llm))
         return self._ready[1]
 
-    def chat(
-        self, messages: Sequence[ChatMessage], *, deadline: float | None, **kwargs: Any
-    ) -> Coroutine[Any, Any, Reply]:
+    def chat(self, messages: Sequence[ChatMessage], *, deadline: float | None, **kwargs: Any) -> Work[Reply]:
         """Return a coroutine that requests a complete reply, without streaming; for its errors see ``read``."""
 
         async def attempt(until: float | None) -> Reply:
@@ -412,7 +411,7 @@ class LanguageModel(NotPickled):
 
     def call_tool(
         self, messages: Sequence[ChatMessage], tool: Any, *, deadline: float | None, **kwargs: Any
-    ) -> Coroutine[Any, Any, Reply]:
+    ) -> Work[Reply]:
         """Return a coroutine that asks a model to call one tool; see the reply's ``tool_arguments``."""
         arguments = {"tools": [tool], "chat_history": list(messages), "tool_required": True, **kwargs}
 
@@ -441,7 +440,7 @@ class LanguageModel(NotPickled):
         deadline: float | None,
         through: Callable[[str], str] = str,
         **kwargs: Any,
-    ) -> Coroutine[Any, Any, Reply]:
+    ) -> Work[Reply]:
         """Return a coroutine that emits each piece of a streamed reply, changed by ``through``; see ``read``."""
 
         async def pass_on(delta: str, _: str) -> None:
@@ -454,12 +453,12 @@ class LanguageModel(NotPickled):
     def read(
         self,
         messages: Sequence[ChatMessage],
-        each: Callable[[str, str], Coroutine[Any, Any, None]],
+        each: Callable[[str, str], Work[None]],
         *,
         deadline: float | None,
         max_chars: int = MAX_REPLY,
         **kwargs: Any,
-    ) -> Coroutine[Any, Any, Reply]:
+    ) -> Work[Reply]:
         """Return a coroutine that requests a streamed reply; it awaits ``each`` with each piece and the text so far.
 
         After ``max_chars`` characters, reading stops.
@@ -514,8 +513,8 @@ class LanguageModel(NotPickled):
         return reply
 
     def _arguments(
-        self, method: str, messages: Sequence[ChatMessage], kwargs: dict[str, Any]
-    ) -> tuple[Any, str, Any, dict[str, Any]]:
+        self, method: str, messages: Sequence[ChatMessage], kwargs: JsonObject
+    ) -> tuple[Any, str, Any, JsonObject]:
         """Return model, method, prompt and arguments; a completion model gets a prompt instead of messages."""
         llm: Any = self.ready()
         known = metadata_of(llm)
@@ -599,7 +598,7 @@ class _Meter(EventHandler):
     def on_event_start(
         self,
         event_type: CBEventType,
-        payload: dict[str, Any] | None = None,  # noqa: ARG002
+        payload: JsonObject | None = None,  # noqa: ARG002
         event_id: str = "",
         parent_id: str = "",
         **_: Any,
@@ -610,7 +609,7 @@ class _Meter(EventHandler):
         return event_id
 
     def on_event_end(
-        self, event_type: CBEventType, payload: dict[str, Any] | None = None, event_id: str = "", **_: Any
+        self, event_type: CBEventType, payload: JsonObject | None = None, event_id: str = "", **_: Any
     ) -> None:
         """Count a call that ended with a reply."""
         ended = payload or {}

@@ -32,6 +32,7 @@ from llama_index.core.utils import get_tokenizer
 
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import know_secrets
+from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.guard.resilience import Bulkhead, Permit
 
@@ -127,7 +128,7 @@ def model_name(llm: LLM) -> str | None:
     return name if isinstance(name, str) else getattr(metadata_of(llm), "model_name", None)
 
 
-def structured_output(llm: LLM, name: str, schema: dict[str, Any]) -> dict[str, Any] | None:
+def structured_output(llm: LLM, name: str, schema: JsonObject) -> JsonObject | None:
     """Return the arguments that make an OpenAI model reply in a JSON schema; None if the model does not support it."""
     utils = sys.modules.get("llama_index.llms.openai.utils")
     if utils is None or not is_openai(llm) or not utils.is_json_schema_supported(llm.model):  # type: ignore[attr-defined]
@@ -217,7 +218,7 @@ class ModelCalls:
         raise failure from error
 
     def _works(
-        self, held: _HeldSocket, model: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, held: _HeldSocket, model: Any, method: str, args: tuple[Any, ...], kwargs: JsonObject
     ) -> tuple[Callable[[], Any], Callable[[], Awaitable[Any]] | None]:
         """Return functions that call a method synchronously and natively async; the latter is None if unsupported."""
         speaks, async_method = self._speaks_openai, f"a{method}"

@@ -17,6 +17,7 @@ from llama_index.llms.openai.utils import DEFAULT_OPENAI_API_BASE
 from pydantic import SerializationInfo, SerializerFunctionWrapHandler, model_serializer
 
 from llama_index_agentic_kb._text import redacted
+from llama_index_agentic_kb._types import JsonObject
 
 NO_KEY = "no-key"
 """API key sent to servers other than OpenAI's if none is set, because the client requires a key."""
@@ -69,7 +70,7 @@ class OpenAICompatible(OpenAI):
         except (KeyError, OSError):
             return _GlobalTokenizer()
 
-    def _get_credential_kwargs(self, is_async: bool = False) -> dict[str, Any]:
+    def _get_credential_kwargs(self, is_async: bool = False) -> JsonObject:
         kwargs = super()._get_credential_kwargs(is_async)
         if not kwargs["api_key"] and self.api_base != DEFAULT_OPENAI_API_BASE:
             kwargs["api_key"] = NO_KEY
@@ -82,17 +83,17 @@ class OpenAICompatible(OpenAI):
                 yield name, redacted(value) if isinstance(value, str) else value
 
     @model_serializer(mode="wrap")
-    def custom_model_dump(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+    def custom_model_dump(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> JsonObject:
         """Return the serialized fields without keys, headers and credentials, also inside other serialized objects."""
         return _public(super().custom_model_dump(handler, info))
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> JsonObject:
         """Return the state to pickle, without keys, headers and credentials."""
         state = super().__getstate__()
         return {**state, "__dict__": _public(state["__dict__"])}
 
 
-def _public(fields: dict[str, Any]) -> dict[str, Any]:
+def _public(fields: JsonObject) -> JsonObject:
     shown = {name: value for name, value in fields.items() if name not in SECRET_FIELDS}
     return {name: redacted(value) if name == "api_base" and value else value for name, value in shown.items()}
 

@@ -14,13 +14,14 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb._aio import Call, call_deadline, deadline_after, earliest
 from llama_index_agentic_kb._text import error_message
+from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.evidence.candidates import provenance
 from llama_index_agentic_kb.schema import ScopedDocument, ScopeReason, ScopeState, SubQueryOrigin, Topic, TurnScope
@@ -212,9 +213,7 @@ def _document(node: NodeWithScore) -> str:
     return node.node.ref_doc_id or node.node.node_id
 
 
-def _outside(
-    searches: Sequence[SourceSearch], made: Contraction, limit: int
-) -> tuple[dict[str, Any], frozenset[NodeKey]]:
+def _outside(searches: Sequence[SourceSearch], made: Contraction, limit: int) -> tuple[JsonObject, frozenset[NodeKey]]:
     """Return the fields to report, and the passages outside a scope; none if too few would remain."""
     if made.reason is not None:
         return {"reason": made.reason}, frozenset()

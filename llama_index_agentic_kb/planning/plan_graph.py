@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from llama_index_agentic_kb._text import normalize, one_line, without_surrogates
+from llama_index_agentic_kb._types import JsonMapping
 from llama_index_agentic_kb.errors import PlanningError
 from llama_index_agentic_kb.llm import read_json, strip_code_fence
 from llama_index_agentic_kb.planning.effort import MAX_SOURCES, EffortLimits
@@ -309,7 +310,7 @@ LAST_KEY: Final = re.compile(r'"finds"\s{0,3}:\s{0,3}"')
 _DECODER: Final = json.JSONDecoder()
 
 
-def read_proposals(reply: str | Mapping[str, Any], prefix: str = "q") -> list[Proposal]:
+def read_proposals(reply: str | JsonMapping, prefix: str = "q") -> list[Proposal]:
     """Return the proposals of a reply in any form (without an id they get ``prefix`` and their number), or raise."""
     if isinstance(reply, str):
         text = reply[:MAX_REPLY]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
 from operator import attrgetter
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 from llama_index.core.callbacks.schema import CBEventType
@@ -27,6 +27,7 @@ from llama_index.core.prompts import BasePromptTemplate
 from llama_index_agentic_kb import prompts
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import error_message, normalize, one_line
+from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.account import ActivityLog, describe_error
 from llama_index_agentic_kb.errors import AgenticKBError, LLMError, PlanningError
 from llama_index_agentic_kb.guard.spotlighting import Spotlighting
@@ -110,7 +111,7 @@ class ModelCall:
 
     usage: Usage = field(default_factory=Usage, kw_only=True)
     error: Exception | None = field(default=None, kw_only=True)
-    fields: dict[str, Any] = field(default_factory=dict, kw_only=True)
+    fields: JsonObject = field(default_factory=dict, kw_only=True)
     """Further fields of the call's record in the activity log."""
 
     def fail(self, error: Exception) -> None:

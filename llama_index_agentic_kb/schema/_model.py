@@ -13,6 +13,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticSerializationError
 
 from llama_index_agentic_kb._text import one_line, without_surrogates
+from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.errors import InvalidRequestError
 
 MAX_DEPTH: Final = 200  # maximum nesting of objects and lists; close to pydantic's own limit for JSON text
@@ -37,7 +38,7 @@ class Shown:
         page.write_text(_html.page_html(self._shown()), encoding="utf-8")
         return page
 
-    def _shown(self) -> Mapping[str, Any]:
+    def _shown(self) -> JsonMapping:
         """Return the JSON form of the ``RetrievalResponse`` to show. Subclasses must implement this."""
         raise NotImplementedError
 
@@ -54,7 +55,7 @@ class Model(BaseModel):
         defer_build=True,  # build validators at first use, to keep imports fast
     )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the JSON form: camelCase keys, no None values; values without a JSON type become text."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True, fallback=str)
 

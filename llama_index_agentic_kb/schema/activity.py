@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AliasChoices, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.schema.conversation import TurnScope
 from llama_index_agentic_kb.schema.filters import FilterNode
@@ -158,8 +159,8 @@ class SearchArguments(Model):
     """The effective filter: mandatory AND caller AND planner. OData text if it was loaded without its tree."""
 
     @model_serializer(mode="wrap")
-    def _filter_as_text(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        data: dict[str, Any] = serialize(self)
+    def _filter_as_text(self, serialize: SerializerFunctionWrapHandler) -> JsonObject:
+        data: JsonObject = serialize(self)
         if self.filter is not None and not isinstance(self.filter, str):
             data["filterTree"] = data["filter"]
             data["filter"] = to_odata(self.filter)
@@ -195,8 +196,8 @@ class SourceActivity(ActivityRecord):
     arguments: SearchArguments | None = None
 
     @model_serializer(mode="wrap")
-    def _named_arguments(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        data: dict[str, Any] = serialize(self)
+    def _named_arguments(self, serialize: SerializerFunctionWrapHandler) -> JsonObject:
+        data: JsonObject = serialize(self)
         if "arguments" in data:
             data[f"{self.type}Arguments"] = data.pop("arguments")
         return data

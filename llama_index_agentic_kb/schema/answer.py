@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from pydantic import AwareDatetime, Field, model_validator
 
+from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.schema._model import Model, Shown
 from llama_index_agentic_kb.schema.activity import QueryClass, QueryClassification
 from llama_index_agentic_kb.schema.filters import FilterNode
@@ -467,7 +468,7 @@ class AnswerResponse(Shown, WholePiece):
         """Return the answer's text."""
         return self.answer.text
 
-    def _shown(self) -> dict[str, Any]:
+    def _shown(self) -> JsonObject:
         account = RetrievalResponse() if self.account is None else self.account
         missing = [part.to_dict() for part in self.missing]
         return {

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from pydantic import (
     AliasChoices,
@@ -26,6 +26,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import SkipJsonSchema
 
 from llama_index_agentic_kb._text import without_surrogates
+from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.schema.conversation import DialogueState, ScopeState
@@ -218,8 +219,8 @@ class SourceParams(_Sent):
         return tuple(sorted(self.model_extra or ()))
 
     @model_serializer(mode="wrap")
-    def _as_given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        data: dict[str, Any] = serialize(self)
+    def _as_given(self, serialize: SerializerFunctionWrapHandler) -> JsonObject:
+        data: JsonObject = serialize(self)
         for name in type(self).model_fields.keys() - self.model_fields_set:
             data.pop(name, None)
             data.pop(to_camel(name), None)

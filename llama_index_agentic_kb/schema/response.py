@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
+from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.schema._model import Model, Shown
 from llama_index_agentic_kb.schema.activity import AnyActivity, Outcome, QueryPlan
 from llama_index_agentic_kb.schema.conversation import DialogueState, ScopeState
@@ -74,8 +75,8 @@ class Reference(Model):
     source_data: SourceData | None = None
 
     @model_serializer(mode="wrap")
-    def _with_own_field(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        data: dict[str, Any] = serialize(self)
+    def _with_own_field(self, serialize: SerializerFunctionWrapHandler) -> JsonObject:
+        data: JsonObject = serialize(self)
         name, field = _OWN_FIELDS.get(self.type, ("", ""))
         return {**data, name: data[field]} if data.get(field) is not None else data
 
@@ -139,5 +140,5 @@ class RetrievalResponse(Shown, Model):
         """Return the text of the response."""
         return self.text
 
-    def _shown(self) -> dict[str, Any]:
+    def _shown(self) -> JsonObject:
         return self.to_dict()

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
+from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.errors import DeniedError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator
 from llama_index_agentic_kb.schema.filters import (
@@ -497,7 +498,7 @@ class Qdrant(Dialect[Any]):
         return rest.Filter(should=[*equal, empty] if operator is FilterOperator.IS_EMPTY else equal)
 
 
-Where: TypeAlias = dict[str, Any]
+Where: TypeAlias = JsonObject
 """A filter of Chroma: ``{key: {operator: value}}``, ``{"$and": [...]}`` or ``{"$or": [...]}``."""
 _CHROMA: Final = {FilterOperator.GE: "$gte", FilterOperator.LE: "$lte"}
 
@@ -539,7 +540,7 @@ class Chroma(Dialect[Where]):
 
 # -- Elasticsearch and OpenSearch -------------------------------------------------------------------------------------
 
-_NOTHING: Final[dict[str, Any]] = {"match_none": {}}
+_NOTHING: Final[JsonObject] = {"match_none": {}}
 _ELASTIC_RANGES: Final = {">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
 _ELASTIC_ROUNDED: Final = ("float", "half_float", "scaled_float")
 _ELASTIC_KINDS: Final = {"boolean": "boolean"} | dict.fromkeys(
@@ -561,7 +562,7 @@ class ElasticField(NamedTuple):
     counts: bool = True
 
 
-def elastic_fields(properties: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, ElasticField]]:
+def elastic_fields(properties: JsonMapping, prefix: str = "") -> Iterator[tuple[str, ElasticField]]:
     """Yield the fields of a mapping of metadata; a key with a dot is an object to these stores."""
     for name, mapped in properties.items():
         path, kind = f"metadata.{prefix}{name}", mapped.get("type", "object")
@@ -576,7 +577,7 @@ def elastic_fields(properties: Mapping[str, Any], prefix: str = "") -> Iterator[
             yield prefix + name, ElasticField(_ELASTIC_KINDS.get(kind, kind), path, path, counts=counts)
 
 
-class Elasticsearch(Dialect[dict[str, Any]]):
+class Elasticsearch(Dialect[JsonObject]):
     """JSON of the query language, by the fields of an index's mapping: another key is absent everywhere.
 
     Lists are compared item by item. What a mapping can't compare exactly is refused when the filter is written.
@@ -589,13 +590,13 @@ class Elasticsearch(Dialect[dict[str, Any]]):
     def __init__(self, fields: Mapping[str, ElasticField]) -> None:
         self._fields = fields
 
-    def _group(self, logic: FilterLogic, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    def _group(self, logic: FilterLogic, parts: list[JsonObject]) -> JsonObject:
         if logic is FilterLogic.AND:
             return {"bool": {"filter": parts}}
         # Most of a principal's groups are keys of no document, and the number of conditions is limited (1,024).
         return _should([part for part in parts if part != _NOTHING])
 
-    def _condition(self, condition: Condition) -> dict[str, Any]:
+    def _condition(self, condition: Condition) -> JsonObject:
         operator, field = condition.operator, self._fields.get(condition.key)
         if field is None:
             return {"match_all": {}} if operator is FilterOperator.IS_EMPTY else _NOTHING
@@ -615,11 +616,11 @@ class OpenSearch(Elasticsearch):  # noqa: D101 (the same language)
     name = "OpenSearch"
 
 
-def _should(parts: list[dict[str, Any]]) -> dict[str, Any]:
+def _should(parts: list[JsonObject]) -> JsonObject:
     return {"bool": {"should": parts, "minimum_should_match": 1}} if parts else _NOTHING
 
 
-def _terms(field: ElasticField, values: Sequence[Scalar]) -> dict[str, Any]:
+def _terms(field: ElasticField, values: Sequence[Scalar]) -> JsonObject:
     same = [value for value in values if value_kind(value) == field.kind]
     return {"terms": {field.path: same}} if same else _NOTHING
 

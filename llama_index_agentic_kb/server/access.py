@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Final, Protocol
 from urllib.parse import urlsplit
 
 import httpx
@@ -25,6 +25,7 @@ from pydantic import Field, PrivateAttr, field_validator
 from starlette.requests import Request
 
 from llama_index_agentic_kb._aio import Call
+from llama_index_agentic_kb._types import JsonMapping
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.schema import Principal
 from llama_index_agentic_kb.schema._model import Model
@@ -118,7 +119,7 @@ class JwksVerifier(Model):
         except (jwt.PyJWTError, ConfigurationError, ValueError, TypeError) as error:
             raise UnauthorizedError(f"the bearer token is not valid: {type(error).__name__}") from error
 
-    def _holder(self, claims: Mapping[str, Any]) -> Caller:
+    def _holder(self, claims: JsonMapping) -> Caller:
         tenant, groups = claims.get(self.tenant_claim), claims.get(self.groups_claim) or ()
         user = next((claims[name] for name in self.user_claims if claims.get(name)), None)
         roles = claims.get("roles") or ()

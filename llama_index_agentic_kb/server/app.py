@@ -12,7 +12,7 @@ from functools import cache, partial
 from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias
+from typing import Annotated, Final, NamedTuple, TypeAlias
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -27,6 +27,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.types import ASGIApp
 
 from llama_index_agentic_kb._text import know_secrets, printable
+from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, InvalidRequestError, NotFoundError
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.schema import RetrievalRequest, RetrievalResponse
@@ -142,7 +143,7 @@ def _add_own_routes(app: FastAPI, context: ServerContext) -> None:
         return {"status": "ok"}
 
     @app.get("/readyz", tags=["operation"], responses={503: {"description": "The database can't be read."}})
-    async def readiness() -> dict[str, Any]:
+    async def readiness() -> JsonObject:
         """Return 200 if the database can be read."""
         await context.service.catalog.snapshot()
         return {"status": "ready"}
@@ -198,7 +199,7 @@ class _Error(BaseModel):
     code: str
     message: str
     target: str = ""
-    details: list[dict[str, Any]] = []
+    details: list[JsonObject] = []
     innererror: dict[str, str] = {}
 
 
@@ -234,7 +235,7 @@ _OPERATIONS: Final = {
 }
 
 
-def _described(app: FastAPI) -> dict[str, Any]:
+def _described(app: FastAPI) -> JsonObject:
     """Return the OpenAPI description of an application."""
     schema = get_openapi(title=app.title, version=app.version, description=_NOTE, routes=app.routes)
     sent = [(one, "validation") for one in (RetrievalRequest, KnowledgeBaseDefinition, SourceDefinition)]
@@ -255,7 +256,7 @@ def _described(app: FastAPI) -> dict[str, Any]:
     return schema
 
 
-def _complete(operation: dict[str, Any], known: _Operation) -> None:
+def _complete(operation: JsonObject, known: _Operation) -> None:
     """Add parameters, body, responses and security to the description of an operation."""
     text, versions = {"type": "string"}, {"type": "string", "enum": [*VERSIONS]}
     operation.setdefault("parameters", []).append({"name": "api-version", "in": "query", "schema": versions})
@@ -275,7 +276,7 @@ def _complete(operation: dict[str, Any], known: _Operation) -> None:
     }
 
 
-def _json_of(model: type[BaseModel]) -> dict[str, Any]:
+def _json_of(model: type[BaseModel]) -> JsonObject:
     return {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
 
 
@@ -399,7 +400,7 @@ class Configuration(Model):
             for name in names:
                 if name in found:
                     raise ConfigurationError(f"stores: two have a source of the name {name!r}")
-                own: dict[str, Any] = {"index": store.index(name), "hybrid": store.lexical(name), "permissions": None}
+                own: JsonObject = {"index": store.index(name), "hybrid": store.lexical(name), "permissions": None}
                 if name in declared:
                     own["permissions"] = Permissions(**declared[name])
                     store.check_permissions(name, own["permissions"])

@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import error_message
+from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.answering.sessions import parsed_states, session_owner, states_of
 from llama_index_agentic_kb.errors import AgenticKBError, InvalidRequestError, NotFoundError
 from llama_index_agentic_kb.knowledge_base import KnowledgeBase
@@ -192,7 +193,7 @@ def retrieval_routes(context: ServerContext) -> APIRouter:
             raise NotAcceptableError(f"{_EVENTS}: api-version {STREAMING_SINCE} and later stream; this is {version}")
         served = await context.service.base(name)
         sent = decode_retrieve(await read_body(request, context.limits.body_bytes), api_version=version)
-        update: dict[str, Any] = {"principal": principal}
+        update: JsonObject = {"principal": principal}
         named, state, headers = request.headers.get(SESSION), None, dict[str, str]()
         if named is not None:
             state = await KeptState.opened(context.service.sessions, principal, named)
@@ -267,7 +268,7 @@ def link_passages(response: RetrievalResponse, address: str, base: str) -> None:
         reference.citation_url = f"{address}#{named}"
 
 
-async def find_passage(base: KnowledgeBase, source: str, node_id: str, principal: Principal | None) -> dict[str, Any]:
+async def find_passage(base: KnowledgeBase, source: str, node_id: str, principal: Principal | None) -> JsonObject:
     """Return a passage as data; raise ``NotFoundError`` if there is none, or none that the principal may see."""
     found = base.sources.get(source)
     if found is not None and node_id.isprintable():
@@ -355,7 +356,7 @@ def _add(router: APIRouter, service: KnowledgeService, kind: Kind) -> None:
     ) -> Response:
         """Return a page of definitions in order of name: those after ``after`` whose names begin with ``search``."""
         found = [one for one in await service.shown(kind) if one["name"] > after and one["name"].startswith(search)]
-        page: dict[str, Any] = {"value": found[:size]}
+        page: JsonObject = {"value": found[:size]}
         if len(found) > size:
             page["@odata.nextLink"] = str(request.url.include_query_params(after=found[size - 1]["name"]))
         return JSONResponse(page)

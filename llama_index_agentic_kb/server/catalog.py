@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, Final, Literal, TypeAlias, TypeVar
 
 import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
@@ -27,6 +27,7 @@ from pydantic.alias_generators import to_camel, to_snake
 from sqlalchemy import Connection, delete, insert, select, update
 
 from llama_index_agentic_kb._aio import Call, WorkerPool
+from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.errors import ConfigurationError, NotFoundError
 from llama_index_agentic_kb.schema import OutputMode, ResultsProcessing
 from llama_index_agentic_kb.schema._model import Model
@@ -80,7 +81,7 @@ class ModelParameters(_Definition):
     deployment_id: str | None = None
     model_name: str | None = None
     resource_uri: str | None = None
-    auth_identity: dict[str, Any] | None = None
+    auth_identity: JsonObject | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -157,10 +158,10 @@ class SearchIndexParameters(_Definition):
 
     search_index_name: str = Field(min_length=1, max_length=MAX_DOCUMENTS)
     base_filter: str | None = None
-    source_data_fields: list[dict[str, Any]] | None = None
-    search_fields: list[dict[str, Any]] | None = None
+    source_data_fields: list[JsonObject] | None = None
+    search_fields: list[JsonObject] | None = None
     semantic_configuration_name: str | None = None
-    query_hints: dict[str, Any] | None = None
+    query_hints: JsonObject | None = None
 
 
 _SECRETS: Final = ("key", "secret", "password", "token", "signature")  # how names of fields end that hold secrets
@@ -291,7 +292,7 @@ class Stored:
     definition: Definition
     etag: str
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the JSON form that clients get."""
         warnings = self.definition.warnings()
         shown = {"@odata.etag": self.etag, **self.definition.to_dict()}
@@ -498,7 +499,7 @@ _WORDS: Final = {"knowledgeBase": "knowledge base", "knowledgeSource": "knowledg
 # -- the database that a configuration file names, and its keys: whoever manages them need not load all of the server --
 
 
-def read_file(path: Path) -> Mapping[str, Any]:
+def read_file(path: Path) -> JsonMapping:
     """Return the data of a configuration file; raise ``ConfigurationError`` if it is no YAML mapping."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))

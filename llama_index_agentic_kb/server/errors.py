@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from llama_index_agentic_kb._text import printable, redacted
+from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, RetrievalError, SynthesisError
 
 
@@ -93,12 +94,12 @@ def status_of(error: BaseException) -> int:
     return next((status for kind, status in _OTHER_STATUSES if isinstance(error, kind)), 500)
 
 
-def error_body(error: BaseException, request_id: str) -> dict[str, Any]:
+def error_body(error: BaseException, request_id: str) -> JsonObject:
     """Return Azure's error object with the remedy; the log has the message of an unexpected error, by request id."""
     if not isinstance(error, AgenticKBError):
         message = f"The server failed; its log names the reason under the request id {request_id}."
         return {"error": {"code": "internalError", "message": message}}
-    shown: dict[str, Any] = {
+    shown: JsonObject = {
         "code": error.code,
         "message": printable(redacted(str(error))),
         "innererror": {"remedy": error.remedy, "docs": error.docs},

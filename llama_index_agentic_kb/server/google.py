@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from llama_index_agentic_kb._aio import arun, deadline_after
+from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.answering.sessions import session_owner
 from llama_index_agentic_kb.errors import AgenticKBError, NotFoundError
 from llama_index_agentic_kb.grounding.check import grounding_ledger
@@ -80,7 +81,7 @@ class _Call:
         """Return the knowledge base that a name's parent stands for, or raise ``NotFoundError``."""
         return await self.context.service.base(parent.id)
 
-    async def respond(self, work: Callable[[], Awaitable[dict[str, Any]]]) -> Response:
+    async def respond(self, work: Callable[[], Awaitable[JsonObject]]) -> Response:
         """Do the work of a question at its place in the queue, unless the client disconnects; return its JSON."""
 
         async def answered() -> Response:
@@ -136,7 +137,7 @@ async def _query(call: _Call) -> tuple[KnowledgeBase, AnswerQuery, Parent]:
 async def _answer(call: _Call) -> Response:
     base, query, parent = await _query(call)
 
-    async def answered() -> dict[str, Any]:
+    async def answered() -> JsonObject:
         made = await base.aanswer(query)
         return encode_answer_response(made.answer, parent=parent, session=made.session, enum_as_int=call.as_int)
 
@@ -177,7 +178,7 @@ async def _get_answer(call: _Call) -> Response:
 async def _check(call: _Call) -> Response:
     query = decode_check_grounding(await call.body(), grounding_config=call.name)
 
-    async def checked() -> dict[str, Any]:
+    async def checked() -> JsonObject:
         ledger = await arun(grounding_ledger(query, deadline=deadline_after(_SECONDS)))
         return encode_check_grounding(query, ledger)
 
@@ -187,7 +188,7 @@ async def _check(call: _Call) -> Response:
 async def _rank(call: _Call) -> Response:
     query = decode_rank(await call.body(), ranking_config=call.name)
 
-    async def ranked() -> dict[str, Any]:
+    async def ranked() -> JsonObject:
         return encode_rank(query, await arank(query.query, query.records, timeout=_SECONDS))
 
     return await call.respond(ranked)

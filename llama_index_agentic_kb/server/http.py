@@ -8,11 +8,11 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 from urllib.parse import quote
 
 from llama_index_instrumentation.dispatcher import instrument_tags
@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from llama_index_agentic_kb._types import JsonObject, Work
 from llama_index_agentic_kb.account.logs import logger as package_logger
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema import RetrievalResponse
@@ -234,7 +235,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+async def unless_gone(receive: Receive, work: Work[T]) -> T | None:
     """Return the result of work; None if the client disconnected meanwhile, which cancels the work."""
 
     async def disconnected() -> None:
@@ -294,7 +295,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line of JSON."""
-        fields: dict[str, Any] = {
+        fields: JsonObject = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname.lower(),
             "logger": record.name,

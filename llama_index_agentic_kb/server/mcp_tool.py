@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from importlib.metadata import version
@@ -24,6 +24,7 @@ from mcp_types import (
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from llama_index_agentic_kb._types import JsonMapping
 from llama_index_agentic_kb.errors import AgenticKBError, InvalidRequestError
 from llama_index_agentic_kb.knowledge_base import KnowledgeBase
 from llama_index_agentic_kb.schema import Principal, RetrievalRequest, RetrievalResponse
@@ -33,7 +34,7 @@ from llama_index_agentic_kb.server.service import ServedBase
 
 TOOL: Final = "knowledge_base_retrieve"
 _TARGET: Final = "agentic_kb.mcp_target"
-_INPUT: Final[Mapping[str, Any]] = {
+_INPUT: Final[JsonMapping] = {
     "type": "object",
     "properties": {
         "query": {"type": "string", "minLength": 1, "description": "The question, complete in itself."},

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from llama_index.core.llms import LLM
 
 from llama_index_agentic_kb._aio import Call
+from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from llama_index_agentic_kb.knowledge_base import KnowledgeBase
@@ -191,7 +192,7 @@ class KnowledgeService:
 
     # -- definitions -----------------------------------------------------------------------------------------------
 
-    async def shown(self, kind: Kind) -> list[dict[str, Any]]:
+    async def shown(self, kind: Kind) -> list[JsonObject]:
         """Return all definitions of a kind, by name, in the form that clients get."""
         found = {name: stored.to_dict() for name, stored in (await self.catalog.snapshot()).definitions[kind].items()}
         for name, served in self._registered.items() if kind == "knowledgeBase" else ():
@@ -206,7 +207,7 @@ class KnowledgeService:
             }
         return [found[name] for name in sorted(found)]
 
-    async def find(self, kind: Kind, name: str) -> dict[str, Any]:
+    async def find(self, kind: Kind, name: str) -> JsonObject:
         """Return a definition in the form that clients get; raise ``NotFoundError`` if there is none of this name."""
         if kind == "knowledgeBase" and name in self._registered:
             return next(one for one in await self.shown(kind) if one["name"] == name)

@@ -23,6 +23,7 @@ from pydantic_core import to_jsonable_python
 
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import without_surrogates
+from llama_index_agentic_kb._types import JsonMapping
 from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.errors import ConfigurationError, DeniedError, InvalidRequestError, RetrievalError
 from llama_index_agentic_kb.guard.permissions import Permissions, current_principal
@@ -45,7 +46,7 @@ from llama_index_agentic_kb.sources.lexical import lexical_for
 from llama_index_agentic_kb.sources.search import PreparedSource, bounded, search_source
 
 RetrieverFactory: TypeAlias = Callable[[MetadataFilters | None], BaseRetriever]
-MetadataReader: TypeAlias = Callable[[], Iterable[tuple[str, Mapping[str, Any]]]]
+MetadataReader: TypeAlias = Callable[[], Iterable[tuple[str, JsonMapping]]]
 """Returns the document ID and the metadata of each chunk of a source, grouped by document."""
 
 DEFAULT_RESILIENCE: Final = Resilience()
@@ -177,7 +178,7 @@ class KnowledgeSource(NotPickled):
         index: BaseIndex[Any] | None = None,
         retriever: BaseRetriever | None = None,
         retriever_factory: RetrieverFactory | None = None,
-        retriever_kwargs: Mapping[str, Any] | None = None,
+        retriever_kwargs: JsonMapping | None = None,
         filters: FilterLike = None,
         permissions: Permissions | None = None,
         trust: int | None = None,

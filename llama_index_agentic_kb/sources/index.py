@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -29,6 +29,7 @@ from llama_index.core.vector_stores.types import (
 )
 
 from llama_index_agentic_kb._aio import call_deadline
+from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.errors import DeniedError
 from llama_index_agentic_kb.schema import FilterNode, matcher
 from llama_index_agentic_kb.search.filters import lower
@@ -45,7 +46,7 @@ _KINDS: Final = {
 
 
 def index_retriever(
-    index: BaseIndex[Any], filters: FilterNode | None, top_k: int | None, further: Mapping[str, Any]
+    index: BaseIndex[Any], filters: FilterNode | None, top_k: int | None, further: JsonMapping
 ) -> BaseRetriever:
     """Return an index's retriever for one effective filter, with a better filtered search if its store offers one.
 
@@ -59,7 +60,7 @@ def index_retriever(
     if further.get("doc_ids") is not None and kind.ignores_doc_ids:
         raise DeniedError(f"{kind.name} ignores doc_ids, and would search everything: narrow it by filters=")
     make = getattr(index, "as_plain_retriever", index.as_retriever)
-    kwargs: dict[str, Any] = dict(further)
+    kwargs: JsonObject = dict(further)
     if top_k is not None:
         kwargs["similarity_top_k"] = top_k
     if filters is not None:

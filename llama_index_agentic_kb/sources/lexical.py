@@ -20,7 +20,6 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,6 +29,7 @@ from llama_index.core.schema import BaseNode, IndexNode, NodeWithScore
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
 
+from llama_index_agentic_kb._types import JsonMapping
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.schema import FilterNode
 from llama_index_agentic_kb.search.filters import lower
@@ -46,7 +46,7 @@ so that listing takes at most about a twentieth of the time."""
 
 
 def lexical_for(
-    name: str, index: BaseIndex[Any] | None, *, hybrid: bool | LexicalSearch | None, retriever_kwargs: Mapping[str, Any]
+    name: str, index: BaseIndex[Any] | None, *, hybrid: bool | LexicalSearch | None, retriever_kwargs: JsonMapping
 ) -> LexicalSearch | None:
     """Return the lexical search of a source; None for none.
 

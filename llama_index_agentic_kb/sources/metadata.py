@@ -27,6 +27,7 @@ from llama_index.core.vector_stores.types import BasePydanticVectorStore
 
 from llama_index_agentic_kb._aio import Call, WorkerPool, arun, bridged, deadline_after
 from llama_index_agentic_kb._text import error_message
+from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, InvalidRequestError, RetrievalError
 from llama_index_agentic_kb.guard.permissions import RESERVED
 from llama_index_agentic_kb.schema import FilterGroup, FilterLogic, FilterNode, Principal, all_of, matcher, value_key
@@ -38,7 +39,7 @@ from llama_index_agentic_kb.sources.stores import kind_of
 
 T = TypeVar("T")
 
-Metadata: TypeAlias = Mapping[str, Any]
+Metadata: TypeAlias = JsonMapping
 Per: TypeAlias = Literal["document", "chunk"]
 """The unit to count."""
 OrderBy: TypeAlias = Sequence[str | tuple[str, str]]
@@ -161,7 +162,7 @@ class SourceDocument:
 
     document_id: str
     chunks: int
-    metadata: dict[str, Any]
+    metadata: JsonObject
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from llama_index.core.schema import BaseNode, IndexNode, MetadataMode, NodeWithS
 
 from llama_index_agentic_kb._aio import Call, start, wait
 from llama_index_agentic_kb._text import error_message, one_line, without_surrogates
+from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.account import with_handlers
 from llama_index_agentic_kb.errors import DeadlineExceededError, RetrievalError
 from llama_index_agentic_kb.guard.resilience import CallProgress, ResilientCalls
@@ -301,7 +302,7 @@ def _usable(item: Any) -> tuple[NodeWithScore, str | None]:
         raise TypeError(f"its content is no text but {type(text).__name__}")
     flaw = f"a node of {len(text):,} characters was cut to {MAX_CHARACTERS:,}" if len(text) > MAX_CHARACTERS else None
     whole, whole_id, metadata = without_surrogates(text[:MAX_CHARACTERS]), without_surrogates(node_id), node.metadata
-    own, update = node.__dict__, dict[str, Any]()
+    own, update = node.__dict__, JsonObject()
     for name, kind in _KINDS.items():
         if not isinstance(own.get(name), kind) and (wanted := type(node).model_fields.get(name)) is not None:
             update[name] = wanted.get_default(call_default_factory=True)
@@ -319,7 +320,7 @@ def _usable(item: Any) -> tuple[NodeWithScore, str | None]:
     return NodeWithScore(node=node, score=score if is_finite else _finite(score)), flaw
 
 
-def _clean_metadata(metadata: Any) -> dict[str, Any]:
+def _clean_metadata(metadata: Any) -> JsonObject:
     """Return metadata with text keys and clean values; the same object if nothing needs repair."""
     if metadata is None:
         return {}
@@ -467,9 +468,7 @@ class _Follower:
         self._left = MAX_FOLLOWED
         self._seen = {id(source.retriever.__dict__)}  # of what was followed; a view has the state of its retriever
 
-    async def resolve(
-        self, nodes: Sequence[NodeWithScore], objects: Mapping[str, Any], depth: int
-    ) -> list[NodeWithScore]:
+    async def resolve(self, nodes: Sequence[NodeWithScore], objects: JsonMapping, depth: int) -> list[NodeWithScore]:
         """Return nodes with index nodes resolved, through ``objects`` or a live object of the index node."""
         resolved: list[NodeWithScore] = []
         for node in nodes:

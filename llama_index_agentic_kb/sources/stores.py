@@ -16,7 +16,7 @@ import json
 import re
 import weakref
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from itertools import islice
 from typing import Any, ClassVar, Final, TypeAlias
@@ -27,6 +27,7 @@ from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode, VectorStoreQueryResult
 from llama_index.core.vector_stores.utils import metadata_dict_to_node
 
+from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.errors import DeniedError
 from llama_index_agentic_kb.schema import Condition, FilterNode, FilterOperator, all_of, matcher
 from llama_index_agentic_kb.schema.filters import INEQUALITIES, ORDERS, conditions, flat
@@ -46,7 +47,7 @@ from llama_index_agentic_kb.search.dialects import (
 )
 from llama_index_agentic_kb.search.filters import Lowering, lower
 
-Json: TypeAlias = dict[str, Any]
+Json: TypeAlias = JsonObject
 
 CHROMA_PAGE: Final = 2_000
 """Rows of one request to Chroma, which takes 32,766 values at most."""
@@ -186,7 +187,7 @@ class _Chroma(StoreKind):
         return {row for row, own in zip(rows["ids"], rows["metadatas"], strict=True) if passes(own or {})}
 
 
-def chroma_rows(collection: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def chroma_rows(collection: Any) -> Iterator[tuple[str, JsonMapping]]:
     """Yield the IDs and metadata of a Chroma collection's rows, read page by page."""
     for start in range(0, collection.count(), CHROMA_PAGE):
         rows = collection.get(limit=CHROMA_PAGE, offset=start, include=["metadatas"])

@@ -37,6 +37,7 @@ from pydantic_core import SchemaError, to_jsonable_python
 from llama_index_agentic_kb._aio import Call, call_deadline, deadline_after, run
 from llama_index_agentic_kb._aio.threads import start_in_background
 from llama_index_agentic_kb._text import normalize, one_line, redacted_excerpt
+from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, DeniedError, RetrievalError
@@ -161,7 +162,7 @@ class ToolSource(KnowledgeSource):
         name: str | None = None,
         description: str | None = None,
         *,
-        schema: Mapping[str, Any] | None = None,
+        schema: JsonMapping | None = None,
         examples: Sequence[str] = (),
         writes: Writes | None = None,
         resilience: Resilience = DEFAULT_RESILIENCE,
@@ -210,9 +211,9 @@ class ToolSource(KnowledgeSource):
         return None
 
 
-def _schema_of(function: Callable[..., Any]) -> dict[str, Any]:
+def _schema_of(function: Callable[..., Any]) -> JsonObject:
     """Return the JSON schema of a function's arguments; LlamaIndex's own resolves no annotations that are text."""
-    hints, fields = get_type_hints(function, include_extras=True), dict[str, Any]()
+    hints, fields = get_type_hints(function, include_extras=True), JsonObject()
     for name, parameter in signature(function).parameters.items():
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             fields[name] = (hints.get(name, str), ... if parameter.default is parameter.empty else parameter.default)
@@ -240,7 +241,7 @@ class _ToolRetriever(BaseRetriever):
         return result_nodes(await self._tool.acall(**arguments), self._name, arguments)
 
 
-def result_nodes(output: ToolOutput, name: str, arguments: Mapping[str, Any]) -> list[NodeWithScore]:
+def result_nodes(output: ToolOutput, name: str, arguments: JsonMapping) -> list[NodeWithScore]:
     """Return a tool's result as nodes: the nodes of a retriever tool, else one node with the time of the call."""
     raw = output.raw_output
     text = _text_of(raw) or output.content or ""
@@ -283,7 +284,7 @@ class MCPClient(Protocol):
     async def list_tools(self) -> Any:
         """Return the server's tools."""
 
-    async def call_tool(self, tool_name: str, arguments: dict[str, Any], /) -> Any:
+    async def call_tool(self, tool_name: str, arguments: JsonObject, /) -> Any:
         """Call a tool."""
 
 
@@ -387,7 +388,7 @@ class Parameter:
     """A parameter of a tool."""
 
     name: str
-    schema: Mapping[str, Any]  # its JSON schema, without the variant null
+    schema: JsonMapping  # its JSON schema, without the variant null
     required: bool  # whether the tool can't be called without it
     label: str  # what it is, for the user: its description, or else its name
 
@@ -451,7 +452,7 @@ class Parameter:
         return list(distinct.values())
 
 
-def parameters_of(schema: Mapping[str, Any]) -> dict[str, Parameter]:
+def parameters_of(schema: JsonMapping) -> dict[str, Parameter]:
     """Return the parameters of a tool's JSON schema by name, in its order; raise if it can't be used."""
     made: dict[str, Parameter] = {}
     try:
@@ -473,7 +474,7 @@ def _check_size(schema: str) -> None:
         raise ValueError(f"at most {MAX_SCHEMA:,} characters of JSON, nested {MAX_DEPTH} deep, are read")
 
 
-def _resolved(schema: Mapping[str, Any], shared: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resolved(schema: JsonMapping, shared: JsonMapping) -> JsonMapping:
     """Return a schema without a local reference at its top, and without the variant null."""
     variants = [one for one in schema.get("anyOf") or schema.get("oneOf") or () if one.get("type") != "null"]
     if len(variants) == 1:
@@ -486,7 +487,7 @@ def _resolved(schema: Mapping[str, Any], shared: Mapping[str, Any]) -> Mapping[s
     return schema
 
 
-def _validator(schema: Mapping[str, Any]) -> Any:
+def _validator(schema: JsonMapping) -> Any:
     import jsonschema  # noqa: PLC0415 (0.1 s; only tools need it)
     from referencing import Registry  # noqa: PLC0415
 

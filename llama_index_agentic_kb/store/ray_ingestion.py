@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
 from llama_index_agentic_kb._text import error_message, know_secrets, redacted
+from llama_index_agentic_kb._types import JsonMapping
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, IngestionError
 from llama_index_agentic_kb.store.embedding_model import check_sizes
 from llama_index_agentic_kb.store.files import SUFFIXES, Access, FoundFile, Grants, Selection, SourceFiles
@@ -250,7 +251,7 @@ def _listed(
     return groups, folders
 
 
-def _left_out(relative: str, info: Mapping[str, Any]) -> str:
+def _left_out(relative: str, info: JsonMapping) -> str:
     if info.get("islink"):
         return _SYMLINK
     if info.get("type", "file") != "file":

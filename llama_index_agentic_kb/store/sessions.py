@@ -32,6 +32,7 @@ from sqlalchemy import ColumnElement, Connection, Row
 
 from llama_index_agentic_kb import _text
 from llama_index_agentic_kb._aio import Call, WorkerPool, arun, bridged
+from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from llama_index_agentic_kb.schema.answer import (
     NEW_SESSION,
@@ -307,24 +308,18 @@ class SessionStore:
 
         return await self._do("reading a conversation", work, deadline, write=False)
 
-    async def aget_states(self, owner: str, session_id: str, *, deadline: float | None = None) -> dict[str, Any]:
+    async def aget_states(self, owner: str, session_id: str, *, deadline: float | None = None) -> JsonObject:
         """Return the state of a session's conversation, as stored by ``aset_states``; empty if none was stored."""
         key = _key(owner, session_id)
 
-        def work(connection: Connection) -> dict[str, Any]:
+        def work(connection: Connection) -> JsonObject:
             stored = connection.execute(sa.select(states.c.data).where(*_of(states, key))).scalar()
             return {} if stored is None else json.loads(stored)
 
         return await self._do("reading a conversation's state", work, deadline, write=False)
 
     async def aset_states(
-        self,
-        owner: str,
-        session_id: str,
-        data: Mapping[str, Any],
-        *,
-        may_make: bool = False,
-        deadline: float | None = None,
+        self, owner: str, session_id: str, data: JsonMapping, *, may_make: bool = False, deadline: float | None = None
     ) -> None:
         """Store the state of a session's conversation as JSON, in place of the earlier one.
 

@@ -25,6 +25,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from llama_index_agentic_kb import _text
 from llama_index_agentic_kb._aio.threads import reset_after_fork
+from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, DeadlineExceededError, SessionStoreError
 
 T = TypeVar("T")
@@ -119,7 +120,7 @@ class SqlDatabase:
         self._schema = revisions.schema if revisions else ""
         self._url = _database_url(url, revisions.what if revisions else "documents")
         self._is_sqlite = self._url.get_backend_name() == "sqlite"
-        self._pool: dict[str, Any] = {"poolclass": sa.NullPool} if revisions else {"max_overflow": -1}
+        self._pool: JsonObject = {"poolclass": sa.NullPool} if revisions else {"max_overflow": -1}
         if self._is_sqlite:
             file = Path(str(self._url.database)).absolute()
             with suppress(OSError):
@@ -200,7 +201,7 @@ class SqlDatabase:
     def transaction(self, *, write: bool, seconds: float) -> Iterator[Connection]:
         """Run the ``with`` block as one transaction, without retries; statements are aborted after so many seconds."""
         milliseconds = int(max(seconds, 0.0) * 1000) + 1
-        options: dict[str, Any] = {"write": write, "busy": milliseconds}
+        options: JsonObject = {"write": write, "busy": milliseconds}
         if not self._is_sqlite:
             options = {} if write else {"isolation_level": "REPEATABLE READ"}
         with self._engine.connect().execution_options(**options) as connection, connection.begin():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, TypeAlias
 
@@ -31,6 +31,7 @@ from llama_index_instrumentation import get_dispatcher
 from pydantic import BaseModel
 
 from llama_index_agentic_kb._aio import Call, aiterate, arun, emit, iterate, run
+from llama_index_agentic_kb._types import JsonObject, Work
 from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
@@ -222,8 +223,8 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         return response
 
     def _begun(
-        self, query: QueryType, nodes: list[NodeWithScore], more: Sequence[NodeWithScore] | None, kwargs: dict[str, Any]
-    ) -> tuple[Coroutine[Any, Any, Response | PydanticResponse], list[NodeWithScore], dict[str, Any] | None]:
+        self, query: QueryType, nodes: list[NodeWithScore], more: Sequence[NodeWithScore] | None, kwargs: JsonObject
+    ) -> tuple[Work[Response | PydanticResponse], list[NodeWithScore], JsonObject | None]:
         """Return the coroutine that answers, and the response's source nodes with their metadata."""
         dispatcher.event(SynthesizeStartEvent(query=query))
         sources = [*nodes, *(more or [])] if nodes or not self.needs_nodes else []

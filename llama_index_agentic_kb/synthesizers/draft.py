@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from llama_index_agentic_kb._aio import Call, cancel, emit, start, wait
 from llama_index_agentic_kb._text import error_message, one_line
+from llama_index_agentic_kb._types import JsonObject, Work
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, LLMError, SynthesisError
 from llama_index_agentic_kb.grounding.citations import (
     AnswerFilter,
@@ -148,7 +149,7 @@ class Draft:
     passages: list[Passage]
     deadline: float | None = None
     max_output_tokens: int | None = None
-    variables: dict[str, Any] = field(default_factory=dict)  # further variables of the templates
+    variables: JsonObject = field(default_factory=dict)  # further variables of the templates
     instructions: str = ""
     streaming: bool = False
     output_cls: type[BaseModel] | None = None
@@ -158,7 +159,7 @@ class Draft:
     emitted: str = ""  # the text emitted so far, a prefix of the answer
     so_far: str = ""  # the answer after the last completed call, used as partial answer on a timeout
 
-    def messages(self, template: BasePromptTemplate, variables: dict[str, Any]) -> list[ChatMessage]:
+    def messages(self, template: BasePromptTemplate, variables: JsonObject) -> list[ChatMessage]:
         """Format a template and add the LLM's own system prompt and output format, as core's ``LLM.predict`` does."""
         llm = self.model.llm
         values = {"query_str": self.query, **self.variables, **variables}
@@ -337,9 +338,7 @@ def ids_of(*groups: Sequence[Passage]) -> set[int]:
     return {passage.ref_id for group in groups for passage in group}
 
 
-async def side_by_side(
-    calls: Sequence[Coroutine[Any, Any, T]], each: Callable[[int, T], Awaitable[None]] | None = None
-) -> list[T]:
+async def side_by_side(calls: Sequence[Work[T]], each: Callable[[int, T], Awaitable[None]] | None = None) -> list[T]:
     """Run calls concurrently and return their results, which ``each`` gets in order; a failure cancels the rest."""
     jobs = [start(call) for call in calls]
     results: list[T] = []
@@ -422,9 +421,9 @@ def in_words(messages: Sequence[ChatMessage], output_cls: type[BaseModel]) -> li
     return [*before, ChatMessage(role=MessageRole.USER, content=(last.content or "") + wish)]
 
 
-def strict_schema(output_cls: type[BaseModel]) -> dict[str, Any] | None:
+def strict_schema(output_cls: type[BaseModel]) -> JsonObject | None:
     """Return the JSON schema of a class for OpenAI's strict mode; None if it can't be expressed there."""
-    schema: dict[str, Any] = output_cls.model_json_schema()
+    schema: JsonObject = output_cls.model_json_schema()
     return _strict(schema) if _closed(schema) else None
 
 
@@ -477,7 +476,7 @@ def read_object(
     raise UnreadableReplyError(message, usage=reply.usage)
 
 
-def _objects(text: str) -> Iterator[dict[str, Any]]:
+def _objects(text: str) -> Iterator[JsonObject]:
     """Yield the JSON objects in a text, then the objects nested one level below them."""
     try:
         value = json.loads(strip_code_fence(text))

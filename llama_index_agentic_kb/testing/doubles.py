@@ -25,6 +25,7 @@ from llama_index.core.base.llms.types import ChatMessage, LLMMetadata
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.schema import BaseNode, IndexNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
 
+from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.replay import ReplyingLLM, ScriptedReply
 
 DIMENSIONS: Final = 256
@@ -315,6 +316,6 @@ def _id(text: str) -> str:
 
 def _copied(node: BaseNode) -> BaseNode:
     if isinstance(node, IndexNode):  # its obj may be a retriever or an index, which must not be copied
-        own: dict[str, Any] = {"metadata": copy.deepcopy(node.metadata), "relationships": dict(node.relationships)}
+        own: JsonObject = {"metadata": copy.deepcopy(node.metadata), "relationships": dict(node.relationships)}
         return node.model_copy(update=own)
     return node.model_copy(deep=True)

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
+from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.testing.doubles import DIMENSIONS, count_tokens, hash_vector, scripted
 
 if TYPE_CHECKING:
     import httpx
     from llama_index.llms.openai import OpenAI
 
-Json = dict[str, Any]
+Json = JsonObject
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _CHAT: Final = "/v1/chat/completions"
 
@@ -102,7 +103,7 @@ class Reply:
     """
 
     content: str | None = None
-    tool_calls: Sequence[tuple[str, Mapping[str, Any] | str]] = ()
+    tool_calls: Sequence[tuple[str, JsonMapping | str]] = ()
     finish_reason: str = "stop"  # becomes "tool_calls" if there are tool calls
     refusal: str | None = None
     latency: float = 0.0  # before the first byte
@@ -204,7 +205,7 @@ def embeddings(body: Json) -> Json:
     return {"object": "list", "data": data, "model": body.get("model", ""), "usage": usage}
 
 
-def _text_of(message: Mapping[str, Any]) -> str:
+def _text_of(message: JsonMapping) -> str:
     content = message.get("content")
     if isinstance(content, list):
         return "\n".join(str(part["text"]) for part in content if part.get("type") == "text")

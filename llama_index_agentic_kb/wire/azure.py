@@ -20,8 +20,9 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
+from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema.request import OutputMode, ReasoningEffort, RetrievalRequest
 from llama_index_agentic_kb.schema.response import RetrievalResponse
@@ -33,7 +34,7 @@ _INDEXES, _CONFIGURED, _PREVIEW, _STABLE, _NEWEST = VERSIONS
 RANKED: Final = 50
 """The number of documents that Azure's ranker takes; ``maxDocsForReranker`` is rounded up to a multiple of it."""
 
-_Fields = dict[str, Any]
+_Fields = JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class _Names:
     kinds: tuple[str, ...] | None = None  # kinds of sources; None if any is accepted
     source_list: str = "knowledgeSourceParams"  # field that holds the sources' parameters
     efforts: tuple[str, ...] = ()
-    fixed: Mapping[str, Any] = field(default_factory=dict)  # fields that a request can't set
+    fixed: JsonMapping = field(default_factory=dict)  # fields that a request can't set
 
 
 _SOURCE: Final = (
@@ -237,7 +238,7 @@ def encode_response(response: RetrievalResponse, *, api_version: str = "") -> _F
     return {**data, "references": references}
 
 
-def _record(data: Mapping[str, Any], *, old: bool) -> _Fields:
+def _record(data: JsonMapping, *, old: bool) -> _Fields:
     made, kind = _only(data, _RECORD), str(data["type"])
     query = _only(data.get(name := f"{kind}Arguments", {}), ("search", "filter"))
     if not old:
@@ -251,5 +252,5 @@ def _record(data: Mapping[str, Any], *, old: bool) -> _Fields:
     return made
 
 
-def _only(data: Mapping[str, Any], names: Sequence[str]) -> _Fields:
+def _only(data: JsonMapping, names: Sequence[str]) -> _Fields:
     return {name: data[name] for name in names if name in data}

@@ -15,13 +15,14 @@ from datetime import date
 from enum import Enum
 from typing import Any, Final, TypeAlias, TypeVar
 
+from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidAnswerError, InvalidRequestError
 from llama_index_agentic_kb.schema.grounding import MAX_FACT_CHARACTERS, MAX_FACTS, MAX_RECORDS
 from llama_index_agentic_kb.schema.request import MAX_DOCUMENTS
 
 Untyped: TypeAlias = Any
 """A protobuf message, its class or its descriptor; they are created at run time and have no static types."""
-Fields: TypeAlias = dict[str, Any]  # fields of a message by JSON name
+Fields: TypeAlias = JsonObject  # fields of a message by JSON name
 
 MAX_DEPTH: Final = 40
 """Maximum nesting of objects and lists in encoded JSON; deeper values become text. Protobuf's parsers stop at 100."""

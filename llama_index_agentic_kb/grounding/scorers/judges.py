@@ -23,6 +23,7 @@ from llama_index.core.llms import LLM
 from llama_index.core.prompts import ChatPromptTemplate
 
 from llama_index_agentic_kb._aio import Call, WorkerPool
+from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, LLMError, RetrievalError
 from llama_index_agentic_kb.grounding.claims import Claim, ClaimScore, Evidence, Rival, verdict_of
 from llama_index_agentic_kb.grounding.features import Premise, passage_sentences
@@ -84,7 +85,7 @@ class CrossEncoderScorer:
             known: Mapping[str, object] = inspect.signature(loaded.predict).parameters
         except (TypeError, ValueError):  # it is not written in Python
             known = {}
-        self._options: dict[str, Any] = {"show_progress_bar": False} if "show_progress_bar" in known else {}
+        self._options: JsonObject = {"show_progress_bar": False} if "show_progress_bar" in known else {}
         if "activation_fn" in known:  # for raw logits
             from torch import nn  # noqa: PLC0415 (a model that takes it brings torch)
 

@@ -21,10 +21,11 @@ from functools import cache, partial
 from itertools import islice, zip_longest
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import normalize, without_surrogates
+from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
 from llama_index_agentic_kb.grounding.claims import Claim, ClaimScore, Evidence, Rival, verdict_of
 from llama_index_agentic_kb.grounding.features import (
@@ -360,9 +361,9 @@ def softmax(row: Sequence[float]) -> list[float]:
 
 
 @cache
-def calibration() -> dict[str, Any]:
+def calibration() -> JsonObject:
     """Return the logistic models, the contradiction threshold and the digests that ``training/calibrate.py`` wrote."""
-    loaded: dict[str, Any] = json.loads((WEIGHTS / "calibration.json").read_text(encoding="utf-8"))
+    loaded: JsonObject = json.loads((WEIGHTS / "calibration.json").read_text(encoding="utf-8"))
     return loaded
 
 
