@@ -1,18 +1,16 @@
 """What searches found: candidates with provenance, ranked lists of them, and the arrangement of the selected ones.
 
 Nodes from sources are never changed: evidence consists of copies with their provenance in the metadata under
-``PROVENANCE_KEY``. That key is hidden from language models and embedding models. ``gathering`` does the ranking
-between the lists and the arrangement.
+``PROVENANCE_KEY``. That key is hidden from language models and embedding models.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain, count, pairwise
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from operator import attrgetter, itemgetter
-from typing import Any, Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from llama_index.core.schema import BaseNode, ImageNode, IndexNode, NodeRelationship, NodeWithScore, TextNode
 
@@ -37,7 +35,6 @@ PROVENANCE_KEY: Final = "agentic_kb"
     source_score      the source's score, if the node's ``score`` is a reranker's
     parts             chunks of a joined node: node_id, start, end (character positions in its text), score
 """
-
 
 CHUNK_INDEX: Final = "chunk_index"  # metadata key of a chunk's position in its document
 
@@ -170,13 +167,6 @@ class CandidateList:
     processed: bool = True  # whether the list may be reranked
     judged: bool = False  # whether the list is in a reranker's order
 
-    def without(self, outside: Collection[NodeKey]) -> CandidateList:
-        """Return the list without some candidates."""
-        at = [place for place, key in enumerate(self.ranked.keys) if key not in outside]
-        scores = self.ranked.scores
-        kept = None if scores is None else [scores[place] for place in at]
-        return replace(self, ranked=Ranked([self.ranked.keys[place] for place in at], self.ranked.weight, kept))
-
 
 def collect(searches: Sequence[SourceSearch]) -> dict[NodeKey, Candidate]:
     """Return all found nodes without duplicates (by id and text), each with all searches that found it.
@@ -220,10 +210,8 @@ def lists_by_sub_query(searches: Sequence[SourceSearch], fusion: Fusion) -> list
     """
     by_sub_query: dict[str, dict[Hashable, list[SourceSearch]]] = {}
     for search in searches:
-        corpus: Hashable = ("search", search.record.id)
-        for one in reversed(search.lists):
-            if one.scale is not None and _scores(one) is not None:
-                corpus = one.scale
+        scales = [one.scale for one in search.lists if one.scale is not None and _scores(one) is not None]
+        corpus = scales[0] if scales else ("search", search.record.id)
         by_sub_query.setdefault(search.sub_query.id, {}).setdefault(corpus, []).append(search)
     made = []
     for corpora in by_sub_query.values():
@@ -261,25 +249,22 @@ def _corpus_list(searches: Sequence[SourceSearch]) -> Ranked[NodeKey]:
 
 def _one_kind(group: Sequence[tuple[NodeList, float]]) -> Ranked[NodeKey]:
     """Merge result lists of one kind (e.g. lexical): by score if all have comparable scores, else by interleaving."""
-    scored, best = [], dict[NodeKey, float]()
     if len(group) == 1:
         return Ranked(group[0][0].keys, scores=_scores(group[0][0]))
-    for found, _ in group:
-        scores = _scores(found)
-        if found.scale is None or scores is None:
-            turns = interleave([Ranked(one.keys, of_source) for one, of_source in group])
-            return Ranked([fused.key for fused in turns])
-        scored.append([*zip(found.keys, scores, strict=True)])
-        for key, score in scored[-1]:
-            best[key] = max(score, best.get(key, score))
-    keys = merge_by_score(scored, [of_source for _, of_source in group])
+    scores = [_scores(found) for found, _ in group]
+    if any(found.scale is None or own is None for (found, _), own in zip(group, scores, strict=True)):
+        turns = interleave([Ranked(found.keys, weight) for found, weight in group])
+        return Ranked([fused.key for fused in turns])
+    scored = [list(zip(found.keys, own or (), strict=True)) for (found, _), own in zip(group, scores, strict=True)]
+    best = dict(sorted(chain.from_iterable(scored), key=itemgetter(1)))  # of a key's scores the highest stays
+    keys = merge_by_score(scored, [weight for _, weight in group])
     return Ranked(keys, scores=[best[key] for key in keys])
 
 
 def _scores(found: NodeList) -> list[float] | None:
     """Return the scores of a list; None if any node lacks a score."""
-    scores: list[Any] = list(map(attrgetter("score"), found.nodes))
-    return None if None in scores else scores
+    scores = [node.score for node in found.nodes if node.score is not None]
+    return scores if len(scores) == len(found.nodes) else None
 
 
 def _as_ranked(fused: Sequence[Fused[NodeKey]]) -> Ranked[NodeKey]:
@@ -301,8 +286,7 @@ _Part: TypeAlias = tuple[int, NodeWithScore]  # a node's rank (0 is best) and th
 _Document: TypeAlias = tuple[str, str]  # the source's name and the document's id
 
 
-@dataclass(slots=True)
-class Arrangement:
+class Arrangement(NamedTuple):
     """The selected evidence, and the number of ranked nodes in it: more than its own if neighbours were joined."""
 
     nodes: list[NodeWithScore]
@@ -311,11 +295,11 @@ class Arrangement:
 
 @dataclass(slots=True, eq=False)
 class _Piece:
-    """The chunks that become one reference, in document order; none if the piece was merged into another."""
+    """The chunks that become one reference, in document order."""
 
-    place: int
     document: _Document
     parts: list[_Part]
+    keys: set[Hashable]  # the ``_keys`` of its chunks
 
     @property
     def length(self) -> int:
@@ -330,88 +314,54 @@ def arrange(
     A node whose document already has ``max_per_document`` pieces is moved to the end, unless it is proof or a
     sub-query's best evidence.
     """
-    pieces = _Pieces()
-    waiting: list[tuple[_Document, _Part, list[Hashable]]] = []
+    pieces: list[_Piece] = []
+    waiting: list[_Piece] = []
     for part in enumerate(nodes):
-        keys = _keys(part[1].node) if joining else []
-        if pieces.join(part, keys):
-            continue
         node, mark = part[1].node, provenance(part[1]) or {}
         # a node without a source document counts as its own document
-        document = mark.get("source", ""), node.ref_doc_id or f"node {node.node_id}"
-        is_full = max_per_document is not None and pieces.per_document[document] >= max_per_document
+        piece = _Piece((mark.get("source", ""), node.ref_doc_id or f"node {node.node_id}"), [part], _keys(node))
+        if joining and _join(pieces, piece):
+            continue
+        taken = list(map(attrgetter("document"), pieces)).count(piece.document)
+        is_full = max_per_document is not None and taken >= max_per_document
         if is_full and not (mark.get("best_for") or mark.get("proof")):
-            waiting.append((document, part, keys))
-        elif len(pieces.kept) < limit:
-            pieces.add(document, part, keys)
+            waiting.append(piece)
+        elif len(pieces) < limit:
+            pieces.append(piece)
         else:
             break
-    for document, part, keys in waiting:
-        if len(pieces.kept) >= limit:
-            break
-        if not pieces.join(part, keys):
-            pieces.add(document, part, keys)
-    kept = list(map(attrgetter("parts"), pieces.kept))
+    for piece in waiting:
+        if len(pieces) < limit and not (joining and _join(pieces, piece)):
+            pieces.append(piece)
+    kept = list(map(attrgetter("parts"), pieces))
     return Arrangement(list(map(join, kept)), sum(map(len, kept)))
 
 
-@dataclass(slots=True)
-class _Pieces:
-    """The pieces that were made so far, found by what may be adjacent to them: comparing all would be quadratic."""
-
-    kept: list[_Piece] = field(default_factory=list)
-    per_document: Counter[_Document] = field(default_factory=Counter)
-    places: Iterator[int] = field(default_factory=count)
-    near: dict[Hashable, list[_Piece]] = field(default_factory=dict)
-
-    def add(self, document: _Document, part: _Part, keys: Sequence[Hashable]) -> None:
-        """Add a piece of one node, which has these ``_keys``."""
-        piece = _Piece(next(self.places), document, [part])
-        self.kept.append(piece)
-        self.per_document[document] += 1
-        for key in keys:
-            self.near.setdefault(key, []).append(piece)
-
-    def join(self, part: _Part, keys: Sequence[Hashable]) -> bool:
-        """Join a node to adjacent pieces if the length allows (merging two pieces); return whether it was joined."""
-        node, near = part[1].node, dict[int, _Piece]()
-        for key in keys:
-            for piece in self.near.get(key, ()):
-                near |= {piece.place: piece} if piece.parts else {}
-        if not near:
-            return False
-        length = len(node.get_content())
-        better_first = [near[place] for place in sorted(near)]
-        after = next((one for one in better_first if follows(one.parts[-1][1].node, node)), None)
-        before = next((one for one in better_first if one is not after and follows(node, one.parts[0][1].node)), None)
-        around = [piece for piece in better_first if piece is after or piece is before]
-        if after and before and after.length + length + before.length <= MAX_CHARACTERS:
-            better, worse = around
-            self._extend(better, [part, *worse.parts])
-            better.parts = [*after.parts, part, *before.parts]
-            worse.parts = []
-            self.kept.remove(worse)
-            self.per_document[worse.document] -= 1
-            return True
-        for piece in around:
-            if piece.length + length <= MAX_CHARACTERS:
-                self._extend(piece, [part])
-                piece.parts = [*piece.parts, part] if piece is after else [part, *piece.parts]
-                return True
-        return False
-
-    def _extend(self, piece: _Piece, new: Sequence[_Part]) -> None:
-        for _, node in new:
-            for key in _keys(node.node):
-                self.near.setdefault(key, []).append(piece)
-
-
-def _keys(node: BaseNode) -> list[Hashable]:
+def _keys(node: BaseNode) -> set[Hashable]:
     """Return keys of which two nodes share at least one if they are adjacent: ids of nodes, and the document."""
-    keys: list[Hashable] = [node.node_id]
-    for linked in (node.next_node, node.prev_node):
-        keys += [] if linked is None else [linked.node_id]
-    return keys if node.ref_doc_id is None else [*keys, ("document", node.ref_doc_id)]
+    linked = [one.node_id for one in (node.next_node, node.prev_node) if one is not None]
+    return {node.node_id, *linked, *([] if node.ref_doc_id is None else [("document", node.ref_doc_id)])}
+
+
+def _join(pieces: list[_Piece], one: _Piece) -> bool:
+    """Join a node to adjacent pieces if the length allows (merging two of them); return whether it was joined."""
+    [(_, node)] = one.parts
+    near = [piece for piece in pieces if not piece.keys.isdisjoint(one.keys)]  # best first
+    after = next((piece for piece in near if follows(piece.parts[-1][1].node, node.node)), None)
+    before = next((piece for piece in near if piece is not after and follows(node.node, piece.parts[0][1].node)), None)
+    around = [piece for piece in near if piece in (after, before)]
+    if after and before and after.length + one.length + before.length <= MAX_CHARACTERS:
+        better, worse = around
+        better.parts = [*after.parts, *one.parts, *before.parts]
+        better.keys |= one.keys | worse.keys
+        pieces.remove(worse)
+        return True
+    for piece in around:
+        if piece.length + one.length <= MAX_CHARACTERS:
+            piece.parts = piece.parts + one.parts if piece is after else one.parts + piece.parts
+            piece.keys |= one.keys
+            return True
+    return False
 
 
 # -- adjacency -----------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Final, Literal, NamedTuple, TypeVar
 
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
-from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
+from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb._aio import Call, WorkerPool, gather, outside_loop
 from llama_index_agentic_kb._text import error_message, normalize, one_line
@@ -170,8 +170,7 @@ async def gather_evidence(
     def lists() -> tuple[dict[NodeKey, Candidate], Reranking]:
         made = lists_by_search(searches, untouched) if untouched else lists_by_sub_query(searches, options.fusion)
         made = _planned_first(made) if follows else made
-        made = [one.without(outside) for one in made] if outside else made
-        return collect(searches), Reranking(made)
+        return collect(searches), Reranking([_without(one, outside) for one in made] if outside else made)
 
     candidates, reranking = await _off_loop(lists, found)
     if options.reranker is not None:
@@ -187,16 +186,16 @@ async def gather_evidence(
     if options.postprocessors:
         left = await postprocess(list(nodes), options.postprocessors, bundle, deadline, selected)
         nodes, found_by = left.nodes, [(provenance(node) or {}).get("source", "") for node in left.nodes]
-    allowed = _within_caps(found_by, selected)
+    taken: Counter[str] = Counter()
+    allowed = list[bool]()
+    for name in found_by:
+        cap = selected[name].params.max_output_documents if name in selected else None
+        taken[name] += 1
+        allowed.append(cap is None or taken[name] <= cap)
     auto = max(3, math.ceil(limit / 3))  # a third of all, before other documents take precedence
     most = auto if options.max_per_document == "auto" else options.max_per_document
-    arranging = partial(
-        arrange,
-        compress(nodes, allowed),
-        limit,
-        joining=options.join_neighbours and not untouched,
-        max_per_document=None if untouched else most,
-    )
+    joining, most = options.join_neighbours and not untouched, None if untouched else most
+    arranging = partial(arrange, compress(nodes, allowed), limit, joining=joining, max_per_document=most)
     arranged = await _off_loop(arranging, len(allowed))
     below, left_out = len(reranking.below), len(reranking.left_out)
     counts = EvidenceCounts(
@@ -224,6 +223,14 @@ def _planned_first(lists: list[CandidateList]) -> list[CandidateList]:
             share = LEANING_WEIGHT if leans(one.sub_query.query) else FOLLOWING_WEIGHT
             weighed[place] = replace(one, ranked=replace(one.ranked, weight=one.ranked.weight * share))
     return weighed
+
+
+def _without(one: CandidateList, outside: Collection[NodeKey]) -> CandidateList:
+    """Return a list without some candidates."""
+    at = [place for place, key in enumerate(one.ranked.keys) if key not in outside]
+    keys, scores = [one.ranked.keys[place] for place in at], one.ranked.scores
+    kept = None if scores is None else [scores[place] for place in at]
+    return replace(one, ranked=replace(one.ranked, keys=keys, scores=kept))
 
 
 async def _off_loop(work: Callable[[], T], over: int) -> T:
@@ -299,17 +306,6 @@ def _near_duplicates(keys: Sequence[NodeKey], candidates: Mapping[NodeKey, Candi
         else:
             earlier.append(words)
     return again
-
-
-def _within_caps(found_by: Sequence[str], selected: Mapping[str, SelectedSource]) -> list[bool]:
-    """Return for each node, by its source's name, whether ``maxOutputDocuments`` of its source lets it through."""
-    seen: Counter[str] = Counter()
-    within = []
-    for name in found_by:
-        cap = selected[name].params.max_output_documents if name in selected else None
-        seen[name] += 1
-        within.append(cap is None or seen[name] <= cap)
-    return within
 
 
 def _cut_searches(
@@ -467,35 +463,15 @@ async def postprocess(
 def _showing(
     found: Sequence[NodeWithScore], selected: Mapping[str, SelectedSource]
 ) -> Callable[[NodeWithScore], NodeWithScore | None]:
-    """Return a function that returns a node if it may be shown, with its true provenance, given those ``found``."""
-    known = {node_key(node.node) for node in found}
-    marks = {node.node.node_id: mark for node in found if (mark := provenance(node)) is not None}
-    passes = passing(selected, {name: str(mark["source"]) for name, mark in marks.items()})
+    """Return a function that returns a postprocessor's node if it may be shown, with its true provenance.
 
-    def shown(node: NodeWithScore) -> NodeWithScore | None:
-        mark = marks.get(node.node.node_id)
-        if node_key(node.node) in known:
-            return node
-        if not passes(node.node):
-            return None
-        if provenance(node) == mark:
-            return node
-        metadata = {key: value for key, value in node.node.metadata.items() if key != PROVENANCE_KEY}
-        metadata |= {} if mark is None else {PROVENANCE_KEY: mark}
-        return NodeWithScore(node=node.node.model_copy(update={"metadata": metadata}), score=node.score)
-
-    return shown
-
-
-def passing(selected: Mapping[str, SelectedSource], found_by: Mapping[str, str]) -> Callable[[BaseNode], bool]:
-    """Return a predicate that checks whether a node returned by a postprocessor may be shown, by its metadata.
-
-    - A node that a search found (``found_by`` has its source) must pass the effective filter of its source.
+    - A node of ``found`` may be shown.
+    - Another node with the id of one of them must pass the effective filter of that one's source, by its metadata.
     - A node that no search found must pass the effective filter of any source; if some sources have permissions, of
       any source with permissions. The same applies to a node with permission fields of a source without permissions.
-
-    A source without a filter accepts every node.
     """
+    known = {node_key(node.node) for node in found}
+    marks = {node.node.node_id: mark for node in found if (mark := provenance(node)) is not None}
     declared = {name: kept for name, chosen in selected.items() if (kept := chosen.source.permissions) is not None}
     checks: dict[str, Callable[[JsonMapping], bool]] = {
         name: (lambda _: True) if chosen.filters is None else matcher(chosen.filters)
@@ -504,13 +480,20 @@ def passing(selected: Mapping[str, SelectedSource], found_by: Mapping[str, str])
     }
     others = [check for name, check in checks.items() if not declared or name in declared]
 
-    def may_be_shown(node: BaseNode) -> bool:
-        source = found_by.get(node.node_id, "")
+    def shown(node: NodeWithScore) -> NodeWithScore | None:
+        if node_key(node.node) in known:
+            return node
+        metadata, mark = node.node.metadata, marks.get(node.node.node_id)
+        source = "" if mark is None else str(mark["source"])
         own = checks.get(source)
-        theirs = source not in declared and any(
-            kept.declares(key) for kept in declared.values() for key in node.metadata
-        )
+        theirs = source not in declared and any(kept.declares(key) for kept in declared.values() for key in metadata)
         asked = others if own is None or theirs else [own]
-        return not selected or any(check(node.metadata) for check in asked)
+        if selected and not any(check(metadata) for check in asked):
+            return None
+        if provenance(node) == mark:
+            return node
+        metadata = {key: value for key, value in metadata.items() if key != PROVENANCE_KEY}
+        metadata |= {} if mark is None else {PROVENANCE_KEY: mark}
+        return NodeWithScore(node=node.node.model_copy(update={"metadata": metadata}), score=node.score)
 
-    return may_be_shown
+    return shown
