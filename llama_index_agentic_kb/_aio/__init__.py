@@ -50,7 +50,6 @@ from llama_index_agentic_kb._aio.calls import (
     open_stream,
     outside_loop,
     set_deadline,
-    settle,
     start,
     wait,
 )
@@ -81,7 +80,6 @@ __all__ = [
     "reset_after_fork",
     "run",
     "set_deadline",
-    "settle",
     "start",
     "wait",
 ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import math
 import threading
 import time
 from collections import deque
@@ -89,7 +90,7 @@ _scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("agentic_k
 
 
 class Scope:
-    """The tasks and streams of one ``run``, ``arun``, ``iterate`` or ``aiterate``, which end with it.
+    """The tasks of one ``run``, ``arun``, ``iterate`` or ``aiterate``, which end with it.
 
     With ``threads`` the caller is sync, and sync functions on worker threads are preferred. ``receive`` is called with
     each item that is emitted in the context.
@@ -103,8 +104,6 @@ class Scope:
         self._on_background = threads and threading.current_thread() is BACKGROUND.thread  # and so blocks its loop
         self._closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.streams: list[Stream[Any]] = []
-        """The open streams, which are closed when the scope ends."""
         if context is not None:
             context.run(_scope.set, self)
             context.run(_emit.set, receive)
@@ -127,10 +126,8 @@ class Scope:
             task.exception()  # marks it as retrieved: asyncio logs no late error of an abandoned task
 
     async def close(self) -> None:
-        """Cancel all running tasks and close all streams; sync calls are abandoned on their threads."""
+        """Cancel all running tasks; sync calls are abandoned on their threads."""
         self._closed = True
-        for stream in self.streams:
-            stream.close()
         for task in list(self._tasks):
             cancel_once(task)
         for _ in range(PARTING_TURNS):
@@ -186,19 +183,24 @@ class Call(Generic[T]):
             raise DeadlineExceededError(f"{self.what} was not begun: its deadline had passed")
         context, loop, scope = contextvars.copy_context(), asyncio.get_running_loop(), _scope.get() or _NO_DOOR
         bound = _Bound(deadline, _bound.get())
-        abandon: Callable[[], None] | None = None
         answer: asyncio.Future[T] = loop.create_future()
         context.run(_bound.set, bound)
         deliver: Deliver = partial(_deliver, loop, bound, answer)
+        abandon: Callable[[], object] | None = None
         if self.native is not None and not scope.threads:
-            abandon = partial(cancel_once, scope.create_task(_awaited(self.native, within, deliver), context))
+            abandon = partial(cancel_once, scope.create_task(_awaited(self.native, within, deliver, answer), context))
         elif self.sync is not None:
             work = partial(context.run, self.sync)
             (pool or self.pool or SHARED_POOL).submit(partial(_run_on_thread, work, within, deliver, answer))
-        elif self.native is not None:
-            abandon = in_background(partial(_awaited, self.native, within, deliver), context, scope)
-        else:
+        elif self.native is None:
             raise TypeError(f"{self.what}: a call needs a sync or a native function")
+        elif scope.holds_background:
+            raise AgenticKBError(
+                "async code that a sync call runs made a sync call, which needs the loop that it holds: await the "
+                "async method in its place"
+            )
+        else:
+            abandon = start_in_background(_awaited(self.native, within, deliver, answer), context)
         timer = end_at(deadline, answer, self.what)
         try:
             return await answer
@@ -246,33 +248,24 @@ def _run_on_thread(
 
 
 async def _awaited(
-    native: Callable[[], Awaitable[Any]], within: AbstractContextManager[object], deliver: Deliver
+    native: Callable[[], Awaitable[Any]],
+    within: AbstractContextManager[object],
+    deliver: Deliver,
+    answer: asyncio.Future[Any],
 ) -> None:
+    if answer.done():
+        return
     try:
         with within:
             result = await native()
-    except BaseException as error:  # noqa: BLE001 (delivered to the coroutine that awaits the call)
+    except BaseException as error:
         deliver(None, as_exception(error))
-        raise_interrupt(error)
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise  # the user's Ctrl-C, which only the main thread receives
     else:
         deliver(result, None)
     finally:
-        del deliver
-
-
-def raise_interrupt(error: BaseException) -> None:
-    """Raise the error again if it is the user's Ctrl-C, which only the main thread receives."""
-    if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-        raise error
-
-
-def in_background(make: Callable[[], Work[None]], context: contextvars.Context, scope: Scope) -> Callable[[], None]:
-    if scope.holds_background:
-        raise AgenticKBError(
-            "async code that a sync call runs made a sync call, which needs the loop that it holds: await the async "
-            "method in its place"
-        )
-    return start_in_background(make, context)
+        del deliver, answer
 
 
 def end_at(deadline: float | None, future: asyncio.Future[Any], what: str) -> asyncio.TimerHandle | None:
@@ -333,16 +326,27 @@ class Stream(Generic[T]):
     """An open stream, read ahead by a thread or a task, so that the wait for each item can have a deadline."""
 
     what: str
-    closed: threading.Event = field(default_factory=threading.Event)
-    abandon: Callable[[], None] | None = None
+    closed: bool = False
     _items: deque[tuple[T | _End | None, Exception | None, float]] = field(default_factory=deque)
     _waiter: asyncio.Future[None] | None = None
+    job: Job[None] | None = None
 
     def put(self, value: T | _End | None, error: Exception | None, came: float) -> None:
         """Add an item, or the error that ended the stream, with its arrival time."""
         self._items.append((value, error, came))
         if self._waiter is not None:
             settle(self._waiter, None, None)
+
+    async def read(self, perform: Callable[[], Work[None]]) -> None:
+        """Perform the call that puts all items, and add its error and the end."""
+        try:
+            await perform()
+        except Exception as error:  # noqa: BLE001 (raised where the stream is read)
+            self.put(None, error, time.monotonic())
+        except BaseException:
+            self.closed = True
+            raise
+        self.put(END, None, -math.inf)  # late or not, all items are there
 
     async def next(self, deadline: float | None = None) -> T | _End:
         """Return the next item; ``END`` at and after the end of the stream.
@@ -351,7 +355,7 @@ class Stream(Generic[T]):
             DeadlineExceededError: No item arrived before the deadline, or the context's deadline. The stream is closed.
             Exception: The exception that the stream raised.
         """
-        if self.closed.is_set():
+        if self.closed:
             return END
         deadline = earliest(deadline, call_deadline())
         try:
@@ -374,82 +378,48 @@ class Stream(Generic[T]):
         if error is not None:
             raise error
         if value is END:
-            self.closed.set()
+            self.closed = True
         return value  # type: ignore[return-value]  # without an error there is a value
 
     def close(self) -> None:
         """Stop reading the stream."""
-        self.closed.set()
-        if self.abandon is not None:
-            self.abandon()
+        self.closed = True
+        if self.job is not None:
+            self.job.cancel()
 
 
 def open_stream(
     *,
     sync: Callable[[], Iterator[T]] | None = None,
     native: Callable[[], Awaitable[AsyncIterator[T]]] | None = None,
-    pool: WorkerPool | None = None,
     what: str = "stream",
-    within: AbstractContextManager[object] = _NOTHING,
+    through: Callable[[Call[None]], Work[None]] = Call.perform,
 ) -> Stream[T]:
-    """Open a stream; see ``Call`` for the arguments. The whole iterator runs in one context."""
-    scope, context, stream = _scope.get() or _NO_DOOR, contextvars.copy_context(), Stream[T](what)
-    scope.streams.append(stream)
+    """Open a stream; see ``Call`` for the arguments. ``through`` performs the call that reads it, in one context."""
+    stream = Stream[T](what)
     put = partial(on_loop, asyncio.get_running_loop(), stream.put)
-    if native is not None and not scope.threads:
-        stream.abandon = partial(cancel_once, scope.create_task(_pump_async(native, within, stream.put), context))
-    elif sync is not None:
-        (pool or SHARED_POOL).submit(partial(_pump, context, sync, within, stream.closed, put))
-    elif native is not None:
-        stream.abandon = in_background(partial(_pump_async, native, within, put), context, scope)
-    else:
-        raise TypeError(f"{what}: a stream needs a sync or a native function")
-    return stream
 
-
-def _pump(
-    context: contextvars.Context,
-    source: Callable[[], Iterator[Any]],
-    within: AbstractContextManager[object],
-    closed: threading.Event,
-    put: Callable[[Any, Exception | None, float], None],
-) -> None:
-    """Read an iterator to its end on a worker thread; stop and close it once the stream is closed."""
-
-    def read() -> None:
-        iterator = iter(source())
+    def read(iterate: Callable[[], Iterator[T]]) -> None:
+        iterator = iter(iterate())
         for item in iterator:
-            if closed.is_set():
+            if stream.closed:
                 break
             put(item, None, time.monotonic())
         close = getattr(iterator, "close", None)
         if close is not None:
             close()
 
-    if closed.is_set():
-        return
-    try:
-        with within:
-            context.run(read)
-    except BaseException as error:  # noqa: BLE001 (delivered to whoever reads the stream)
-        put(None, as_exception(error), time.monotonic())
-    put(END, None, time.monotonic())
+    async def read_native(iterate: Callable[[], Awaitable[AsyncIterator[T]]]) -> None:
+        async for item in await iterate():
+            put(item, None, time.monotonic())
 
-
-async def _pump_async(
-    native: Callable[[], Awaitable[AsyncIterator[Any]]],
-    within: AbstractContextManager[object],
-    put: Callable[[Any, Exception | None, float], None],
-) -> None:
-    """Read an async iterator to its end; its task is cancelled when the stream is closed."""
-    try:
-        with within:
-            async for item in await native():
-                put(item, None, time.monotonic())
-    except BaseException as error:  # noqa: BLE001 (delivered to whoever reads the stream)
-        put(None, as_exception(error), time.monotonic())
-        raise_interrupt(error)
-    put(END, None, time.monotonic())
+    call = Call(
+        sync=None if sync is None else partial(read, sync),
+        native=None if native is None else partial(read_native, native),
+        what=what,
+    )
+    stream.job = start(stream.read(partial(through, call)))
+    return stream
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------

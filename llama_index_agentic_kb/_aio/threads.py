@@ -13,8 +13,10 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Protocol
+
+from llama_index_agentic_kb._types import Work
 
 IDLE_SECONDS = 10.0
 """The time in seconds after which an idle thread ends."""
@@ -131,26 +133,6 @@ class _BackgroundLoop:
 BACKGROUND = _BackgroundLoop()
 
 
-def start_in_background(
-    make: Callable[[], Coroutine[object, object, None]], context: contextvars.Context
-) -> Callable[[], None]:
-    """Start a coroutine on the background loop in a context, and return a function that cancels it."""
-    loop = BACKGROUND.get()
-    tasks: list[asyncio.Task[None]] = []
-    cancelled = threading.Event()
-
-    def begin() -> None:
-        if not cancelled.is_set():
-            tasks.append(loop.create_task(make(), context=context))
-
-    def cancel_now() -> None:
-        for task in tasks:
-            if not task.cancelling():  # a second time would interrupt its clean-up
-                task.cancel()
-
-    def cancel() -> None:
-        cancelled.set()
-        loop.call_soon_threadsafe(cancel_now)
-
-    loop.call_soon_threadsafe(begin)
-    return cancel
+def start_in_background(work: Work[None], context: contextvars.Context) -> Callable[[], object]:
+    """Start a coroutine on the background loop in a copy of a context, and return a function that cancels it, once."""
+    return context.run(asyncio.run_coroutine_threadsafe, work, BACKGROUND.get()).cancel

@@ -18,24 +18,14 @@ import random
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
 from typing import Final, Literal, NamedTuple, TypeVar
 
-from llama_index_agentic_kb._aio import (
-    Call,
-    Stream,
-    WorkerPool,
-    call_deadline,
-    earliest,
-    on_loop,
-    open_stream,
-    reset_after_fork,
-    settle,
-)
+from llama_index_agentic_kb._aio import Call, WorkerPool, call_deadline, earliest, on_loop, reset_after_fork
 from llama_index_agentic_kb._types import Work
 from llama_index_agentic_kb.account import current_budget
 from llama_index_agentic_kb.account.logs import logger
@@ -345,13 +335,6 @@ class Permit:
         """Whether the function has been called and has not returned."""
         return self.began is not None and self.ended is None
 
-    def wait(self) -> asyncio.Future[None]:
-        """Return a future that is done when the place is free, or when somebody settles it to look."""
-        loop = asyncio.get_running_loop()
-        granted: asyncio.Future[None] = loop.create_future()
-        self.wake = partial(on_loop, loop, settle, granted, None, None)
-        return granted
-
     def __enter__(self) -> None:
         """Mark the function as started, unless the permit was released before."""
         assert self.bulkhead is not None
@@ -410,25 +393,9 @@ class Bulkhead:
             if permit.ended is None:
                 self.leave(permit)
 
-    async def open(
-        self,
-        sync: Callable[[], Iterator[T]],
-        native: Callable[[], Awaitable[AsyncIterator[T]]] | None,
-        permit: Permit,
-        *,
-        deadline: float | None,
-        what: str,
-    ) -> Stream[T]:
-        """Open a stream once a permit is available; see ``call``. The reader must ``leave`` the permit at the end."""
-        await self._enter(permit, what, deadline)
-        try:
-            return open_stream(sync=sync, native=native, pool=self._pool, what=what, within=permit)
-        except BaseException:
-            self.leave(permit)
-            raise
-
     async def _enter(self, permit: Permit, what: str, deadline: float | None) -> None:
         permit.bulkhead = self
+        loop = asyncio.get_running_loop()
         with self.lock:
             if len(self.held) < self.max_concurrency and not self._waiting:
                 self.held.add(permit)
@@ -439,22 +406,18 @@ class Bulkhead:
                     f"{what} was not begun: {self.max_concurrency} calls are under way, and {len(self._waiting)} wait "
                     "already"
                 )
+            granted = loop.create_future()
+            permit.wake = partial(on_loop, loop, granted.set_result, None)
             self._waiting[permit] = None
-            granted = permit.wait()
         deadline = earliest(deadline, call_deadline())
         try:
             while True:
-                left = HANGS_AFTER if deadline is None else min(HANGS_AFTER, deadline - time.monotonic())
-                timer = granted.get_loop().call_later(max(0.0, left), settle, granted, None, None)
-                try:
-                    await granted
-                finally:
-                    timer.cancel()
+                left = HANGS_AFTER if deadline is None else min(HANGS_AFTER, max(0.0, deadline - time.monotonic()))
+                await asyncio.wait([granted], timeout=left)
                 with self.lock:
                     if permit in self.held:
                         return
                     self._refuse_if_hung(what, deadline)
-                    granted = permit.wait()
         except BaseException:
             self.leave(permit)
             raise

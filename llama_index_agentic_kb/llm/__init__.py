@@ -12,7 +12,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +27,7 @@ from llama_index.core.callbacks.token_counting import get_tokens_from_response
 from llama_index.core.llms import LLM
 from pydantic import BaseModel
 
-from llama_index_agentic_kb._aio import END, Call, emit
+from llama_index_agentic_kb._aio import Call, emit
 from llama_index_agentic_kb._text import error_message, one_line, redacted_excerpt
 from llama_index_agentic_kb._types import JsonObject, Work
 from llama_index_agentic_kb.account import ActivityLog, EventHandler, with_handlers
@@ -474,8 +474,8 @@ class LanguageModel(NotPickled):
         async def attempt(until: float | None) -> Reply:
             llm, method, prompt, arguments = self._arguments("stream_chat", messages, kwargs)
             reply.refusal, wrong, thoughts = "", NOTHING_CAME, ThoughtFilter()
-            async with self._calls.stream(llm, method, prompt, deadline=until, **arguments) as next_chunk:
-                while (chunk := await next_chunk()) is not END:
+            async with aclosing(self._calls.stream(llm, method, prompt, deadline=until, **arguments)) as chunks:
+                async for chunk in chunks:
                     usage, (is_there, finish_reason, refusal) = usage_of(chunk), _choice_of(chunk.raw)
                     if usage.input_tokens is not None:  # once, in the last chunks, or as a running total
                         reply.usage = usage

@@ -17,12 +17,13 @@ import socket
 import sys
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from llama_index.core.base.llms.types import LLMMetadata
@@ -30,7 +31,7 @@ from llama_index.core.llms import LLM, CustomLLM, MockLLM
 from llama_index.core.settings import Settings
 from llama_index.core.utils import get_tokenizer
 
-from llama_index_agentic_kb._aio import Call
+from llama_index_agentic_kb._aio import END, Call, open_stream
 from llama_index_agentic_kb._text import know_secrets
 from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.errors import DeadlineExceededError
@@ -152,8 +153,6 @@ def is_openai(llm: LLM) -> bool:
 MODEL_PLACES: Final = 128  # concurrent calls of one model object, including abandoned ones; further calls wait
 GRACE_SECONDS: Final = 0.1  # after its deadline, when a sync call ends itself; its caller has the timeout error by then
 
-NextChunk: TypeAlias = Callable[[], Awaitable[Any]]
-
 
 class ModelCalls:
     """Calls a model's methods by name; all users of a model share one object (see ``calls_of``)."""
@@ -178,31 +177,21 @@ class ModelCalls:
         finally:
             held.hang_up(permit)
 
-    @asynccontextmanager
     async def stream(
         self, model: Any, method: str, *args: Any, deadline: float | None, **kwargs: Any
-    ) -> AsyncIterator[NextChunk]:
-        """Open a stream and yield a function that returns its next chunk, or ``END``; see ``call``."""
-        if deadline is not None and time.monotonic() >= deadline:
-            raise DeadlineExceededError(f"{self.what} was not begun: its deadline had passed")
+    ) -> AsyncGenerator[Any, None]:
+        """Open a stream and yield its chunks; see ``call``."""
         held, permit = _HeldSocket(deadline), Permit()
-        work = self._works(held, model, method, args, kwargs)
+        sync, native = self._works(held, model, method, args, kwargs)
+        through = partial(self.bulkhead.call, permit=permit, deadline=deadline)
+        opened = open_stream(sync=sync, native=native, what=self.what, through=through)
         try:
-            opened = await self.bulkhead.open(*work, permit, deadline=deadline, what=self.what)
+            while (chunk := await opened.next(deadline=deadline)) is not END:
+                yield chunk
         except Exception as error:  # noqa: BLE001 (raised again, in one kind)
             self._raise(error, deadline)
-
-        async def next_chunk() -> Any:
-            try:
-                return await opened.next(deadline=deadline)
-            except Exception as error:  # noqa: BLE001
-                self._raise(error, deadline)
-
-        try:
-            yield next_chunk
         finally:
             opened.close()  # otherwise the model would continue to generate billed tokens
-            self.bulkhead.leave(permit)
             held.hang_up(permit)
 
     def _raise(self, error: Exception, deadline: float | None) -> NoReturn:

@@ -352,7 +352,7 @@ def _on_one_loop(work: Callable[[], Awaitable[T]]) -> T:
         except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
             done.set_exception(error)
 
-    cancel = start_in_background(perform, contextvars.copy_context())
+    cancel = start_in_background(perform(), contextvars.copy_context())
     deadline = call_deadline()
     try:
         return done.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
