@@ -237,19 +237,12 @@ def ledger_supports(
     index = {reference_id: position for position, reference_id in enumerate(reference_ids)}
     supports = []
     for claim in ledger.claims:
-        good: list[int] = []
-        if claim.check_required and claim.verdict is not Verdict.CONTRADICTED:
-            known = [one for one in claim.supports if one.score >= threshold and one.reference_id in index]
-            good = list(dict.fromkeys(index[one.reference_id] for one in known))
-        supports.append(
-            GroundingSupport(
-                start=claim.span.start,
-                end=claim.span.end,
-                score=claim.score,
-                check_required=claim.check_required,
-                sources=good,
-            )
+        good = [one.reference_id for one in claim.supports if one.score >= threshold]
+        sources = dict.fromkeys(
+            index[one] for one in good if one in index and claim.verdict is not Verdict.CONTRADICTED
         )
+        checked = {"score": claim.score, "check_required": claim.check_required, "sources": list(sources)}
+        supports.append(GroundingSupport.model_validate({**dict(claim.span), **checked}))
     return supports
 
 

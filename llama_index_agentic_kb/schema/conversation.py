@@ -6,7 +6,7 @@ A program passes the states of the last response into the next request, and keep
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Final, Self, TypeAlias
+from typing import Annotated, Final, Self, TypeAlias
 
 from pydantic import ConfigDict, Field, JsonValue
 
@@ -94,20 +94,19 @@ class ScopeState(_Frozen):
     def pin(self, source: str, document: str) -> Self:
         """Return a state with a document that stays in the scope; the oldest of more than 100 is unpinned."""
         kept = self.unpin(source, document).pinned
-        return self._with(pinned=(*kept, ScopedDocument(source=source, document=document))[-MAX_DOCUMENTS:])
+        pinned = (*kept, ScopedDocument(source=source, document=document))[-MAX_DOCUMENTS:]
+        return self.model_copy(update={"pinned": pinned})
 
     def unpin(self, source: str, document: str) -> Self:
         """Return a state without a pinned document."""
         gone = ScopedDocument(source=source, document=document)
-        return self._with(pinned=tuple(one for one in self.pinned if one != gone))
+        return self.model_copy(update={"pinned": tuple(one for one in self.pinned if one != gone)})
 
     def after(self, use: TurnScope, documents: tuple[ScopedDocument, ...]) -> Self:
         """Return the state after a turn that was searched in this way and whose references are ``documents``."""
         shifts = (*self.shifts, use.turn) if use.topic is Topic.SHIFTED else self.shifts
         recent = (*self.recent, tuple(dict.fromkeys(documents))[:MAX_DOCUMENTS])[-MAX_RECENT:]
-        return self._with(turn=use.turn, last=use, shifts=shifts[-MAX_SHIFTS:], recent=recent)
-
-    def _with(self, **changed: Any) -> Self:
+        changed = {"turn": use.turn, "last": use, "shifts": shifts[-MAX_SHIFTS:], "recent": recent}
         return self.model_copy(update=changed)
 
 

@@ -13,6 +13,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from functools import partial
+from itertools import chain
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -59,8 +60,6 @@ class FilterLogic(StrEnum):
 
 _Evaluator: TypeAlias = Callable[[Mapping[str, object]], bool | None]
 _INT64: Final = 2**63
-_MANY: Final = 8
-"""Minimum size of an OR group whose conditions are looked up by the document's keys."""
 _LISTS: Final = frozenset({FilterOperator.IN, FilterOperator.NIN, FilterOperator.ANY})
 _RESERVED: Final = frozenset({"_node_content", "_node_type"})
 """Keys under which LlamaIndex's stores save the serialized node; not metadata of the document."""
@@ -165,7 +164,7 @@ def any_of(*filters: FilterNode) -> FilterNode:
 
 def matches(tree: FilterNode, metadata: Mapping[str, object]) -> bool:
     """Return whether flat metadata pass a filter; they do not if a key is absent or a value can't be compared."""
-    return _ready(tree)(metadata) is True
+    return matcher(tree)(metadata)
 
 
 def matcher(tree: FilterNode) -> Callable[[Mapping[str, object]], bool]:
@@ -177,31 +176,23 @@ def matcher(tree: FilterNode) -> Callable[[Mapping[str, object]], bool]:
 def _ready(tree: FilterNode) -> _Evaluator:
     """Return an evaluator of a tree; its result is None if unknown, and the negation of unknown is unknown.
 
-    In a large OR group, such as that of a caller with a thousand groups, only conditions on keys that the document has
-    are evaluated.
+    Only conditions on keys that the document has are evaluated: a caller may have a thousand groups.
     """
     if isinstance(tree, Condition):
         return partial(_compare, tree, frozenset(map(value_key, tree.values)))
     by_key: dict[str, list[_Evaluator]] = {}
     others = []
     for child in tree.filters:
-        is_one_of_many = tree.logic is FilterLogic.OR and len(tree.filters) >= _MANY
-        if is_one_of_many and isinstance(child, Condition) and child.operator is not FilterOperator.IS_EMPTY:
+        if isinstance(child, Condition) and child.operator is not FilterOperator.IS_EMPTY:
             by_key.setdefault(child.key, []).append(_ready(child))
         else:
             others.append(_ready(child))
     decides, decided = tree.logic is not FilterLogic.AND, tree.logic is FilterLogic.OR
 
     def holds(metadata: Mapping[str, object]) -> bool | None:
-        unknown = not by_key.keys() <= metadata.keys()  # a condition on an absent key
-        for key in metadata if by_key else ():
-            for condition in by_key.get(key, ()):
-                held = condition(metadata)
-                if held is decides:
-                    return decided
-                unknown = unknown or held is None
-        for other in others:
-            held = other(metadata)
+        unknown = not by_key.keys() <= metadata.keys()
+        for evaluate in chain(*(by_key[key] for key in by_key.keys() & metadata.keys()), others):
+            held = evaluate(metadata)
             if held is decides:
                 return decided
             unknown = unknown or held is None

@@ -6,7 +6,6 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
 from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from pydantic import (
@@ -350,9 +349,4 @@ class RetrievalRequest(_Sent):
         for params in self.knowledge_source_params:
             if params.knowledge_source_name == source:
                 return params
-        return _default_params(source)
-
-
-@lru_cache(maxsize=1_024)
-def _default_params(source: str) -> SourceParams:
-    return SourceParams(knowledge_source_name=source)
+        return SourceParams(knowledge_source_name=source)

@@ -34,12 +34,9 @@ Written = TypeVar("Written")
 SqlCondition: TypeAlias = tuple[str, list[object]]
 """A SQL condition with ``?`` for its parameters, and these."""
 
-_EXACT: Final = 2**53
-"""Whole numbers up to this are exact as floating-point numbers."""
-_MANY: Final = 4
-"""The number of boolean keys, as the groups of a principal are, from which a row's own keys are looked up instead."""
-_LISTED: Final = 8
-"""The number of values from which they are compared as a list, and not one by one with PostgreSQL's index."""
+_EXACT: Final = 2**53  # whole numbers up to this are exact as floating-point numbers
+_MANY: Final = 4  # number of boolean keys (groups of a principal) from which a row's own keys are looked up instead
+_LISTED: Final = 8  # number of values from which they are compared as a list, and not one by one by PostgreSQL's index
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 ANY_KEY: Final = re.compile(".+", re.DOTALL)
 _MARK: Final = re.compile("\0([0-9]+)\0")
@@ -67,10 +64,9 @@ class Dialect(ABC, Generic[Written]):
 
     def write(self, tree: FilterNode) -> Written:
         """Return a filter in the language; raise ``DeniedError`` if it can't be expressed."""
-        simple = flat(tree)
-        if reason := self._reason(simple):
+        if reason := self.refusal(tree):
             raise DeniedError(reason)
-        return self._walk(simple)
+        return self._walk(flat(tree))
 
     def _walk(self, tree: FilterNode) -> Written:  # of a tree as ``flat`` returns it
         if isinstance(tree, Condition):
@@ -80,10 +76,7 @@ class Dialect(ABC, Generic[Written]):
     @classmethod
     def refusal(cls, tree: FilterNode) -> str | None:
         """Return why a filter can't be expressed; None if it can."""
-        return cls._reason(flat(tree))
-
-    @classmethod
-    def _reason(cls, simple: FilterNode) -> str | None:
+        simple = flat(tree)
         if not cls.negations and _negates(simple):
             return (
                 f"{cls.name} has no 'exists', nor the opposite of 'any' or of text matches; compare with values instead"
@@ -151,18 +144,6 @@ class Sql(Dialect[str]):
 
     def _any_of(self, key: str, values: Sequence[Scalar]) -> str:  # noqa: ARG002
         return "NULL"  # of a store that keeps no lists
-
-    def _flags(self, keys: list[str]) -> str | None:  # noqa: ARG002
-        """Return the SQL for "one of many keys is true", by one pass over a row's keys; None if there is no such."""
-        return None
-
-    def _walk(self, tree: FilterNode) -> str:
-        if isinstance(tree, FilterGroup) and tree.logic is FilterLogic.OR:
-            keys = [one.key for one in tree.filters if isinstance(one, Condition) and _is_flag(one)]
-            flags = self._flags(keys) if len(keys) >= _MANY else None
-            if flags is not None:
-                return joined("OR", [flags, *(self._walk(one) for one in tree.filters if not _is_flag(one))])
-        return super()._walk(tree)
 
     def _group(self, logic: FilterLogic, parts: list[str]) -> str:
         return f"(NOT {joined('OR', parts)})" if logic is FilterLogic.NOT else joined(logic.value.upper(), parts)
@@ -236,6 +217,18 @@ class BoundSql(Sql):
 
     def _of(self, template: str, key: str) -> str:
         return template.replace("{}", self._bind(key))
+
+    def _walk(self, tree: FilterNode) -> str:
+        if isinstance(tree, FilterGroup) and tree.logic is FilterLogic.OR:
+            keys = [one.key for one in tree.filters if isinstance(one, Condition) and _is_flag(one)]
+            if len(keys) >= _MANY:
+                others = [self._walk(one) for one in tree.filters if not _is_flag(one)]
+                return joined("OR", [self._flags(keys), *others])
+        return super()._walk(tree)
+
+    @abstractmethod
+    def _flags(self, keys: list[str]) -> str:
+        """Return the SQL for "one of many keys is true", by one pass over a row's keys."""
 
     def _bind(self, value: object) -> str:
         self.values.append(value)

@@ -38,20 +38,13 @@ from llama_index_agentic_kb.schema.request import Principal
 
 EMBEDDING_POOL: Final = WorkerPool("embedding", max_workers=8)
 """The threads on which local models compute."""
-_BATCH: Final = 32
-"""The number of waiting queries that a local model is given at once, at least."""
-_FEW: Final = 8
-"""The maximum number of queries that a small model embeds on one thread."""
-_SMALL: Final = 50_000_000
-"""The parameters of a small model. For a few queries its threads cost more time than they save on busy cores."""
-STALLED_SECONDS: Final = 15.0
-"""The duration after which a local call counts as hung: later texts are computed on another thread."""
-DEFAULT_MAX_BYTES: Final = 64 * 1024 * 1024
-"""About 19,000 vectors of 384 dimensions, or 5,000 of 1,536."""
-ENTRY_BYTES: Final = 400
-"""Estimated bytes of a cache entry in addition to its numbers."""
-MAX_ITEMS: Final = 64
-"""Maximum size of nested collections in a model's state; a model with larger ones has no identity."""
+_BATCH: Final = 32  # minimum number of waiting queries that a local model is given at once
+_FEW: Final = 8  # maximum number of queries that a small model embeds on one thread
+_SMALL: Final = 50_000_000  # parameters of a small model, whose threads save no time for a few queries on busy cores
+STALLED_SECONDS: Final = 15.0  # after which a local call counts as hung: later texts are computed on another thread
+DEFAULT_MAX_BYTES: Final = 64 * 1024 * 1024  # about 19,000 vectors of 384 dimensions, or 5,000 of 1,536
+ENTRY_BYTES: Final = 400  # estimated bytes of a cache entry in addition to its numbers
+MAX_ITEMS: Final = 64  # maximum size of nested collections in a model's state; one with larger ones has no identity
 CALL_SETTINGS: Final = {
     *("callback_manager", "embed_batch_size", "embeddings_cache", "max_retries", "num_workers", "rate_limiter"),
     *("reuse_client", "show_progress_bar", "timeout"),
@@ -119,15 +112,20 @@ class EmbeddingCache:
             kept = array("d", vector)
         except (TypeError, OverflowError):  # a multi-vector model's rows; whole numbers beyond a double
             return
-        key, size = _cache_key(identity, text, owner), ENTRY_BYTES + kept.itemsize * len(kept)
-        if size > self.max_bytes:
+        if _size(kept) > self.max_bytes:
             return
+        key = _cache_key(identity, text, owner)
         with self._lock:
-            before = self._vectors.pop(key, None)
+            if key in self._vectors:
+                self._bytes -= _size(self._vectors.pop(key))
             self._vectors[key] = kept
-            self._bytes += size if before is None else kept.itemsize * (len(kept) - len(before))
+            self._bytes += _size(kept)
             while self._bytes > self.max_bytes:
-                self._bytes -= ENTRY_BYTES + kept.itemsize * len(self._vectors.popitem(last=False)[1])
+                self._bytes -= _size(self._vectors.popitem(last=False)[1])
+
+
+def _size(vector: array[float]) -> int:
+    return ENTRY_BYTES + vector.itemsize * len(vector)
 
 
 def _cache_key(identity: str, text: str, owner: Principal | None) -> bytes:
@@ -154,8 +152,7 @@ def model_identity(model: BaseEmbedding) -> str | None:
     """
     state = {**vars(model), **(model.__pydantic_private__ or {})}
     ignored = CALL_SETTINGS | OPENAI_CLIENTS if is_a(model, "OpenAIEmbedding") else CALL_SETTINGS
-    names = sorted(state.keys() - ignored)
-    own = list(zip(names, map(state.get, names), strict=True))
+    own = [(name, state[name]) for name in sorted(state.keys() - ignored)]
     if is_a(model, "HuggingFaceEmbedding"):  # settings of the inner model, which users change in place
         inner = state.get("_model")
         own += [(name, getattr(inner, name, None)) for name in ("prompts", "max_seq_length", "truncate_dim")]
@@ -198,8 +195,7 @@ class QueryEmbeddings:
     ) -> None:
         self._manager, self._deadline, self._cache = manager, deadline, cache
         self._owner = current_principal()
-        self._context = contextvars.copy_context()
-        """The request's context, as the context of an individual search may have a shorter deadline."""
+        self._context = contextvars.copy_context()  # the request's; that of a search may have a shorter deadline
         self._models: dict[int, tuple[BaseEmbedding, str | None]] = {}
         """Models and their identities by ``id``; the reference prevents reuse of the id."""
         self._vectors: dict[tuple[int, str], Vector | tuple[Job[list[Vector | Exception]], int]] = {}

@@ -27,21 +27,16 @@ from llama_index_agentic_kb.search.tokenizing import FUNCTION_WORDS, detect_lang
 
 Numbers: TypeAlias = NDArray[np.float64]
 
-OWN_WEIGHT: Final = 0.5
-LONG_OWN_WEIGHT: Final = 1.5
-"""The weight of the message's own vector beside that of its expanded text, which has 1; and that of a message with more
-than two content words, which says more by itself."""
+OWN_WEIGHT: Final = 0.5  # the weight of the message's own vector beside that of its expanded text, which has 1
+LONG_OWN_WEIGHT: Final = 1.5  # the same of a message with more than two content words, which says more by itself
 DECAY: Final = 0.5  # the weight of an earlier message relative to the next one
 MAX_EARLIER: Final = 3  # number of earlier user messages that are compared with a message
 MAX_BACK: Final = 4  # number of earlier user messages in which the words that a message refers to are looked for
-MAX_TERMS: Final = 10
-MAX_NAMES: Final = 2
-"""Maximum number of words from earlier messages, and of names from the last reply, that expand a message."""
-MAX_TOPIC: Final = 2
-REPEATED: Final = 3
-"""Maximum number of words that the last reply repeats, for keyword search; and how often it must have them."""
-MAX_SENTENCE: Final = 25
-"""Maximum number of words of a reply's first sentence for its names to be used; a longer one rarely answers."""
+MAX_TERMS: Final = 10  # maximum number of words from earlier messages that expand a message
+MAX_NAMES: Final = 2  # maximum number of names from the last reply that expand a message
+MAX_TOPIC: Final = 2  # maximum number of words that the last reply repeats, for keyword search
+REPEATED: Final = 3  # number of times that the last reply must have such a word
+MAX_SENTENCE: Final = 25  # maximum number of words of a reply's first sentence with names; a longer one rarely answers
 SURE_DRIFT: Final = 0.2  # the drift from which a short message that refers to nothing by its words is expanded
 _MAX_REPLY: Final = 1_000
 _MAX_MESSAGE: Final = 2_000
@@ -85,9 +80,8 @@ _IDENTITY: Final = re.compile(
     re.IGNORECASE,
 )
 """A question about a person that it names ("Who was Ada Lovelace?"); "Who was the king of ..." asks for a name."""
-_PRONOUN_WORDS: Final = 5
-_POINTER_WORDS: Final = 3
-"""Maximum number of content words of a message that leans by a pronoun; and by a pointer, its opening or its drift."""
+_PRONOUN_WORDS: Final = 5  # maximum number of content words of a message that leans by a pronoun
+_POINTER_WORDS: Final = 3  # the same of one that leans by a pointer, its opening or its drift
 _SHORT: Final = 2  # maximum number of content words before a pronoun that refers back, and of a short message
 
 _SENTENCE: Final = re.compile(r"(?<=[.!?:\n])(?<!\W[A-Z]\.)(?<!^[A-Z]\.)\s+")  # not after an initial

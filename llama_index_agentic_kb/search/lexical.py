@@ -32,18 +32,12 @@ from llama_index_agentic_kb.search.tokenizing import ANALYSIS, LANGUAGES, docume
 if TYPE_CHECKING:
     from llama_index.core.schema import BaseNode, NodeWithScore
 
-_FORMAT: Final = f"1 analysis={ANALYSIS} language=None"
-"""Version of fields and terms; an index of another version must be rebuilt."""
-_HEAP: Final = 64_000_000
-"""Writer memory in bytes; when it is full, a segment is written."""
-_MAX_TIES: Final = 1_000
-"""Maximum number of hits beyond the requested ones that are checked for equal scores."""
-_MAX_VALUES: Final = 10_000
-"""Maximum number of values of a metadata key that are tested against a condition."""
-_MAX_TERM: Final = 400
-"""Maximum number of characters of a metadata term; longer terms are replaced by a hash."""
-_KEY_PART: Final = 100
-"""Number of characters of the key that precede the hash."""
+_FORMAT: Final = f"1 analysis={ANALYSIS} language=None"  # of fields and terms; an index of another must be rebuilt
+_HEAP: Final = 64_000_000  # bytes of the writer's memory; when it is full, a segment is written
+_MAX_TIES: Final = 1_000  # maximum number of hits of one score that are ordered by their ids
+_MAX_VALUES: Final = 10_000  # maximum number of values of a metadata key that are tested against a condition
+_MAX_TERM: Final = 400  # maximum number of characters of a metadata term; longer terms are replaced by a hash
+_KEY_PART: Final = 100  # number of characters of the key that precede the hash
 _EQUALITIES: Final = frozenset({FilterOperator.EQ, FilterOperator.IN, FilterOperator.ANY})
 
 Superset: TypeAlias = tuple[str, ...] | Query | None
@@ -236,17 +230,19 @@ class _View:
         if superset is not None:
             passing = Query.const_score_query(self._as_query(superset), 0.0)
             query = Query.boolean_query([(Occur.Must, query), (Occur.Must, passing)])
-        passes = None if filters is None else matcher(filters)
-        documents = self.searcher.num_docs
-        limit = top_k = min(top_k, documents)  # tantivy allocates for as many, and aborts the process beyond its memory
+        passes, documents = None if filters is None else matcher(filters), self.searcher.num_docs
+        limit = min(top_k + 1, documents)  # tantivy allocates for as many, and aborts the process beyond its memory
         while True:
-            hits = self._hits(query, limit)
+            hits: list[tuple[float, tantivy.DocAddress]] = self.searcher.search(query, limit=limit, count=False).hits
             found = []
             for score, address in hits:
                 document = self.searcher.doc(address)
                 if passes is None or passes(json.loads(_stored(document))):
                     found.append(LexicalHit(str(document.get_first("id")), score))
-            if len(found) >= top_k or len(hits) < limit or limit >= documents:
+            is_whole = len(hits) < limit or limit == documents
+            is_tied = len(found) >= top_k and found[top_k - 1].score == hits[-1][0]  # the order of ids may need more
+            is_endless = len(hits) > _MAX_TIES and hits[-_MAX_TIES][0] == hits[-1][0]
+            if is_whole or (len(found) >= top_k and (is_endless or not is_tied)):
                 return sorted(found, key=lambda hit: (-hit.score, hit.node_id))[:top_k]
             # Estimate the limit from the share of hits that passed, doubled, and at least quadruple it.
             limit = min(documents, max(4 * limit, 2 * limit * top_k // max(1, len(found))))
@@ -270,16 +266,6 @@ class _View:
         """Return BM25's inverse document frequency, computed as in tantivy."""
         documents = max(held, self.searcher.num_docs)
         return math.log1p((documents - held + 0.5) / (held + 0.5))
-
-    def _hits(self, query: Query, count: int) -> list[tuple[float, tantivy.DocAddress]]:
-        """Return the best hits, including those with the same score as the last one."""
-        limit = count + 1
-        while True:
-            hits: list[tuple[float, tantivy.DocAddress]] = self.searcher.search(query, limit=limit, count=False).hits
-            if len(hits) < limit or hits[-1][0] < hits[count - 1][0] or limit > count + _MAX_TIES:
-                last = hits[count - 1][0] if len(hits) >= count else 0.0
-                return [hit for hit in hits if hit[0] >= last]
-            limit = count + 2 * (limit - count) + 8
 
     # -- filters as metadata terms -----------------------------------------------------------------------------------
 

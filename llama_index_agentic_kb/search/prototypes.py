@@ -84,24 +84,27 @@ class ScopeIndex:
         """
         version, chunks = reader.version(), reader.chunks()
         digests = {document: _digest(ids) for document, ids in chunks.items()}
-        known = dict(zip(self.documents, self.digests, strict=True))
-        ends = np.append(self.starts, len(self.prototypes))[1:]
-        found = {
-            document: self.prototypes[start:end]
-            for document, start, end in zip(self.documents, self.starts.tolist(), ends.tolist(), strict=True)
-            if known[document] == digests.get(document)
-        }
-        changed = [document for document in chunks if document not in found]
-        found |= _prototypes_of(reader, {document: chunks[document] for document in changed})
-        documents = tuple(document for document in chunks if document in found)
-        counts = np.array([len(found[document]) for document in documents], np.int64)
+        known = zip(self.documents, self.digests, strict=True)
+        found = self._rows([document for document, digest in known if digests.get(document) == digest])
+        found |= _prototypes_of(reader, {name: ids for name, ids in chunks.items() if name not in found})
+        rows = {name: found[name] for name in chunks if name in found}
+        return replace(self._of(rows, map(digests.__getitem__, rows)), version=version)
+
+    def _rows(self, documents: Iterable[str]) -> dict[str, Floats]:
+        """Return the prototypes of each of these documents, in the order of the index."""
+        places, ends = self._places, np.append(self.starts[1:], len(self.prototypes))
+        known = sorted(places[one] for one in documents if one in places)
+        return {self.documents[at]: self.prototypes[self.starts[at] : ends[at]] for at in known}
+
+    def _of(self, rows: Mapping[str, Floats], digests: Iterable[str]) -> Self:
+        """Return the index of documents with these prototypes."""
+        counts = np.array(list(map(len, rows.values())), np.int64)
         return replace(
             self,
-            version=version,
-            documents=documents,
-            digests=tuple(digests[document] for document in documents),
+            documents=tuple(rows),
+            digests=tuple(digests),
             starts=np.cumsum(counts) - counts,
-            prototypes=np.concatenate([found[one] for one in documents]) if documents else self.prototypes[:0],
+            prototypes=np.concatenate(list(rows.values())) if rows else self.prototypes[:0],
         )
 
     def similarities(self, vectors: Floats) -> Floats:
@@ -115,18 +118,8 @@ class ScopeIndex:
 
     def part(self, documents: Collection[str]) -> Self:
         """Return the index of some of the documents; unknown ones are left out."""
-        places, ends = self._places, np.append(self.starts[1:], len(self.prototypes))
-        at = np.array(sorted(places[one] for one in documents if one in places), np.int64)
-        counts = (ends - self.starts)[at]
-        starts = np.cumsum(counts) - counts
-        rows = np.repeat(self.starts[at] - starts, counts) + np.arange(counts.sum())
-        return replace(
-            self,
-            documents=tuple(self.documents[place] for place in at.tolist()),
-            digests=tuple(self.digests[place] for place in at.tolist()),
-            starts=starts,
-            prototypes=self.prototypes[rows],
-        )
+        rows = self._rows(documents)
+        return self._of(rows, (self.digests[self._places[one]] for one in rows))
 
     @cached_property
     def sample(self) -> Self:

@@ -14,7 +14,6 @@ that the model rates as irrelevant are dropped. Fit your own to a few dozen judg
 from __future__ import annotations
 
 import math
-import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,12 +31,11 @@ from llama_index_agentic_kb._aio import Call, WorkerPool, arun, deadline_after, 
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, RetrievalError
 from llama_index_agentic_kb.llm import metered
 from llama_index_agentic_kb.schema.grounding import MAX_RECORDS, RankRecord
+from llama_index_agentic_kb.search.prototypes import unit_rows
 from llama_index_agentic_kb.search.tokenizing import document_terms, query_terms
 
-MAX_SCORE: Final = 4.0
-"""The highest score of the scale."""
-DEFAULT_THRESHOLD: Final = 2.5
-"""The default minimum of a calibrated score; passages below it are dropped. Azure's default."""
+MAX_SCORE: Final = 4.0  # the highest score of the scale
+DEFAULT_THRESHOLD: Final = 2.5  # Azure's default minimum of a calibrated score; passages below it are dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +75,7 @@ class Calibration:
         return cls(lambda raw: float(np.interp(raw, raws, scores)))
 
 
-_UNDECIDED: Final = -math.log(DEFAULT_THRESHOLD / (MAX_SCORE - DEFAULT_THRESHOLD))
-"""The logit that is mapped to 2, where probability 0.5 is mapped to the default threshold."""
+_UNDECIDED: Final = -math.log(DEFAULT_THRESHOLD / (MAX_SCORE - DEFAULT_THRESHOLD))  # the logit that is mapped to 2
 _HALVES: Final = ((0.0, 0.0), (0.5, 2.5), (1.0, 4.0))
 
 CALIBRATIONS: Final[Mapping[str, Calibration]] = MappingProxyType(
@@ -125,10 +122,8 @@ class Reranked:
     """The result of a reranker for one node, by its 0-based position in the input."""
 
     position: int
-    raw: float | None
-    """The reranker's own score; None if it returned none, or one that is not finite."""
-    score: float | None
-    """The raw score converted to 0 to 4; None without a calibration or without a raw score."""
+    raw: float | None  # the reranker's own score; None if it returned none, or one that is not finite
+    score: float | None  # the raw score converted to 0 to 4; None without a calibration or without a raw score
 
 
 class Reranker:
@@ -380,12 +375,8 @@ async def _by_vectors(query: str, texts: list[str], model: BaseEmbedding, deadli
     native, all_native = model.aget_query_embedding, model.aget_text_embedding_batch
     asked = await Call(sync=partial(one, query), native=partial(native, query), deadline=deadline, what=what)
     vectors = await Call(sync=partial(every, texts), native=partial(all_native, texts), deadline=deadline, what=what)
-    scores = {}
-    for position, vector in enumerate(vectors):
-        length = math.hypot(*asked) * math.hypot(*vector)
-        cosine = sum(map(operator.mul, asked, vector)) / length if length else 0.0
-        scores[position] = min(1.0, max(0.0, cosine)) if math.isfinite(cosine) else 0.0
-    return scores
+    cosines = unit_rows(vectors) @ unit_rows([asked])[0]
+    return dict(enumerate(np.clip(np.nan_to_num(cosines), 0, 1).tolist()))
 
 
 async def _by_reranker(

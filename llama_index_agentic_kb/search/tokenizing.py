@@ -28,18 +28,12 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     import tantivy
 
-ANALYSIS: Final = "1"
-"""The version of this conversion: an index of another version has other terms, and must be rebuilt."""
-MAX_QUERY_WORDS: Final = 256
-"""Maximum number of distinct words of a query; further words are ignored."""
-MAX_WORD_LENGTH: Final = 255
-"""Maximum number of characters of a word; the rest is cut off."""
-DEFAULT_LANGUAGE: Final = "english"
-"""The language of texts whose language can't be detected: names, numbers, lists, single words."""
-_SAMPLE: Final = 150
-"""Number of words of a text used for language detection."""
-_MIN_FOREIGN: Final = 2
-"""Minimum number of function words that are not in the default language, to detect another language."""
+ANALYSIS: Final = "1"  # the version of this conversion: an index of another one has other terms, and must be rebuilt
+MAX_QUERY_WORDS: Final = 256  # maximum number of distinct words of a query; further words are ignored
+MAX_WORD_LENGTH: Final = 255  # maximum number of characters of a word; the rest is cut off
+DEFAULT_LANGUAGE: Final = "english"  # of texts whose language can't be detected: names, numbers, lists, single words
+_SAMPLE: Final = 150  # number of words of a text used for language detection
+_MIN_FOREIGN: Final = 2  # minimum number of function words that are not in the default language, to detect another one
 
 _LINES: Final = Path(__file__).with_name("function_words.txt").read_text("utf-8").splitlines()
 FUNCTION_WORDS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
