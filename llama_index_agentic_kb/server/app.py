@@ -12,7 +12,7 @@ from functools import cache, partial
 from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -32,21 +32,10 @@ from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, In
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.schema import RetrievalRequest, RetrievalResponse
 from llama_index_agentic_kb.schema._model import Model
+from llama_index_agentic_kb.server import catalog
 from llama_index_agentic_kb.server.access import Access, FairQueue, JwksVerifier, Limits, Rates, TokenVerifier
 from llama_index_agentic_kb.server.azure import SESSION, definition_routes, retrieval_routes
-from llama_index_agentic_kb.server.catalog import (
-    DEFAULT_DATABASE,
-    ENVIRONMENT,
-    ApiKey,
-    KnowledgeBaseDefinition,
-    Role,
-    Setting,
-    SourceDefinition,
-    hash_of,
-    located,
-    read_file,
-    resolved,
-)
+from llama_index_agentic_kb.server.catalog import KnowledgeBaseDefinition, Setting, SourceDefinition
 from llama_index_agentic_kb.server.google import PREFIX, google_error, google_routes
 from llama_index_agentic_kb.server.http import Gateway, JsonFormatter, ServerContext, error_response
 from llama_index_agentic_kb.server.mcp_tool import mcp_routes
@@ -74,7 +63,7 @@ _HEADERS: Final = {
 def create_app(
     service: KnowledgeService,
     *,
-    keys: Mapping[str, ApiKey] | None = None,
+    keys: Mapping[str, catalog.ApiKey] | None = None,
     verifier: TokenVerifier | None = None,
     limits: Limits | None = None,
     cors_origins: Collection[str] = (),
@@ -209,27 +198,24 @@ class ErrorBody(BaseModel):
     error: _Error
 
 
-class _Operation(NamedTuple):
-    body: type[BaseModel] | None = None
-    done: tuple[str, ...] = ("200",)
-    refused: tuple[str, ...] = ()
+_Operation: TypeAlias = tuple[str, type[BaseModel] | None]  # the statuses of its responses, and the model of its body
 
 
 def _of_kind(kind: str, model: type[BaseModel]) -> dict[str, _Operation]:
     return {
-        f"list_{kind}s": _Operation(),
-        f"create_{kind}": _Operation(model, ("201",), ("409", "413")),
-        f"put_{kind}": _Operation(model, ("200", "201"), ("409", "412", "413")),
-        f"get_{kind}": _Operation(refused=("404",)),
-        f"delete_{kind}": _Operation(done=("204",), refused=("404", "409", "412")),
+        f"list_{kind}s": ("200", None),
+        f"create_{kind}": ("201 409 413", model),
+        f"put_{kind}": ("200 201 409 412 413", model),
+        f"get_{kind}": ("200 404", None),
+        f"delete_{kind}": ("204 404 409 412", None),
     }
 
 
-_OPERATIONS: Final = {
-    "retrieve": _Operation(RetrievalRequest, ("200", "206"), ("404", "406", "413", "502")),
-    "get_passage": _Operation(refused=("404",)),
-    "get_source_status": _Operation(refused=("404",)),
-    "get_service_statistics": _Operation(),
+_OPERATIONS: Final[dict[str, _Operation]] = {
+    "retrieve": ("200 206 404 406 413 502", RetrievalRequest),
+    "get_passage": ("200 404", None),
+    "get_source_status": ("200 404", None),
+    "get_service_statistics": ("200", None),
     **_of_kind("knowledgeBase", KnowledgeBaseDefinition),
     **_of_kind("knowledgeSource", SourceDefinition),
 }
@@ -249,31 +235,29 @@ def _described(app: FastAPI) -> JsonObject:
     }
     for path in schema["paths"].values():
         for operation in path.values():
-            known = _OPERATIONS.get(operation.get("operationId", ""))
-            if known is not None:
-                _complete(operation, known)
+            if known := _OPERATIONS.get(operation.get("operationId", "")):
+                _complete(operation, *known)
             operation.get("responses", {}).pop("422", None)  # parameters that are refused get 400
     return schema
 
 
-def _complete(operation: JsonObject, known: _Operation) -> None:
+def _complete(operation: JsonObject, statuses: str, body: type[BaseModel] | None) -> None:
     """Add parameters, body, responses and security to the description of an operation."""
     text, versions = {"type": "string"}, {"type": "string", "enum": [*VERSIONS]}
     operation.setdefault("parameters", []).append({"name": "api-version", "in": "query", "schema": versions})
     operation["security"] = [{"apiKey": []}, {"bearer": []}]
-    if known.body is not None:
-        operation["requestBody"] = {"required": True, "content": _json_of(known.body)}
-    answers = known.body is RetrievalRequest
-    done = _json_of(RetrievalResponse) if answers else {"application/json": {"schema": {"type": "object"}}}
-    contents = {status: {} if status == "204" else dict(done) for status in known.done}
-    contents |= {status: _json_of(ErrorBody) for status in (*_COMMON, *known.refused)}
-    if answers:
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": _json_of(body)}
+    operation["responses"] = responses = {}
+    for status in (*statuses.split(), *_COMMON):
+        content = _json_of(ErrorBody) if status >= "400" else {"application/json": {"schema": {"type": "object"}}}
+        responses[status] = {"description": HTTPStatus(int(status)).phrase, "content": content}
+    if body is RetrievalRequest:
         operation["parameters"].append({"name": SESSION, "in": "header", "schema": text})
-        contents["200"]["text/event-stream"] = {"schema": text}
-    operation["responses"] = {
-        status: {"description": HTTPStatus(int(status)).phrase, **({"content": content} if content else {})}
-        for status, content in contents.items()
-    }
+        responses["206"]["content"] = _json_of(RetrievalResponse)
+        responses["200"]["content"] = {**_json_of(RetrievalResponse), "text/event-stream": {"schema": text}}
+    if "204" in responses:
+        del responses["204"]["content"]
 
 
 def _json_of(model: type[BaseModel]) -> JsonObject:
@@ -287,9 +271,9 @@ MIN_KEY: Final = 16  # minimum length of an API key: shorter ones can be guessed
 
 
 def _secret(value: object) -> object:
-    if isinstance(value, str) and not value.startswith(ENVIRONMENT):
+    if isinstance(value, str) and not value.startswith(catalog.ENVIRONMENT):
         raise ValueError("a secret does not stand in the file: write env:NAME, and set the variable NAME")
-    secret = resolved(value)
+    secret = catalog.resolved(value)
     know_secrets([str(secret)])
     return secret
 
@@ -329,7 +313,7 @@ class Configuration(Model):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8_080, ge=0, le=65_535)
-    database: Setting = DEFAULT_DATABASE
+    database: Setting = catalog.DEFAULT_DATABASE
     stores: list[Annotated[StoreSettings, BeforeValidator(lambda one: {"path": one} if isinstance(one, str) else one)]]
     models: dict[str, ModelSettings] = Field(default_factory=dict)
     keys: KeySettings = Field(default_factory=KeySettings)
@@ -344,12 +328,12 @@ class Configuration(Model):
     def load(cls, path: Path) -> Configuration:
         """Read a file; paths in it are relative to its folder. Errors are ``ConfigurationError`` and name the field."""
         try:
-            loaded = cls.parse(read_file(path))
+            loaded = cls.parse(catalog.read_file(path))
         except InvalidRequestError as error:
             raise ConfigurationError(f"{path}: {error}") from error
         for store in loaded.stores:
-            store.path = located(path, store.path)
-        loaded.database = located(path, loaded.database)
+            store.path = catalog.located(path, store.path)
+        loaded.database = catalog.located(path, loaded.database)
         return loaded
 
     def service(self) -> KnowledgeService:
@@ -365,12 +349,12 @@ class Configuration(Model):
         asyncio.run(define())
         return service
 
-    def api_keys(self) -> dict[str, ApiKey]:
+    def api_keys(self) -> dict[str, catalog.ApiKey]:
         """Return the keys of the file, by hash."""
-        by_role: dict[Role, list[str]] = {"admin": self.keys.admin, "query": self.keys.query}
+        by_role: dict[catalog.Role, list[str]] = {"admin": self.keys.admin, "query": self.keys.query}
         made = datetime.now(UTC)
         return {
-            hash_of(key): ApiKey(f"file-{role}-{number}", f"{role}-{number}", role, made)
+            catalog.hash_of(key): catalog.ApiKey(f"file-{role}-{number}", f"{role}-{number}", role, made)
             for role, keys in by_role.items()
             for number, key in enumerate(keys, start=1)
         }
@@ -380,13 +364,15 @@ class Configuration(Model):
             return {}
         from llama_index_agentic_kb.llm.openai_compatible import OpenAICompatible  # noqa: PLC0415 (loads the client)
 
-        made: dict[str, LLM] = {}
-        for name, one in self.models.items():
-            model, key = one.model or name, one.api_key or "none"
-            made[name] = OpenAICompatible(
-                model=model, api_key=key, api_base=one.api_base, context_window=one.context_window
+        return {
+            name: OpenAICompatible(
+                model=one.model or name,
+                api_key=one.api_key or "none",
+                api_base=one.api_base,
+                context_window=one.context_window,
             )
-        return made
+            for name, one in self.models.items()
+        }
 
     def _indexes(self) -> dict[str, Index]:
         from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads SQLite and more)
@@ -400,11 +386,11 @@ class Configuration(Model):
             for name in names:
                 if name in found:
                     raise ConfigurationError(f"stores: two have a source of the name {name!r}")
-                own: JsonObject = {"index": store.index(name), "hybrid": store.lexical(name), "permissions": None}
-                if name in declared:
-                    own["permissions"] = Permissions(**declared[name])
-                    store.check_permissions(name, own["permissions"])
-                found[name] = partial(KnowledgeSource, **own)
+                permissions = Permissions(**declared[name]) if name in declared else None
+                if permissions is not None:
+                    store.check_permissions(name, permissions)
+                index, hybrid = store.index(name), store.lexical(name)
+                found[name] = partial(KnowledgeSource, index=index, hybrid=hybrid, permissions=permissions)
         return found
 
 
@@ -456,11 +442,9 @@ def _register_traces() -> None:
 def announce_first_key(service: KnowledgeService) -> None:
     """Create an admin key and print it, if the catalog has none: nobody could use the server otherwise."""
 
-    async def made() -> str | None:
-        if (await service.catalog.snapshot()).keys:
-            return None
-        return (await service.catalog.add_key("admin", "first"))[1]
+    async def announce() -> None:
+        if not (await service.catalog.snapshot()).keys:
+            _, key = await service.catalog.add_key("admin", "first")
+            sys.stderr.write(f"admin key (shown once, stored as a hash): {key}\n")
 
-    key = asyncio.run(made())
-    if key is not None:
-        sys.stderr.write(f"admin key (shown once, stored as a hash): {key}\n")
+    asyncio.run(announce())

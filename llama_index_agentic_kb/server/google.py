@@ -25,30 +25,8 @@ from llama_index_agentic_kb.server.errors import RequestError
 from llama_index_agentic_kb.server.http import GONE, ServerContext, logger, read_body, streamed, unless_gone
 from llama_index_agentic_kb.server.service import ServedBase
 from llama_index_agentic_kb.store.sessions import SessionStore
-from llama_index_agentic_kb.wire.google import (
-    AnswerStream,
-    decode_answer_query,
-    decode_check_grounding,
-    decode_create_session,
-    decode_list_sessions,
-    decode_rank,
-    decode_update_session,
-    encode_answer,
-    encode_answer_response,
-    encode_check_grounding,
-    encode_error,
-    encode_rank,
-    encode_session,
-    encode_session_page,
-    wants_answer_details,
-)
-from llama_index_agentic_kb.wire.google_messages import (
-    Parent,
-    parse_answer_name,
-    parse_parent,
-    parse_serving_config,
-    parse_session_name,
-)
+from llama_index_agentic_kb.wire import google as codec
+from llama_index_agentic_kb.wire import google_messages as names
 
 PREFIX: Final = "/v1/"
 _KINDS: Final = ("answers", "sessions", "servingConfigs", "groundingConfigs", "rankingConfigs")
@@ -65,21 +43,17 @@ class _Call:
     context: ServerContext
     principal: Principal | None  # on whose behalf it runs
     tenant: str  # whose share it uses
+    sessions: SessionStore  # of all owners
     owner: str  # whose the sessions are
     as_int: bool  # whether the client wants enums as numbers
-
-    @property
-    def sessions(self) -> SessionStore:
-        """The store of all sessions."""
-        return self.context.service.sessions
 
     async def body(self) -> bytes:
         """Return the body."""
         return await read_body(self.request, self.context.limits.body_bytes) or b"{}"
 
-    async def base(self, parent: Parent) -> ServedBase:
+    async def base(self, parent: str) -> ServedBase:
         """Return the knowledge base that a name's parent stands for, or raise ``NotFoundError``."""
-        return await self.context.service.base(parent.id)
+        return await self.context.service.base(parent.rpartition("/")[2])
 
     async def respond(self, work: Callable[[], Awaitable[JsonObject]]) -> Response:
         """Do the work of a question at its place in the queue, unless the client disconnects; return its JSON."""
@@ -101,9 +75,8 @@ def google_routes(context: ServerContext) -> APIRouter:
         principal, tenant = await context.access.asker(request)
         alt = request.query_params.get("$alt", "") + request.query_params.get("alt", "")
         resource, _, verb = name.partition(":")
-        call = _Call(
-            request, resource, context, principal, tenant, session_owner(principal), "enum-encoding=int" in alt
-        )
+        sessions, owner = context.service.sessions, session_owner(principal)
+        call = _Call(request, resource, context, principal, tenant, sessions, owner, "enum-encoding=int" in alt)
         parts = resource.split("/")
         kind = next((one for one in _KINDS if one in parts[-2:]), "")
         listed = kind == "sessions" and parts[-1] == "sessions"
@@ -117,7 +90,7 @@ def google_routes(context: ServerContext) -> APIRouter:
 
 def google_error(error: BaseException) -> JSONResponse:
     """Return an error in Google's form."""
-    status, body = encode_error(error)
+    status, body = codec.encode_error(error)
     headers = dict(error.headers) if isinstance(error, RequestError) else {}
     return JSONResponse(body, status, headers)
 
@@ -125,11 +98,11 @@ def google_error(error: BaseException) -> JSONResponse:
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-async def _query(call: _Call) -> tuple[KnowledgeBase, AnswerQuery, Parent]:
+async def _query(call: _Call) -> tuple[KnowledgeBase, AnswerQuery, str]:
     """Return the knowledge base and the query of an ``:answer`` or ``:streamAnswer`` request, and the base's name."""
-    parent = parse_serving_config(call.name)
+    parent = names.parse_serving_config(call.name)
     served = await call.base(parent)
-    query = decode_answer_query(await call.body(), serving_config=call.name)
+    query = codec.decode_answer_query(await call.body(), serving_config=call.name)
     request = served.request(query.request.model_copy(update={"principal": call.principal}))
     return served.base, query.model_copy(update={"request": request}), parent
 
@@ -139,7 +112,7 @@ async def _answer(call: _Call) -> Response:
 
     async def answered() -> JsonObject:
         made = await base.aanswer(query)
-        return encode_answer_response(made.answer, parent=parent, session=made.session, enum_as_int=call.as_int)
+        return codec.encode_answer_response(made.answer, parent=parent, session=made.session, enum_as_int=call.as_int)
 
     return await call.respond(answered)
 
@@ -148,7 +121,7 @@ async def _stream_answer(call: _Call) -> Response:
     base, query, parent = await _query(call)
 
     async def pieces() -> AsyncGenerator[bytes]:
-        stream, is_begun = AnswerStream(parent=parent, enum_as_int=call.as_int), False
+        stream, is_begun = codec.AnswerStream(parent=parent, enum_as_int=call.as_int), False
         try:
             async with call.context.queue.place(call.tenant):
                 async for piece in base.astream_answer(query):
@@ -166,30 +139,30 @@ async def _stream_answer(call: _Call) -> Response:
 
 
 async def _get_answer(call: _Call) -> Response:
-    session, answer_id = parse_answer_name(call.name)
-    await call.base(session.parent)
-    answer = await call.sessions.aget_answer(call.owner, session.id, answer_id)
-    return JSONResponse(encode_answer(answer, name=call.name, enum_as_int=call.as_int))
+    parent, session, answer_id = names.parse_answer_name(call.name)
+    await call.base(parent)
+    answer = await call.sessions.aget_answer(call.owner, session, answer_id)
+    return JSONResponse(codec.encode_answer(answer, name=call.name, enum_as_int=call.as_int))
 
 
 # -- checks and ranking ------------------------------------------------------------------------------------------------
 
 
 async def _check(call: _Call) -> Response:
-    query = decode_check_grounding(await call.body(), grounding_config=call.name)
+    query = codec.decode_check_grounding(await call.body(), grounding_config=call.name)
 
     async def checked() -> JsonObject:
         ledger = await arun(grounding_ledger(query, deadline=deadline_after(_SECONDS)))
-        return encode_check_grounding(query, ledger)
+        return codec.encode_check_grounding(query, ledger)
 
     return await call.respond(checked)
 
 
 async def _rank(call: _Call) -> Response:
-    query = decode_rank(await call.body(), ranking_config=call.name)
+    query = codec.decode_rank(await call.body(), ranking_config=call.name)
 
     async def ranked() -> JsonObject:
-        return encode_rank(query, await arank(query.query, query.records, timeout=_SECONDS))
+        return codec.encode_rank(query, await arank(query.query, query.records, timeout=_SECONDS))
 
     return await call.respond(ranked)
 
@@ -199,29 +172,29 @@ async def _rank(call: _Call) -> Response:
 
 async def _all_sessions(call: _Call) -> Response:
     """Create a session, or list them."""
-    parent = parse_parent(call.name.rpartition("/")[0])
+    parent = names.parse_parent(call.name.rpartition("/")[0])
     await call.base(parent)
     if call.request.method == "POST":
-        session = await call.sessions.acreate(call.owner, decode_create_session(await call.body()))
-        return JSONResponse(encode_session(session, parent, enum_as_int=call.as_int))
+        session = await call.sessions.acreate(call.owner, codec.decode_create_session(await call.body()))
+        return JSONResponse(codec.encode_session(session, parent, enum_as_int=call.as_int))
     params = {name: value for name, value in call.request.query_params.items() if name in _LISTING}
-    page = await call.sessions.alist_sessions(call.owner, decode_list_sessions(params))
-    return JSONResponse(encode_session_page(page, parent, enum_as_int=call.as_int))
+    page = await call.sessions.alist_sessions(call.owner, codec.decode_list_sessions(params))
+    return JSONResponse(codec.encode_session_page(page, parent, enum_as_int=call.as_int))
 
 
 async def _one_session(call: _Call) -> Response:
     """Return, change or delete a session."""
-    name, method, params = parse_session_name(call.name), call.request.method, call.request.query_params
-    await call.base(name.parent)
+    (parent, name), method, params = names.parse_session_name(call.name), call.request.method, call.request.query_params
+    await call.base(parent)
     if method == "DELETE":
-        await call.sessions.adelete(call.owner, name.id)
+        await call.sessions.adelete(call.owner, name)
         return JSONResponse({})
     if method == "PATCH":
-        changes = decode_update_session(await call.body(), params.get("updateMask", ""))
-        session = await call.sessions.aupdate(call.owner, name.id, changes)
+        changes = codec.decode_update_session(await call.body(), params.get("updateMask", ""))
+        session = await call.sessions.aupdate(call.owner, name, changes)
     else:
-        session = await call.sessions.aget(call.owner, name.id, include_answers=wants_answer_details(dict(params)))
-    return JSONResponse(encode_session(session, name.parent, enum_as_int=call.as_int))
+        session = await call.sessions.aget(call.owner, name, include_answers=codec.wants_answer_details(dict(params)))
+    return JSONResponse(codec.encode_session(session, parent, enum_as_int=call.as_int))
 
 
 _LISTING: Final = frozenset({"pageSize", "page_size", "pageToken", "page_token", "filter", "orderBy", "order_by"})

@@ -1,7 +1,7 @@
 """Google's Answer and session methods, CheckGrounding and Rank (Discovery Engine v1): requests in, answers out.
 
     query = decode_answer_query(body, serving_config=path)
-    body = encode_answer_response(answer, parent=config.parent, session=session, enum_as_int=True)
+    body = encode_answer_response(answer, parent=parse_serving_config(path), session=session, enum_as_int=True)
 
 Every field of a v1 request is checked; those that change an answer and have no effect here are named in
 ``AnswerQuery.unsupported``. ``asynchronousMode`` is refused, as by the live service. Output is strictly v1. Offsets
@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from typing import Final
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
+from pydantic.alias_generators import to_camel
 
 from llama_index_agentic_kb._text import byte_offsets, error_message
 from llama_index_agentic_kb.errors import AgenticKBError, InvalidAnswerError, InvalidRequestError
@@ -43,16 +43,14 @@ from llama_index_agentic_kb.schema.request import Message, ReasoningEffort, Retr
 from llama_index_agentic_kb.wire.google_filter import parse_filter, parse_session_filter
 from llama_index_agentic_kb.wire.google_messages import (
     Fields,
-    Parent,
-    SessionName,
     Untyped,
     check_config_name,
     member,
     message_class,
-    number,
     parse_parent,
     parse_serving_config,
     parse_session_name,
+    plain,
     read,
     write,
 )
@@ -71,6 +69,23 @@ _STATUS: Final = {
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
 }
+DEFAULT_RANKER: Final = "semantic-ranker-512@latest"
+DEFAULT_PAGE: Final = 50
+MAX_PAGE: Final = 1_000
+_DOCUMENT: Final = {"document", "uri", "title"}
+_CHUNK: Final = {"chunk", "content", "relevance_score"}
+_KEYS: Final = {
+    "user_pseudo_id": "user_pseudo_id",
+    "state": "state",
+    "display_name": "display_name",
+    "starred": "is_pinned",
+    "is_pinned": "is_pinned",
+    "labels": "labels",
+    "create_time": "started_at",
+    "update_time": "updated_at",
+}
+_ORDERS: Final = {**{name: _KEYS[name] for name in ("update_time", "create_time", "is_pinned")}, "session_name": "id"}
+_CHANGEABLE: Final = ("display_name", "labels", "is_pinned", "user_pseudo_id")
 
 
 # -- questions --------------------------------------------------------------------------------------------------------
@@ -105,7 +120,7 @@ def decode_answer_query(body: object, *, serving_config: str | None = None) -> a
                 max_output_documents=sent.search_spec.search_params.max_return_results or DEFAULT_RESULTS,
             ),
             query_id=sent.query.query_id,
-            session=parse_session_name(sent.session).id if sent.session else None,
+            session=parse_session_name(sent.session)[1] if sent.session else None,
             user_pseudo_id=sent.user_pseudo_id,
             user_labels=dict(sent.user_labels),
             end_user_chunks=[
@@ -154,7 +169,7 @@ def _search_fields(spec: Untyped) -> Fields:
         "result_mode": member(answers.ResultMode, params.search_result_mode),
         "data_stores": [
             answers.DataStoreQuery(
-                data_store=str(parse_parent(one.data_store, f"{at}.dataStoreSpecs.{position}.dataStore")),
+                data_store=parse_parent(one.data_store, f"{at}.dataStoreSpecs.{position}.dataStore"),
                 max_results=one.num_results or None,
                 filters=_filter(one, f"{at}.dataStoreSpecs.{position}"),
             )
@@ -197,7 +212,7 @@ def encode_answer(answer: answers.Answer, *, name: str | None = None, enum_as_in
 def encode_answer_response(
     answer: answers.Answer,
     *,
-    parent: Parent | None = None,
+    parent: str | None = None,
     session: answers.Session | None = None,
     enum_as_int: bool = False,
 ) -> Fields:
@@ -205,10 +220,8 @@ def encode_answer_response(
 
     A session (after this turn) needs its parent, a data store or engine; without one the answer has no name.
     """
-    kept = name = None
-    if session is not None and parent is not None:
-        kept = session_fields(session, parent)
-        name = None if answer.id is None else SessionName(parent, session.id).answer(answer.id)
+    kept = None if session is None or parent is None else session_fields(session, parent)
+    name = None if kept is None or answer.id is None else f"{kept['name']}/answers/{answer.id}"
     fields = {"answer": _answer_fields(answer, name), "session": kept}
     return write("AnswerQueryResponse", fields, enum_as_int=enum_as_int)
 
@@ -220,32 +233,26 @@ def _answer_fields(answer: answers.Answer, name: str | None) -> Fields:
     except ValidationError as error:
         raise InvalidAnswerError(describe(error)) from error
     offsets = byte_offsets(answer.text)
-    classified = [_numbered(one) for one in answer.query_classifications or ()]
+    shown = answer.model_dump(
+        include={"state", "grounding_score", "related_questions", "safety_ratings", "query_classifications"}
+    )
+    classified = shown.pop("queryClassifications")
     return {
+        **shown,
         "name": name,
-        "state": number(answer.state),
         "answerText": answer.text,
-        "groundingScore": answer.grounding_score,
         "citations": [_claim(one, offsets) for one in answer.citations],
         "groundingSupports": [
             {**_claim(one, offsets), "groundingScore": one.score, "groundingCheckRequired": one.check_required}
             for one in answer.grounding_supports
         ],
         "references": [_reference(one) for one in answer.references],
-        "relatedQuestions": answer.related_questions,
         "steps": _steps(answer.steps),
         "queryUnderstandingInfo": {"queryClassificationInfo": classified} if classified else None,
-        "answerSkippedReasons": [number(one) for one in answer.skipped_reasons],
+        "answerSkippedReasons": answer.skipped_reasons,
         "createTime": answer.created_at,
         "completeTime": answer.completed_at,
-        "safetyRatings": [_numbered(one) for one in answer.safety_ratings],
     }
-
-
-def _numbered(model: BaseModel) -> Fields:
-    """Return a model's fields, its enums as numbers."""
-    fields = model.model_dump(by_alias=True)
-    return {name: number(value) if isinstance(value, Enum) else value for name, value in fields.items()}
 
 
 def _claim(claim: answers.Citation, offsets: Sequence[int]) -> Fields:
@@ -257,31 +264,26 @@ def _claim(claim: answers.Citation, offsets: Sequence[int]) -> Fields:
 
 
 def _reference(reference: answers.AnswerReference) -> Fields:
-    document = reference.model_dump(include={"document", "uri", "title"})
+    document = reference.model_dump(include=_DOCUMENT)
+    if isinstance(reference, answers.StructuredReference):
+        return {"structuredDocumentInfo": {**document, "structData": plain(reference.data) or None}}
+    document["structData"] = plain(reference.metadata) or None
     if isinstance(reference, answers.ChunkReference):
-        metadata = {**document, "pageIdentifier": reference.page_identifier, "structData": reference.metadata or None}
-        return {"chunkInfo": {**_chunk(reference), "documentMetadata": metadata}}
-    if isinstance(reference, answers.DocumentReference):
-        chunks = [one.model_dump(by_alias=True) for one in reference.chunks]
-        data = {"chunkContents": chunks, "structData": reference.metadata or None}
-        return {"unstructuredDocumentInfo": {**document, **data}}
-    return {"structuredDocumentInfo": {**document, "structData": reference.data or None}}
-
-
-def _chunk(chunk: answers.ChunkReference) -> Fields:
-    return chunk.model_dump(include={"chunk", "content", "relevance_score"}, by_alias=True)
+        metadata = {**document, "pageIdentifier": reference.page_identifier}
+        return {"chunkInfo": {**reference.model_dump(include=_CHUNK), "documentMetadata": metadata}}
+    return {"unstructuredDocumentInfo": {**document, "chunkContents": [one.model_dump() for one in reference.chunks]}}
 
 
 def _steps(steps: Sequence[answers.AnswerStep]) -> list[Fields]:
     return [
         {
-            "state": number(step.state),
-            "description": step.description,
-            "thought": step.thought,
+            **step.model_dump(exclude={"actions"}),
             "actions": [
                 {
                     "searchAction": None if action.query is None else {"query": action.query},
-                    "observation": _observed(action.results),
+                    "observation": None
+                    if action.results is None
+                    else {"searchResults": [*map(_found, action.results)]},
                 }
                 for action in step.actions
             ],
@@ -290,38 +292,32 @@ def _steps(steps: Sequence[answers.AnswerStep]) -> list[Fields]:
     ]
 
 
-def _observed(results: Sequence[answers.SearchObservation] | None) -> Fields | None:
-    shown = [
-        {
-            **one.model_dump(include={"document", "uri", "title"}),
-            "snippetInfo": [{"snippet": found.snippet, "snippetStatus": found.status} for found in one.snippets],
-            "chunkInfo": [_chunk(chunk) for chunk in one.chunks],
-            "structData": one.metadata or None,
-        }
-        for one in results or ()
-    ]
-    return None if results is None else {"searchResults": shown}
-
-
-def session_fields(session: answers.Session, parent: Parent) -> Fields:
-    """Return the fields of a ``Session`` message for ``write``; turns include their whole answers if loaded."""
-    name = SessionName(parent, session.id)
+def _found(result: answers.SearchObservation) -> Fields:
     return {
-        "name": str(name),
-        "displayName": session.display_name,
-        "state": number(session.state),
-        "userPseudoId": session.user_pseudo_id,
+        **result.model_dump(include=_DOCUMENT),
+        "snippetInfo": [{"snippet": found.snippet, "snippetStatus": found.status} for found in result.snippets],
+        "chunkInfo": [chunk.model_dump(include=_CHUNK) for chunk in result.chunks],
+        "structData": plain(result.metadata) or None,
+    }
+
+
+def session_fields(session: answers.Session, parent: str) -> Fields:
+    """Return the fields of a ``Session`` message for ``write``; turns include their whole answers if loaded."""
+    name = f"{parent}/sessions/{session.id}"
+    return {
+        **session.model_dump(
+            include={"display_name", "state", "user_pseudo_id", "labels", "is_pinned"}, warnings=False
+        ),
+        "name": name,
         "turns": [
             {
                 "query": {"queryId": turn.query_id, "text": turn.query},
-                "answer": (answer := name.answer(turn.answer_id)),
+                "answer": (answer := f"{name}/answers/{turn.answer_id}"),
                 "queryConfig": turn.query_config,
                 "detailedAnswer": None if turn.answer is None else _answer_fields(turn.answer, answer),
             }
             for turn in session.turns
         ],
-        "labels": session.labels,
-        "isPinned": session.is_pinned,
         "startTime": session.started_at,
         "endTime": session.ended_at,
     }
@@ -330,7 +326,7 @@ def session_fields(session: answers.Session, parent: Parent) -> Fields:
 class AnswerStream:
     """Encoder of a streamed answer, piece by piece, in the order of ``AnswerPiece``; a session needs its ``parent``."""
 
-    def __init__(self, *, parent: Parent | None = None, enum_as_int: bool = False) -> None:
+    def __init__(self, *, parent: str | None = None, enum_as_int: bool = False) -> None:
         self._parent, self._enum_as_int = parent, enum_as_int
         self._opened = self._closed = False
         self._offsets = [0]  # byte offset of each character of the text so far, and its length
@@ -358,7 +354,7 @@ class AnswerStream:
                 fields = {"citations": [_claim(piece.citation, self._offsets)]}
         if not any(fields.values()):
             return b""
-        answer = {"state": number(answers.AnswerState.STREAMING), **fields}
+        answer = {"state": answers.AnswerState.STREAMING, **fields}
         return self._element(write("AnswerQueryResponse", {"answer": answer}, enum_as_int=self._enum_as_int))
 
     def fail(self) -> bytes:
@@ -399,29 +395,6 @@ def encode_error(error: BaseException) -> tuple[int, list[Fields]]:
     return status, [{"error": {"code": status, "message": text, "status": _STATUS[status], "details": details}}]
 
 
-DEFAULT_RANKER: Final = "semantic-ranker-512@latest"
-DEFAULT_PAGE: Final = 50
-MAX_PAGE: Final = 1_000
-_KEYS: Final = {
-    "user_pseudo_id": "user_pseudo_id",
-    "state": "state",
-    "display_name": "display_name",
-    "starred": "is_pinned",
-    "is_pinned": "is_pinned",
-    "labels": "labels",
-    "create_time": "started_at",
-    "update_time": "updated_at",
-}
-_ORDERS: Final = {
-    "update_time": "updated_at",
-    "create_time": "started_at",
-    "session_name": "id",
-    "is_pinned": "is_pinned",
-}
-_CHANGEABLE: Final = ("display_name", "labels", "is_pinned", "user_pseudo_id")
-_BOOLEANS: Final = {"true": True, "false": False, "": False, "1": True, "0": False}
-
-
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
@@ -440,18 +413,17 @@ def decode_update_session(body: object, update_mask: str = "") -> answers.Sessio
     Google's service. Raises ``InvalidRequestError`` for an invalid body and for fields that can't be changed.
     """
     sent = read("Session", body)
-    spellings = {field.json_name: field.name for field in sent.DESCRIPTOR.fields}
+    spellings = {to_camel(name): name for name in _CHANGEABLE}
     names = [spellings.get(name.strip(), name.strip()) for name in update_mask.split(",") if name.strip()]
-    for name in names:
-        if name not in _CHANGEABLE:
-            known = ", ".join(_CHANGEABLE)
-            raise InvalidRequestError(f"updateMask: {name[:60]!r} can't be changed; it can hold {known}")
+    if wrong := [name for name in names if name not in _CHANGEABLE]:
+        known = ", ".join(_CHANGEABLE)
+        raise InvalidRequestError(f"updateMask: {wrong[0][:60]!r} can't be changed; it can hold {known}")
     return _changes(sent, names or _CHANGEABLE)
 
 
 def _changes(sent: Untyped, names: Sequence[str]) -> answers.SessionChanges:
-    fields = {"labels": list(sent.labels)}
-    return answers.SessionChanges(**{name: fields.get(name, getattr(sent, name)) for name in names})
+    fields = {name: getattr(sent, name) for name in names}
+    return answers.SessionChanges(**fields | ({"labels": list(sent.labels)} if "labels" in names else {}))
 
 
 def decode_list_sessions(params: Mapping[str, object]) -> answers.SessionQuery:
@@ -463,7 +435,7 @@ def decode_list_sessions(params: Mapping[str, object]) -> answers.SessionQuery:
         filters=parse_session_filter(sent.filter, _our_condition),
     )
     if sent.order_by.strip():
-        query.order_by = [_order(part.split()) for part in sent.order_by.split(",")]
+        query.order_by = [_order(part) for part in sent.order_by.split(",")]
     return query
 
 
@@ -484,11 +456,10 @@ def _our_condition(sent: Condition) -> Condition:
     )
 
 
-def _order(words: list[str]) -> answers.SessionOrder:
-    name, *direction = words or [""]
+def _order(text: str) -> answers.SessionOrder:
+    name, *direction = text.split() or [""]
     if name not in _ORDERS or direction not in ([], ["asc"], ["desc"]):
-        known = ", ".join(_ORDERS)
-        found = " ".join(words)[:60]
+        known, found = ", ".join(_ORDERS), " ".join(text.split())[:60]
         raise InvalidRequestError(f"orderBy: can't read {found!r}; write one of {known}, with or without desc")
     return answers.SessionOrder.model_validate({"key": _ORDERS[name], "descending": direction == ["desc"]})
 
@@ -496,22 +467,20 @@ def _order(words: list[str]) -> answers.SessionOrder:
 def wants_answer_details(params: Mapping[str, str]) -> bool:
     """Return whether GetSession asks for whole answers; raise ``InvalidRequestError`` if unclear."""
     sent = params.get("includeAnswerDetails", params.get("include_answer_details", ""))
-    if sent.lower() not in _BOOLEANS:
+    if sent.lower() not in ("true", "1", "false", "0", ""):
         raise InvalidRequestError(f"includeAnswerDetails: {sent[:20]!r} is neither true nor false")
-    return _BOOLEANS[sent.lower()]
+    return sent.lower() in ("true", "1")
 
 
-def encode_session(session: answers.Session, parent: Parent, *, enum_as_int: bool = False) -> Fields:
+def encode_session(session: answers.Session, parent: str, *, enum_as_int: bool = False) -> Fields:
     """Return a session; turns include loaded answers. Raise ``InvalidAnswerError`` if one is invalid."""
     return write("Session", session_fields(session, parent), enum_as_int=enum_as_int)
 
 
-def encode_session_page(page: answers.SessionPage, parent: Parent, *, enum_as_int: bool = False) -> Fields:
+def encode_session_page(page: answers.SessionPage, parent: str, *, enum_as_int: bool = False) -> Fields:
     """Return the response of ListSessions as JSON data."""
-    fields = {
-        "sessions": [session_fields(session, parent) for session in page.sessions],
-        "nextPageToken": page.next_page_token or "",
-    }
+    sessions = [session_fields(session, parent) for session in page.sessions]
+    fields = {"sessions": sessions, "nextPageToken": page.next_page_token or ""}
     return write("ListSessionsResponse", fields, enum_as_int=enum_as_int)
 
 

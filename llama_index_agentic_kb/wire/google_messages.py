@@ -1,7 +1,8 @@
 """Google's messages in protobuf's JSON, parsed strictly and written; and resource names (``projects/P/...``).
 
 Serving configs, sessions and answers have one of three parents: a data store, a data store in a collection, an engine
-in a collection. The Python client's own helpers for names support only the first.
+in a collection. The Python client's own helpers for names support only the first. The last part of a parent's name is
+its id.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import date
 from enum import Enum
 from typing import Any, Final, TypeAlias, TypeVar
@@ -68,13 +68,8 @@ def message_class(kind: str) -> Untyped:
     return getattr(discoveryengine_v1, kind).pb()
 
 
-def number(value: Enum | None) -> int:
-    """Return the protobuf number of an enum member (our enums have Google's order); 0 (unspecified) for None."""
-    return 0 if value is None else 1 + list(type(value)).index(value)
-
-
 def member(kind: type[E], value: int) -> E | None:
-    """Return the enum member with a protobuf number; None for 0. See ``number``."""
+    """Return the enum member with a protobuf number (our enums have Google's order); None for 0, unspecified."""
     return list(kind)[value - 1] if value else None
 
 
@@ -94,20 +89,23 @@ def write(kind: str, data: Mapping[str, object], *, enum_as_int: bool = False) -
     from google.protobuf import json_format  # type: ignore[import-untyped]  # noqa: PLC0415 (an extra)
 
     try:
-        json_format.ParseDict(_plain(data), message)
+        json_format.ParseDict(plain(data, numbers=True), message)
     except json_format.ParseError as error:
         raise InvalidAnswerError(f"{kind}: {error}") from error
     written: Fields = json_format.MessageToDict(message, use_integers_for_enums=enum_as_int)
     return written
 
 
-def _plain(value: object, depth: int = 0) -> object:
+def plain(value: object, depth: int = 0, *, numbers: bool = False) -> object:
+    """Return data as JSON data (see ``write``); enum members become text, or protobuf's ``numbers``."""
     if isinstance(value, Mapping) and depth < MAX_DEPTH:
-        return {clean(str(key)): _plain(item, depth + 1) for key, item in value.items()}
+        return {clean(str(key)): plain(item, depth + 1, numbers=numbers) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)) and depth < MAX_DEPTH:
-        return [_plain(item, depth + 1) for item in value]
+        return [plain(item, depth + 1, numbers=numbers) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if numbers and isinstance(value, Enum):
+        return 1 + list(type(value)).index(value)
     if value is None or isinstance(value, bool) or (isinstance(value, int) and abs(value) <= _EXACT):
         return value
     return value.isoformat() if isinstance(value, date) else clean(str(value))
@@ -197,84 +195,44 @@ def _check_labels(labels: Mapping[str, str], path: str) -> None:
 
 # -- resource names ----------------------------------------------------------------------------------------------------
 
-_LOCATION: Final = "projects/{project}/locations/{location}"
-_PARENT: Final = _LOCATION + "(?:/collections/{collection})?/(?P<kind>dataStores|engines)/{id}"
+_PART: Final = r"[^/\s\x00-\x1f]{1,250}"
+_COLLECTION: Final = f"/collections/{_PART}"
+_PARENT: Final = f"projects/{_PART}/locations/{_PART}(?:(?:{_COLLECTION})?/dataStores|{_COLLECTION}/engines)/{_PART}"
 
 
-@dataclass(frozen=True, slots=True)
-class Parent:
-    """A data store or an engine; ``str`` of it is the resource name."""
-
-    project: str  # its id or number
-    location: str  # such as "global"
-    id: str
-    collection: str | None = None  # an engine needs one
-    engine: bool = False
-
-    def __str__(self) -> str:
-        """Return the resource name."""
-        collection = f"/collections/{self.collection}" if self.collection else ""
-        kind = "engines" if self.engine else "dataStores"
-        return f"projects/{self.project}/locations/{self.location}{collection}/{kind}/{self.id}"
+def parse_parent(name: str, field: str = "parent") -> str:
+    """Check the name of a data store or an engine, and return it; an ``InvalidRequestError`` names the field."""
+    return _parts("{parent}", name, field)[0]
 
 
-@dataclass(frozen=True, slots=True)
-class SessionName:
-    """A session's resource name; the id ``-`` means a new session or, in an answer's name, any session."""
-
-    parent: Parent
-    id: str
-
-    def __str__(self) -> str:
-        """Return the resource name."""
-        return f"{self.parent}/sessions/{self.id}"
-
-    def answer(self, answer_id: str) -> str:
-        """Return the resource name of an answer of this session."""
-        return f"{self}/answers/{answer_id}"
-
-
-def parse_parent(name: str, field: str = "parent") -> Parent:
-    """Parse the name of a data store or an engine; an ``InvalidRequestError`` for another form names the field."""
-    return _under_parent("", name, field)[0]
-
-
-def parse_serving_config(name: str) -> Parent:
+def parse_serving_config(name: str) -> str:
     """Parse the resource name of a serving config, and return its parent."""
-    return _under_parent("/servingConfigs/{config}", name, "servingConfig")[0]
+    return _parts("{parent}/servingConfigs/{config}", name, "servingConfig")[0]
 
 
-def parse_session_name(name: str) -> SessionName:
-    """Parse the resource name of a session; its id may be ``-`` (a new session)."""
-    parent, parts = _under_parent("/sessions/{session}", name, "session")
-    return SessionName(parent, parts["session"])
+def parse_session_name(name: str) -> tuple[str, str]:
+    """Parse the resource name of a session, and return its parent and its id, which may be ``-`` (a new session)."""
+    parent, session = _parts("{parent}/sessions/{session}", name, "session")
+    return parent, session
 
 
-def parse_answer_name(name: str) -> tuple[SessionName, str]:
-    """Parse the resource name of an answer, and return the session's name and the answer's id."""
-    parent, parts = _under_parent("/sessions/{session}/answers/{answer}", name, "name")
-    return SessionName(parent, parts["session"]), parts["answer"]
+def parse_answer_name(name: str) -> tuple[str, str, str]:
+    """Parse the resource name of an answer, and return its session's parent and id (``-``: any), and its own id."""
+    parent, session, answer = _parts("{parent}/sessions/{session}/answers/{answer}", name, "name")
+    return parent, session, answer
 
 
 def check_config_name(name: str, field: str) -> None:
     """Check the resource name of a config; ``field`` is "groundingConfig" or "rankingConfig"."""
-    _matched("", f"{_LOCATION}/{field}s/{{config}}", name, field)
+    _parts(f"projects/{{project}}/locations/{{location}}/{field}s/{{config}}", name, field)
 
 
-def _under_parent(shape: str, name: str, field: str) -> tuple[Parent, re.Match[str]]:
-    parts = _matched(_PARENT, shape, name, field)
-    engine = parts["kind"] == "engines"
-    if engine and parts["collection"] is None:
-        raise InvalidRequestError(
-            f"{name[:200]!r}: an engine is named with its collection, .../collections/C/engines/E"
-        )
-    return Parent(parts["project"], parts["location"], parts["id"], parts["collection"], engine), parts
-
-
-def _matched(parent: str, shape: str, name: str, field: str) -> re.Match[str]:
-    found = re.fullmatch(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/\\s\\x00-\\x1f]{1,250})", parent + shape), name)
+def _parts(shape: str, name: str, field: str) -> tuple[str, ...]:
+    """Return the parts of a name that stand in braces in its shape."""
+    pattern = re.sub(r"\{(\w+)\}", lambda part: f"({_PARENT if part[1] == 'parent' else _PART})", shape)
+    found = re.fullmatch(pattern, name)
     if found is None:
-        example = ", with a parent such as projects/P/locations/L/collections/C/engines/E"
-        form = f"{{parent}}{shape}{example}" if parent else shape
-        raise InvalidRequestError(f"{field}: {name[:200]!r} is no resource name of the form {form}")
-    return found
+        parent = "projects/P/locations/L/collections/C/engines/E (an engine is named with its collection)"
+        example = f", with a parent such as {parent}" if "{parent}" in shape else ""
+        raise InvalidRequestError(f"{field}: {name[:200]!r} is no resource name of the form {shape}{example}")
+    return found.groups()

@@ -29,10 +29,10 @@ from llama_index_agentic_kb.wire.google import (
     encode_session,
     encode_session_page,
 )
-from llama_index_agentic_kb.wire.google_messages import Parent, write
+from llama_index_agentic_kb.wire.google_messages import write
 from tests.wire.strategies import answers, many, sessions, stream_answer
 
-PARENT = Parent("p", "global", "e", "default_collection", engine=True)
+PARENT = "projects/p/locations/global/collections/default_collection/engines/e"
 NOW = datetime(2026, 1, 2, 3, 4, 5, 600000, tzinfo=UTC)
 
 

@@ -46,7 +46,6 @@ from llama_index_agentic_kb.wire.google import (
     wants_answer_details,
 )
 from llama_index_agentic_kb.wire.google_messages import (
-    SessionName,
     parse_answer_name,
     parse_parent,
     parse_serving_config,
@@ -217,16 +216,11 @@ PARENTS = [
 
 
 @pytest.mark.parametrize("parent", PARENTS)
-def test_names_are_written_as_they_were_read(parent: str) -> None:
-    """A parent, and what stands under it, is read into its parts and written back."""
-    assert str(parse_parent(parent)) == parent
-    assert parse_parent(parent).engine == ("engines" in parent)
-    assert str(parse_serving_config(f"{parent}/servingConfigs/default")) == parent
-    session = parse_session_name(f"{parent}/sessions/s")
-    assert str(session) == f"{parent}/sessions/s"
-    session, answer = parse_answer_name(f"{parent}/sessions/-/answers/a")
-    assert (session, answer) == (SessionName(parse_parent(parent), "-"), "a")
-    assert session.answer("a") == f"{parent}/sessions/-/answers/a"
+def test_names_are_read_into_their_parts(parent: str) -> None:
+    """A parent, and the ids of what stands under it."""
+    assert parse_parent(parent) == parse_serving_config(f"{parent}/servingConfigs/default") == parent
+    assert parse_session_name(f"{parent}/sessions/s") == (parent, "s")
+    assert parse_answer_name(f"{parent}/sessions/-/answers/a") == (parent, "-", "a")
 
 
 @pytest.mark.parametrize(
