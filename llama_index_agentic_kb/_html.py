@@ -50,28 +50,21 @@ _CAPITAL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _TONES: Final = {"ok": "ok", "empty": "warn", "skipped": "warn", "timeout": "bad", "error": "bad", "denied": "bad"}
 _STAGES: Final = {"modelQueryPlanning": "Plan", "agenticReasoning": "Evidence", "modelAnswerSynthesis": "Answer"}
 _PURPOSES: Final = {"check": "Check", "repair": "Repair", "relatedQuestions": "Related questions"}
-_VERDICTS: Final = {"supported": "ok", "partiallySupported": "warn", "unsupported": "bad", "contradicted": "bad"}
-_PAGE: Final = (
-    '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-    '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    '<meta name="color-scheme" content="light dark">'
-    "<title>{title}</title></head><body><main>{body}</main></body></html>\n"
-)
+VERDICTS: Final = {"supported": "ok", "partiallySupported": "warn", "unsupported": "bad", "contradicted": "bad"}
 _ONE: Final = {plural: plural[:-1] for plural in ("calls", "candidates", "claims", "supported claims")}
 _WORDS: Final = {"count": "found", "inputTokens": "tokens in", "outputTokens": "tokens out"}
 
 
-def response_html(data: Record, *, limit: int | None = LIMIT) -> str:
+def response_html(data: Record, *, limit: int | None = LIMIT, page_title: str = "") -> str:
     """Render a response as HTML with scoped styles, whose element ids are derived from its content.
 
     Lists and passages are shortened, as far as possible, until it has at most ``limit`` bytes (None: never). ``data``
-    is the JSON form of a ``RetrievalResponse``, which may have ``relatedQuestions`` too.
+    is the JSON form of a ``RetrievalResponse``, which may have ``relatedQuestions`` too. A title makes it a page.
     """
+    shown = view(data)
     for rows, most in _SIZES:
-        shown = view(data, rows)
-        shown["answer"] = _answer(**shown)
-        fragment = _template().render(shown, rows=rows, most=most)
+        sized = {"answer": _answer(shown, rows), "rows": rows, "most": most}
+        fragment = _template().render(shown, data=data, page_title=page_title, **sized)
         if limit is None or len(fragment.encode()) <= limit:
             break
     return fragment
@@ -80,7 +73,7 @@ def response_html(data: Record, *, limit: int | None = LIMIT) -> str:
 def page_html(data: Record) -> str:
     """Render a response as a whole page that loads nothing; see ``response_html``."""
     title = _cut(" ".join(_plain(_text_of(data)).split()), 80) or "Answer"
-    return _PAGE.format(title=html.escape(title), body=response_html(data, limit=None))
+    return response_html(data, limit=None, page_title=title)
 
 
 def base_html(name: str, description: str, sources: Sequence[tuple[str, str]], facts: Mapping[str, object]) -> str:
@@ -88,11 +81,10 @@ def base_html(name: str, description: str, sources: Sequence[tuple[str, str]], f
     return _template().render(base=name, description=description, sources=sources, settings=facts, rows=ROWS)
 
 
-def view(data: Record, rows: int = ROWS) -> JsonObject:
-    """Return what is shown of a response, for the template and the terminal; ``rows`` of its sources have titles."""
-    text = _text_of(data)
-    references, activity = data.get("references") or [], data.get("activity") or []
-    keys = [str(item.get(key)) for item in (*references, *activity) for key in ("docKey", "startedAt")]
+def view(data: Record) -> JsonObject:
+    """Return what the template and the terminal show of a response beside its own fields."""
+    text, references = _text_of(data), data.get("references") or []
+    activity, queries = data.get("activity") or [], (data.get("plan") or {}).get("subQueries") or []
     claims = [claim for claim in (data.get("grounding") or {}).get("claims", ()) if claim.get("score") is not None]
     sources = [_source(item, item.get("id"), (item.get("sourceData") or {}).get("content")) for item in references]
     extracts = _extracts(text, {source["number"]: source for source in reversed(sources)})
@@ -100,36 +92,23 @@ def view(data: Record, rows: int = ROWS) -> JsonObject:
     cited = {int(number) for number in _MARKER.findall(text)} | {number for _, number in cites}
     if extracts is not None:
         cited = {extract["number"] for extract in extracts}
-    used = [source for source in sources if source["number"] in cited or (extracts is None and not cited)]
-    titles = {source["number"]: source["title"] for source in used[:rows]}
-    for listed in (used, extracts or []):
-        seen: set[int | None] = {None}
-        for source in listed:
-            source["first"] = source["number"] not in seen
-            seen.add(source["number"])
-    prefix = f"akb-{hashlib.sha256(repr((text, keys)).encode()).hexdigest()[:12]}"
+    elif not cited:
+        cited = {source["number"] for source in sources}
+    keys = [str(item.get(key)) for item in (*references, *activity) for key in ("docKey", "startedAt")]
     duration, records = timeline(activity)
-    plan = data.get("plan") or {}
     return {
-        "prefix": prefix,
-        "missing": data.get("missing") or [],
-        "partial": data.get("statusCode") == 206,  # noqa: PLR2004 (HTTP: partial content)
-        "warnings": plan.get("warnings") or [],
-        "plan": _graph(plan.get("subQueries") or []),
-        "extracts": extracts,
+        "prefix": f"akb-{hashlib.sha256(repr((text, keys)).encode()).hexdigest()[:12]}",
         "text": text,
+        "extracts": extracts,
         "cites": cites,
-        "titles": titles,
         "claims": claims,
         "supported": sum(claim["verdict"] == "supported" for claim in claims),
-        "verdicts": _VERDICTS,
-        "used": used,
-        "unused": [source for source in sources if source not in used],
-        "related": data.get("relatedQuestions") or [],
+        "used": [source for source in sources if source["number"] in cited],
+        "unused": [source for source in sources if source["number"] not in cited],
+        "plan": _graph(queries),
         "conversation": conversation_facts(data),
         "records": records,
         "duration": duration,
-        "long": LONG,
     }
 
 
@@ -148,6 +127,7 @@ def _template() -> Template:
         "preview": lambda text, limit: _cut(" ".join(_plain(text)[: LONG + 1].split()), limit),
         "unmarked": lambda text: _BLOCK.sub("", _MARKER.sub("", _plain(text)), 1).strip("| "),
     }
+    environment.globals |= {"verdicts": VERDICTS, "long": LONG}
     environment.tests["web"] = lambda url: isinstance(url, str) and url == _plain(url) and bool(_WEB.fullmatch(url))
     lines = files(__package__).joinpath("_html.jinja").read_text("utf-8").splitlines()
     return environment.from_string("".join(line.strip() for line in lines))
@@ -235,28 +215,18 @@ def _is_at_its_place(claim: Record, text: str) -> bool:
     return bool(span) and text[span["start"] : span["end"]] == claim["text"]
 
 
-def _answer(
-    *,
-    text: str,
-    titles: Record,
-    prefix: str,
-    claims: Sequence[Record],
-    cites: Sequence[tuple[int, int]],
-    extracts: object,
-    **rest: object,
-) -> Markup | str:
+def _answer(shown: JsonObject, rows: int) -> Markup | str:
     """Render an answer's Markdown; markers of listed references are links, checked claims are marked by verdict."""
-    del rest
-    if extracts is not None:
+    if shown["extracts"] is not None:
         return ""
     from markupsafe import Markup  # noqa: PLC0415 (loaded when a response is shown)
 
-    text = text.translate({ord(_START): "?", ord(_END): "?"})
+    text: str = shown["text"].translate({ord(_START): "?", ord(_END): "?"})
     if len(text) > MAX_MARKDOWN:  # parsing takes time that grows with the square of some texts
         return Markup("<p>{}</p>").format(_cut(_plain(text), MOST))
-    shown = [claim for claim in claims if _is_at_its_place(claim, text) and "|" not in claim["text"]]
-    marks = [(number, 1, f"[ref_id:{reference}]") for number, reference in cites]
-    for claim in shown:
+    claims = [one for one in shown["claims"] if _is_at_its_place(one, text) and "|" not in one["text"]]
+    marks = [(number, 1, f"[ref_id:{reference}]") for number, reference in shown["cites"]]
+    for claim in claims:
         start = claim["span"]["start"]
         if not text[text.rfind("\n", 0, start) + 1 : start].strip():  # at the start of a line
             start = _BLOCK.match(text, start).end()  # type: ignore[union-attr]  # it matches nothing too
@@ -266,7 +236,8 @@ def _answer(
         pieces += [text[at:position], mark]
         at = position
     body = _plain("".join([*pieces, text[at:]]))
-    env = {"titles": titles, "prefix": prefix, "claims": iter(shown), "claim": None}
+    titles = {source["number"]: source["title"] for source in shown["used"][:rows]}
+    env = {"titles": titles, "prefix": shown["prefix"], "claims": iter(claims), "claim": None}
     rendered: str = _markdown().render(body, env)
     return Markup(rendered.replace(_START, "").replace(_END, ""))  # noqa: S704 (the renderer escapes all text)
 
@@ -309,7 +280,7 @@ def _inline(piece: str, env: JsonObject) -> str:
     if claim is None or not piece.strip():
         return html.escape(piece)
     said = f"{_CAPITAL.sub(' ', claim['verdict']).lower()}, {claim['score']:.2f}"
-    tone = _VERDICTS.get(claim["verdict"], "warn")
+    tone = VERDICTS.get(claim["verdict"], "warn")
     return f'<span class="akb-said akb-{tone}" title="{html.escape(said)}">{html.escape(piece)}</span>'
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from rich.console import Console, Group
@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from llama_index_agentic_kb._html import MAX_MARKDOWN, timeline, view
+from llama_index_agentic_kb._html import MAX_MARKDOWN, VERDICTS, timeline, view
 from llama_index_agentic_kb._text import one_line, printable
 from llama_index_agentic_kb._types import JsonMapping
 from llama_index_agentic_kb.schema import ActivityRecord, QueryPlan, RetrievalResponse
@@ -41,7 +41,7 @@ def show_response(console: Console, response: RetrievalResponse) -> None:
         if response.grounding is not None and response.grounding.grounding_score is not None:
             counts = f"{shown['supported']} of {len(shown['claims'])} claims supported"
             title = f"Proof ({counts}, score {response.grounding.grounding_score:.2f})"
-            _section(console, title, _proof(shown["claims"], shown["verdicts"]))
+            _section(console, title, _proof(shown["claims"]))
         used, left = [(source, "") for source in shown["used"]], len(shown["unused"])
         more = [Text(f"and {left} more that were found and not cited", "dim")] if left else []
         _section(console, "Sources", Group(_sources(used), *more))
@@ -145,11 +145,11 @@ def _answer(text: str) -> Any:
     return rendered
 
 
-def _proof(claims: Sequence[JsonMapping], tones: Mapping[str, str]) -> Table:
+def _proof(claims: Sequence[JsonMapping]) -> Table:
     """Return a table of the checked claims with quotes that support or contradict them."""
     table = Table.grid(padding=(0, 1))
     for claim in claims:
-        verdict = Text(claim["verdict"], _COLOURS[tones.get(claim["verdict"], "none")])
+        verdict = Text(claim["verdict"], _COLOURS[VERDICTS.get(claim["verdict"], "none")])
         table.add_row(verdict, _text(one_line(_SIGNS.sub("", claim["text"]), 100)))
         best = {support["referenceId"]: support["quote"] for support in reversed(claim.get("supports") or ())}
         for reference, quote in list(reversed(best.items()))[:3]:  # the first of each reference

@@ -100,30 +100,24 @@ def configure(
         options = tomllib.loads(CONFIG.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigurationError(f"{CONFIG} can't be read as TOML: {error}") from error
+    tables = {key: value for key, value in options.items() if isinstance(value, dict)}
+    shared = {key: value for key, value in options.items() if key not in tables}
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    known = {
-        name: {flag[2:]: option for option in command.params for flag in option.opts if flag.startswith("--")}
-        for name, command in commands.items()
-    }
-    shared = _dashed({key: value for key, value in options.items() if not isinstance(value, dict)})
-    tables = {key: _dashed(value) for key, value in options.items() if isinstance(value, dict)}
-    unknown = {key for key in shared if not any(key in names for names in known.values())}
-    unknown |= tables.keys() - known.keys()
-    defaults: dict[str, JsonObject] = {}
-    for name, names in known.items():
+    defaults: dict[str, JsonObject] = {name: {} for name in commands}
+    unknown = {*shared, *(tables.keys() - commands.keys())}
+    for name, command in commands.items():
+        flags = {flag[2:]: option for option in command.params for flag in option.opts if flag.startswith("--")}
         own = tables.get(name, {})
-        unknown |= {f"{name}.{key}" for key in own if key not in names}
-        mine = [(names[key], value) for key, value in (shared | own).items() if key in names]
-        defaults[name] = {
-            option.name: [value] if option.multiple and isinstance(value, str) else value for option, value in mine
-        }
+        for key, value in (shared | own).items():
+            if (option := flags.get(key.replace("_", "-"))) is not None:
+                listed = option.multiple and isinstance(value, str)
+                defaults[name][option.name] = [value] if listed else value
+                unknown.discard(key)
+            elif key in own:
+                unknown.add(f"{name}.{key}")
     if unknown:
         raise ConfigurationError(f"{CONFIG}: unknown: {', '.join(sorted(unknown))}; names are those of the options")
     context.default_map = defaults
-
-
-def _dashed(options: JsonObject) -> JsonObject:
-    return {key.replace("_", "-"): value for key, value in options.items()}
 
 
 @app.command("ingest")
@@ -153,8 +147,7 @@ def ingest_command(  # noqa: PLR0917 (typer makes options of them)
     png and jpg. Exit status: 1 if a file could not be read, 3 if files of other kinds were skipped. A missing or
     damaged vector index is rebuilt first.
     """
-    from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads SQLite and more)
-    from llama_index_agentic_kb.store.files import NO_SUCH_PATH  # noqa: PLC0415 (with the store)
+    from llama_index_agentic_kb.store.files import NO_SUCH_PATH  # noqa: PLC0415 (loads SQLite and more)
 
     stamp = {name: value for name, value in (("tenant", tenant), ("groups", group), ("public", public)) if value}
     options: JsonObject = {
@@ -182,7 +175,7 @@ def ingest_command(  # noqa: PLR0917 (typer makes options of them)
     missing = [path for path in paths if not Path(path).exists()]
     if missing and "://" not in store and not Path(store).exists():  # else deleted files are removed from the store
         raise ConfigurationError(f"{', '.join(missing)}: {NO_SUCH_PATH}")
-    with KnowledgeStore.open(store, embed_model=embed_model, create=True, repair="auto") as opened:
+    with _stored(store, embed_model=embed_model, create=True, repair="auto") as opened:
         report = _ingest(paths, opened, wait=wait, ocr=ocr, follow_symlinks=follow_symlinks, **options)
         _report(report, opened.sources())
 
@@ -201,10 +194,10 @@ def repair(
     contents = f"{report.documents} documents, {report.chunks} chunks"
     if report.fault:
         console.print(Text(f"damaged: {printable(report.fault)}"))
+    done = f"built again: the indexes of {contents}"
     if not report.rebuilt:
-        console.print(Text(f"The store is whole: {contents}. Nothing was built again ({report.seconds:.1f} s)."))
-        return
-    console.print(Text(f"built again: the indexes of {contents} ({report.seconds:.1f} s)"))
+        done = f"The store is whole: {contents}. Nothing was built again"
+    console.print(Text(f"{done} ({report.seconds:.1f} s)"))
 
 
 @app.command()
@@ -315,7 +308,7 @@ def doctor(
         return "none" if llm is None else one_line(str(llm.complete("Reply with the word: ready")), 60)
 
     def embedding() -> str:
-        with _stored(store, embed_model) as opened:
+        with _stored(store, embed_model=embed_model) as opened:
             return f"{len(opened.embed_model.get_query_embedding('ready'))} dimensions"
 
     def sources() -> str:
@@ -343,10 +336,8 @@ def demo(
     context_window: WindowOption = 8_192,
 ) -> None:
     """Ask a corpus of 44 articles on space missions; it is ingested on the first run. Needs no API key."""
-    from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads SQLite and more)
-
     where = store or str(_cache() / "demo-3")  # a store of this format
-    with KnowledgeStore.open(where, create=True, repair="auto") as opened:
+    with _stored(where, create=True, repair="auto") as opened:
         for name, description in DEMO_SOURCES.items():
             _ingest([str(CORPUS / name)], opened, source=name, description=description, trust_urls=True)
     base = _open(where, _language_model(model, context_window))
@@ -488,10 +479,10 @@ def _extra(name: str) -> Iterator[None]:
         ) from error
 
 
-def _stored(path: str, embed_model: str | None = None) -> KnowledgeStore:
+def _stored(path: str, **options: Any) -> KnowledgeStore:
     from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads SQLite and more)
 
-    return KnowledgeStore.open(path, embed_model=embed_model)
+    return KnowledgeStore.open(path, **options)
 
 
 def _list(sources: Iterable[SourceInfo]) -> None:

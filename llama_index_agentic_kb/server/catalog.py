@@ -24,7 +24,7 @@ from typing import Annotated, Final, Literal, TypeAlias, TypeVar
 import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel, to_snake
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, Row, delete, insert, select, update
 
 from llama_index_agentic_kb._aio import Call, WorkerPool
 from llama_index_agentic_kb._types import JsonMapping, JsonObject
@@ -63,8 +63,10 @@ class _Definition(Model):
             return data
         if data.get("encryptionKey"):
             raise ValueError("encryptionKey: this server encrypts no definitions; leave it out")
-        sent = {key: value for key, value in data.items() if value is not None and not str(key).startswith("@odata.")}
-        return {key: value for key, value in sent.items() if key not in ("encryptionKey", "warnings")}
+        given = {
+            key: value for key, value in data.items() if value is not None and key not in ("encryptionKey", "warnings")
+        }
+        return {key: value for key, value in given.items() if not str(key).startswith("@odata.")}
 
 
 class SourceName(_Definition):
@@ -279,6 +281,7 @@ DEFAULT_DATABASE: Final = "agentic-kb-server.db"
 ENVIRONMENT: Final = "env:"
 MAX_AGE: Final = 1.0  # age in seconds after which a server reads the catalog anew
 _SECONDS: Final = 10.0  # time limit of each operation
+_WORDS: Final = {"knowledgeBase": "knowledge base", "knowledgeSource": "knowledge source"}
 MODELS: Final[Mapping[str, type[KnowledgeBaseDefinition | SourceDefinition]]] = {
     "knowledgeBase": KnowledgeBaseDefinition,
     "knowledgeSource": SourceDefinition,
@@ -355,8 +358,7 @@ class Catalog:
         self.copy: Snapshot | None = None
         """The catalog as it was read last; None before the first reading, and after a change."""
         self._reading = asyncio.Lock()
-        self._parsed: dict[tuple[str, str], Stored] = {}
-        self._refused: set[str] = set()
+        self._parsed: dict[tuple[str, str], Stored | None] = {}  # by kind and ETag; None: refused
 
     def close(self) -> None:
         """Close idle connections."""
@@ -462,21 +464,13 @@ class Catalog:
     def _read(self, connection: Connection) -> Snapshot:
         read_at = time.monotonic()
         found: dict[str, dict[str, Stored]] = {kind: {} for kind in MODELS}
-        parsed: dict[tuple[str, str], Stored] = {}
+        parsed: dict[tuple[str, str], Stored | None] = {}
         for row in connection.execute(select(definitions).order_by(definitions.c.name)):
-            stored = self._parsed.get((row.kind, row.etag))
-            try:
-                stored = stored or Stored(MODELS[row.kind].model_validate(json.loads(row.definition)), row.etag)
-            except ValueError:
-                # This version would refuse it, which must not stop all others; its text may hold a secret.
-                if row.etag not in self._refused:
-                    from llama_index_agentic_kb.account.logs import logger  # noqa: PLC0415 (loads LlamaIndex)
-
-                    text = "the stored %s %r is left out: this version refuses it; store it anew"
-                    logger.error(text, row.kind, row.name)
-                self._refused.add(row.etag)
-            else:
-                parsed[row.kind, row.etag] = found[row.kind][row.name] = stored
+            version = row.kind, row.etag
+            stored = self._parsed[version] if version in self._parsed else _parsed(row)
+            parsed[version] = stored
+            if stored is not None:
+                found[row.kind][row.name] = stored
         self._parsed = parsed
         keys = {
             row.hash: ApiKey(row.id, row.name, row.role, datetime.fromtimestamp(row.created_at / 1e6, UTC))
@@ -493,7 +487,16 @@ class Catalog:
         return result
 
 
-_WORDS: Final = {"knowledgeBase": "knowledge base", "knowledgeSource": "knowledge source"}
+def _parsed(row: Row[tuple[str, ...]]) -> Stored | None:
+    """Return a stored definition; one that this version would refuse is logged, and must not stop all others."""
+    try:
+        return Stored(MODELS[row.kind].model_validate_json(row.definition), row.etag)
+    except ValueError:  # its text may hold a secret
+        from llama_index_agentic_kb.account.logs import logger  # noqa: PLC0415 (loads LlamaIndex)
+
+        text = "the stored %s %r is left out: this version refuses it; store it anew"
+        logger.error(text, row.kind, row.name)
+        return None
 
 
 # -- the database that a configuration file names, and its keys: whoever manages them need not load all of the server --

@@ -26,7 +26,6 @@ from llama_index_agentic_kb.server.catalog import (
     Definition,
     Kind,
     KnowledgeBaseDefinition,
-    ModelReference,
     RetrieveDefaults,
     SourceDefinition,
     Stored,
@@ -129,53 +128,49 @@ class KnowledgeService:
         assert isinstance(definition, KnowledgeBaseDefinition)
         sources = [await self.catalog.find("knowledgeSource", used.name) for used in definition.knowledge_sources]
         etags = (stored.etag, *(source.etag for source in sources))
-        served = self._built.get(name)
-        if served is None or served.etags != etags:
-            async with self._building.setdefault(name, asyncio.Lock()):
-                served = self._built.get(name)
-                if served is None or served.etags != etags:
-                    build = partial(self._build, definition, [source.definition for source in sources], etags)
-                    served = self._built[name] = await Call(sync=build, what=f"building {name}")
+        async with self._building.setdefault(name, asyncio.Lock()):
+            served = self._built.get(name)
+            if served is None or served.etags != etags:
+                build = partial(self._build, definition, sources, etags)
+                served = self._built[name] = await Call(sync=build, what=f"building {name}")
         return served
 
     def _build(
-        self, definition: KnowledgeBaseDefinition, sources: Sequence[Definition], etags: tuple[str, ...]
+        self, definition: KnowledgeBaseDefinition, sources: Sequence[Stored], etags: tuple[str, ...]
     ) -> ServedBase:
         set_fields = definition.model_dump(by_alias=False, include=_PASSED_ON, exclude_none=True)
         if definition.retrieval_reasoning_effort is not None:
             set_fields["effort"] = definition.retrieval_reasoning_effort
         base = KnowledgeBase(
-            [self._source(source) for source in sources if isinstance(source, SourceDefinition)],
-            llm=self._model(definition.models),
+            [self._source(one.definition) for one in sources if isinstance(one.definition, SourceDefinition)],
+            llm=self._model(definition),
             sessions=self.sessions,
             **set_fields,
         )
         return ServedBase(base.warm_up(), etags, definition.retrieve_defaults or RetrieveDefaults())
 
     def _source(self, definition: SourceDefinition) -> KnowledgeSource:
-        base_filter, index = definition.base_filter, self._index(definition.index_name)
+        name, base_filter, index = definition.name, definition.base_filter, self._index(definition)
         own = index.keywords.get("filters") if isinstance(index, partial) else None  # it would else be replaced
         source = index(
-            name=definition.name,
+            name=name,
             description=definition.description or "",
             filters=all_of(to_tree(own), None if base_filter is None else parse_odata(base_filter)),
-            params=SourceParams(
-                knowledge_source_name=definition.name, results_processing=definition.results_processing
-            ),
+            params=SourceParams(knowledge_source_name=name, results_processing=definition.results_processing),
         )
         source.kind = definition.kind
         return source
 
-    def _index(self, name: str) -> Index:
-        if name not in self.indexes:
+    def _index(self, definition: SourceDefinition) -> Index:
+        if (name := definition.index_name) not in self.indexes:
             known = ", ".join(sorted(self.indexes)) or "none"
             raise InvalidRequestError(f"there is no index {name[:128]!r}; the server has: {known}")
         return self.indexes[name]
 
-    def _model(self, models: Sequence[ModelReference]) -> LLM | None:
-        if not models:
+    def _model(self, definition: KnowledgeBaseDefinition) -> LLM | None:
+        if not definition.models:
             return None
-        asked = models[0].azure_open_ai_parameters
+        asked = definition.models[0].azure_open_ai_parameters
         name = asked.deployment_id or asked.model_name
         if name not in self.models:
             known = ", ".join(sorted(self.models)) or "none"
@@ -225,7 +220,7 @@ class KnowledgeService:
         if kind == "knowledgeBase" and definition.name in self._registered:
             raise ConflictError(f"knowledge base: {definition.name!r} is registered by the program")
         if isinstance(definition, KnowledgeBaseDefinition):
-            llm = resolve_llm(self._model(definition.models))
+            llm = resolve_llm(self._model(definition))
             if definition.output_mode is OutputMode.ANSWER_SYNTHESIS and llm is None:
                 raise InvalidRequestError(
                     "outputMode: answerSynthesis needs a model; name one of the server's in models"
@@ -236,7 +231,7 @@ class KnowledgeService:
                 except NotFoundError as error:
                     raise InvalidRequestError(f"knowledgeSources: {error}") from error
         else:
-            self._index(definition.index_name)
+            self._index(definition)
             if definition.base_filter is not None:
                 parse_odata(definition.base_filter)
         return await self.catalog.put(kind, definition, conditions, create=create)
