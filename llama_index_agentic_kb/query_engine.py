@@ -42,13 +42,12 @@ from llama_index_agentic_kb.schema import (
     Outcome,
     OutputMode,
     RetrievalRequest,
-    SkippedReason,
 )
 from llama_index_agentic_kb.synthesis import (
     AgenticAsyncStreamingResponse,
     AgenticStreamingResponse,
     Answered,
-    check_answer,
+    checked,
     failed_answer,
     makes_objects,
     replacement,
@@ -59,6 +58,8 @@ from llama_index_agentic_kb.synthesizers import AgenticSynthesizer, Synthesis, g
 dispatcher = get_dispatcher(__name__)
 
 Observer: TypeAlias = Callable[[ActivityRecord], None] | None
+Through: TypeAlias = tuple[Callable[[str], object], Callable[[], object]] | None
+"""Functions that change each piece of an answer before it is emitted, and return the rest after the last piece."""
 
 
 class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
@@ -195,10 +196,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         """
         with asked(self.callback_manager, request.question, announced=announced) as tell:
             retrieval = await self.retrieved(request, bundle, observer)
-            try:
-                answered = await self._written(retrieval, [], streaming=streaming)
-            except (DeadlineExceededError, SynthesisError) as error:  # a part of it was shown
-                answered = Answered(retrieval, await replacement(self.synthesizer, retrieval, error))
+            answered = await self._streamed(retrieval, []) if streaming else await self.written(retrieval, self.checks)
             tell(answered.llama_response)
         return answered
 
@@ -220,43 +218,29 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             retrieval = await self.retriever.retrieval(
                 request, bundle=bundle, answer_share=share, observer=observer, classification=classification
             )
+            reasoning = retrieval.log.last(AgenticReasoningActivity)
             if self._node_postprocessors:
-                await self._postprocess(retrieval, query)
+                deadline, selected = retrieval.budget.evidence_deadline, retrieval.selected
+                with billed() as bill:
+                    left = await postprocess(retrieval.nodes, self._node_postprocessors, query, deadline, selected)
+                retrieval.nodes = left.nodes
+                retrieval.missing += [] if left.missing is None else [left.missing]
+                if reasoning is not None:
+                    retrieval.log.amend(
+                        reasoning,
+                        kept=len(left.nodes),
+                        reasoning_tokens=(reasoning.reasoning_tokens or 0) + (bill.tokens or 0),
+                        dropped_by_postprocessors=(reasoning.dropped_by_postprocessors or 0) + left.dropped,
+                        added_by_postprocessors=(reasoning.added_by_postprocessors or 0) + left.added,
+                    )
             retrieval.arrange(retrieval.nodes)
             event.on_end(payload={EventPayload.NODES.value: retrieval.nodes})
         dispatcher.event(RetrievalEndEvent(str_or_query_bundle=query, nodes=retrieval.nodes))
         if not retrieval.nodes and not retrieval.reply:
-            reasoning = retrieval.log.last(AgenticReasoningActivity)
             candidates = reasoning.candidates if reasoning is not None else 0
             reason = f"none of {candidates} candidates was kept" if candidates else "no source returned anything"
             retrieval.missing.append(MissingPart(what="evidence", outcome=Outcome.EMPTY, reason=reason))
         return retrieval
-
-    async def _postprocess(self, retrieval: Retrieval, query: QueryBundle) -> None:
-        """Apply this engine's postprocessors to the evidence, and add what they did to its record."""
-        deadline, selected = retrieval.budget.evidence_deadline, retrieval.selected
-        with billed() as bill:
-            left = await postprocess(retrieval.nodes, self._node_postprocessors, query, deadline, selected)
-        retrieval.nodes = left.nodes
-        retrieval.missing += [] if left.missing is None else [left.missing]
-        reasoning = retrieval.log.last(AgenticReasoningActivity)
-        if reasoning is not None:
-            retrieval.log.amend(
-                reasoning,
-                kept=len(left.nodes),
-                reasoning_tokens=(reasoning.reasoning_tokens or 0) + (bill.tokens or 0),
-                dropped_by_postprocessors=(reasoning.dropped_by_postprocessors or 0) + left.dropped,
-                added_by_postprocessors=(reasoning.added_by_postprocessors or 0) + left.added,
-            )
-
-    async def synthesis(
-        self, retrieval: Retrieval, *, streaming: bool = False, aside: Callable[[Spotlight], str] | None = None
-    ) -> Synthesis:
-        """Synthesize the answer; a failed one is replaced. For ``aside`` see ``AgenticSynthesizer``."""
-        try:
-            return await synthesize(self.synthesizer, retrieval, streaming=streaming, aside=aside)
-        except (DeadlineExceededError, SynthesisError) as error:
-            return await replacement(self.synthesizer, retrieval, error)
 
     @property
     def checks(self) -> Grounding | None:
@@ -274,33 +258,6 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             checked = self._grounding_asked
         return self.grounding if checked else None
 
-    async def grounded(self, retrieval: Retrieval, synthesis: Synthesis, checks: Grounding | None) -> Answered:
-        """Check the answer against the evidence, and record why an answer is missing or withheld.
-
-        The text of the synthesis is replaced by the checked one; extracted data is not checked. If markers are
-        renumbered, the result's nodes are in order of first citation.
-        """
-        answered = Answered(retrieval, synthesis)
-        if synthesis.is_extract:
-            return answered
-        if not retrieval.nodes:
-            answered.skipped = [SkippedReason.NO_RELEVANT_CONTENT]
-            return answered
-        if checks is not None and synthesis.output is None:
-            if checks.markers == Markers.RENUMBER:  # in order of appearance, and so the nodes
-                nodes, answered.retrieval = retrieval.nodes, replace(retrieval)
-                markers = MarkerFilter(range(len(nodes)), Markers.RENUMBER)
-                synthesis.text = markers.feed(synthesis.text) + markers.close()
-                rest = sorted(set(range(len(nodes))) - set(markers.cited))
-                answered.retrieval.arrange([nodes[number] for number in (*markers.cited, *rest)])
-            synthesis.text, answered.ledger, low = await check_answer(
-                synthesis.text, answered.retrieval, checks, self.synthesizer
-            )
-            answered.skipped += [SkippedReason.LOW_GROUNDED_ANSWER] if low else []
-        if not answered.skipped and not synthesis.answerable:
-            answered.skipped.append(SkippedReason.UNHELPFUL_ANSWER)
-        return answered
-
     async def begin(
         self, request: RetrievalRequest, bundle: QueryBundle | None = None, observer: Observer = None
     ) -> BegunAnswer:
@@ -317,13 +274,14 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             since = time.monotonic() - retrieval.budget.started
             retrieval.budget = replace(retrieval.budget, seconds=None if left is None else since + left)
             set_budget(retrieval.budget)
-            answered, shown = begun, list[str]()
+            answered, shown = begun, list[object]()
             try:
                 with resumed_trace(self.callback_manager, events):
-                    answered = await self._written(retrieval, shown, streaming=True)
+                    answered = await self._streamed(retrieval, shown, raises=True)
             except (DeadlineExceededError, SynthesisError) as error:
                 retrieval.missing.append(failed_answer(error, "the text so far is all of it"))
-                answered.synthesis = Synthesis("".join(shown))
+                error.partial = "".join(map(str, shown))
+                answered.synthesis = Synthesis(error.partial)
                 raise
             finally:
                 nodes[:] = answered.retrieval.nodes
@@ -331,36 +289,51 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
 
         return BegunAnswer(work, nodes, metadata, retrieval)
 
-    async def _written(self, retrieval: Retrieval, shown: list[str], *, streaming: bool) -> Answered:
-        """Synthesize and check the answer, and emit its text; a failed answer is replaced if nothing was shown yet.
-
-        What is emitted before the check is appended to ``shown``. ``SynthesisError`` and ``DeadlineExceededError`` have
-        the text that was shown as ``partial``.
-        """
-        checks = self.checks
-        held = checks is not None and checks.may_change
-
-        def show(delta: str) -> str:
-            shown.append(delta)
-            return delta
-
-        body = synthesize(self.synthesizer, retrieval, streaming=streaming)
-        if streaming and held:
-            body = emitting(body, lambda _: "")
-        elif streaming and checks is not None and checks.markers != Markers.KEEP:
+    async def _streamed(self, retrieval: Retrieval, shown: list[object], *, raises: bool = False) -> Answered:
+        """Write the answer and emit its text, at the end if the checks may change it; see ``written``."""
+        checks, through = self.checks, None
+        if checks is not None and checks.markers != Markers.KEEP:
             markers = MarkerFilter(range(len(retrieval.nodes)), Markers(checks.markers))
-            body = emitting(body, markers.feed, markers.close)
-        try:
-            synthesis = await (emitting(body, show) if streaming else body)
-        except (DeadlineExceededError, SynthesisError) as error:
-            if shown:
-                error.partial = "".join(shown)
-                raise
-            synthesis, held = await replacement(self.synthesizer, retrieval, error), True
-        answered = await self.grounded(retrieval, synthesis, checks)
-        if held and streaming:
+            through = markers.feed, markers.close
+        answered = await self.written(retrieval, checks, shown, through, raises=raises)
+        if not shown and answered.text:
             await emit(answered.text)
         return answered
+
+    async def written(
+        self,
+        retrieval: Retrieval,
+        checks: Grounding | None,
+        shown: list[object] | None = None,
+        through: Through = None,
+        *,
+        raises: bool = False,
+        aside: Callable[[Spotlight], str] | None = None,
+    ) -> Answered:
+        """Synthesize the answer and check it against the evidence; a failed one is replaced.
+
+        With a list ``shown`` the text is emitted ``through`` functions as it is written, unless the checks may change
+        it, and appended to the list. If ``raises``, the error of an answer of which a part was emitted is raised.
+        """
+        body = synthesize(self.synthesizer, retrieval, streaming=shown is not None, aside=aside)
+        if shown is not None:
+            if checks is not None and checks.may_change:
+                body = emitting(body, lambda _: "")
+            elif through is not None:
+                body = emitting(body, *through)
+
+            def show(piece: object) -> object:
+                shown.append(piece)
+                return piece
+
+            body = emitting(body, show)
+        try:
+            synthesis = await body
+        except (DeadlineExceededError, SynthesisError) as error:
+            if shown and raises:
+                raise
+            synthesis = await replacement(self.synthesizer, retrieval, error)
+        return await checked(retrieval, synthesis, checks, self.synthesizer)
 
 
 def _agentic(retriever: BaseRetriever) -> AgenticRetriever:

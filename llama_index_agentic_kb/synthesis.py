@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import Final
@@ -20,7 +20,7 @@ from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb._types import JsonMapping, JsonObject, Work
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.evidence.candidates import PROVENANCE_KEY, provenance
-from llama_index_agentic_kb.grounding.citations import Markers, cited_ids, strip_markers
+from llama_index_agentic_kb.grounding.citations import MarkerFilter, Markers, cited_ids, strip_markers
 from llama_index_agentic_kb.grounding.settings import Grounding, withheld_text
 from llama_index_agentic_kb.guard.failures import is_transient
 from llama_index_agentic_kb.guard.spotlighting import Spotlight
@@ -40,7 +40,7 @@ from llama_index_agentic_kb.schema import (
     SubQueryOrigin,
 )
 from llama_index_agentic_kb.schema._model import Shown
-from llama_index_agentic_kb.schema.grounding import ClaimFlag, GroundingLedger, Verdict
+from llama_index_agentic_kb.schema.grounding import ClaimFlag, ConflictingValue, GroundingLedger, Support, Verdict
 from llama_index_agentic_kb.synthesizers import AgenticSynthesizer, Synthesis
 from llama_index_agentic_kb.synthesizers.modes import Accumulate, ExtractiveData
 
@@ -237,13 +237,42 @@ def failed_answer(error: DeadlineExceededError | SynthesisError, instead: str) -
     return MissingPart(what="answer", outcome=outcome, reason=f"{why}: {instead}")
 
 
-async def check_answer(
-    text: str, retrieval: Retrieval, settings: Grounding, synthesizer: BaseSynthesizer
-) -> tuple[str, GroundingLedger, bool]:
-    """Check an answer, and repair it if so configured; return its text, its ledger and whether it is to be withheld."""
+# -- the check of an answer, and the result of a question --------------------------------------------------------------
+
+
+async def checked(
+    retrieval: Retrieval, synthesis: Synthesis, settings: Grounding | None, synthesizer: BaseSynthesizer
+) -> Answered:
+    """Check the answer against the evidence, and record why an answer is missing or withheld.
+
+    The text of the synthesis is replaced by the checked one; extracted data is not checked. If markers are renumbered,
+    the result's nodes are in order of first citation.
+    """
+    answered = Answered(retrieval, synthesis)
+    if synthesis.is_extract:
+        return answered
+    if not retrieval.nodes:
+        answered.skipped = [SkippedReason.NO_RELEVANT_CONTENT]
+        return answered
+    if settings is not None and synthesis.output is None:
+        if settings.markers == Markers.RENUMBER:  # in order of appearance, and so the nodes
+            nodes, answered.retrieval = retrieval.nodes, replace(retrieval)
+            markers = MarkerFilter(range(len(nodes)), Markers.RENUMBER)
+            synthesis.text = markers.feed(synthesis.text) + markers.close()
+            rest = sorted(set(range(len(nodes))) - set(markers.cited))
+            answered.retrieval.arrange([nodes[number] for number in (*markers.cited, *rest)])
+        await _check(answered, settings, synthesizer)
+    if not answered.skipped and not synthesis.answerable:
+        answered.skipped.append(SkippedReason.UNHELPFUL_ANSWER)
+    return answered
+
+
+async def _check(answered: Answered, settings: Grounding, synthesizer: BaseSynthesizer) -> None:
+    """Check an answer, repair it if so configured, and set its text, its ledger and whether it is to be withheld."""
     from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground  # noqa: PLC0415 (loads the scorers)
     from llama_index_agentic_kb.grounding.repair import is_low_grounded, repair  # noqa: PLC0415 (same)
 
+    retrieval, text = answered.retrieval, answered.synthesis.text
     titles = {reference.id: reference.title for reference in retrieval.references}
     sources = []
     for position, one in enumerate(retrieval.nodes):
@@ -274,29 +303,12 @@ async def check_answer(
                 deadline=deadline,
             )
     emptied = settings.repair is not None and bool(ledger.changes) and not ledger.claims
-    low = emptied or (settings.filtering is not None and is_low_grounded(ledger, settings.filtering))
-    if len(titles) < len(sources):
-        ledger = _only_shown(ledger, titles.keys())
+    if emptied or (settings.filtering is not None and is_low_grounded(ledger, settings.filtering)):
+        answered.skipped.append(SkippedReason.LOW_GROUNDED_ANSWER)
     if settings.markers == Markers.STRIP:
         text, ledger = strip_markers(text, ledger)
+    answered.synthesis.text, answered.ledger = text, ledger
     _record_check(retrieval, ledger, settings)
-    return text, ledger, low
-
-
-def _only_shown(ledger: GroundingLedger, shown: Collection[str]) -> GroundingLedger:
-    """Return a ledger without quotes and ids of references that the response does not show."""
-    conflicts = [one for one in ledger.conflicts if all(side.support.reference_id in shown for side in one.values)]
-    disputed = {conflict.claim for conflict in conflicts}
-    claims = []
-    for number, claim in enumerate(ledger.claims):
-        changed = {
-            "supports": [one for one in claim.supports if one.reference_id in shown],
-            "cited": [one for one in claim.cited if one in shown],
-            "misattributed": [one for one in claim.misattributed if one in shown],
-            "flags": [one for one in claim.flags if one is not ClaimFlag.CONFLICTING_SOURCES or number in disputed],
-        }
-        claims.append(claim.model_copy(update=changed))
-    return ledger.model_copy(update={"claims": claims, "conflicts": conflicts})
 
 
 def _record_check(retrieval: Retrieval, ledger: GroundingLedger, settings: Grounding) -> None:
@@ -315,6 +327,36 @@ def _record_check(retrieval: Retrieval, ledger: GroundingLedger, settings: Groun
     if any(ClaimFlag.NOT_SCORED in claim.flags for claim in ledger.claims) and settings.may_change:
         reason = "; ".join(ledger.warnings) or "some claims were not checked"
         retrieval.missing.append(MissingPart(what="grounding", outcome=Outcome.ERROR, reason=reason))
+
+
+def _shown_ledger(ledger: GroundingLedger, retrieval: Retrieval) -> GroundingLedger:
+    """Return a ledger without the references that the response does not show, and the texts that it leaves out."""
+    texts = {one.id: one.source_data is not None for one in retrieval.references}
+    if sum(texts.values()) == len(retrieval.nodes):
+        return ledger
+
+    def bare(support: Support) -> Support:
+        return support if texts[support.reference_id] else support.model_copy(update={"quote": ""})
+
+    conflicts = []
+    for conflict in ledger.conflicts:
+        if all(side.support.reference_id in texts for side in conflict.values):
+            values = [
+                side if texts[side.support.reference_id] else ConflictingValue(value="", support=bare(side.support))
+                for side in conflict.values
+            ]
+            conflicts.append(conflict.model_copy(update={"values": values}))
+    disputed = {conflict.claim for conflict in conflicts}
+    claims = []
+    for number, claim in enumerate(ledger.claims):
+        changed = {
+            "supports": [bare(one) for one in claim.supports if one.reference_id in texts],
+            "cited": [one for one in claim.cited if one in texts],
+            "misattributed": [one for one in claim.misattributed if one in texts],
+            "flags": [one for one in claim.flags if one is not ClaimFlag.CONFLICTING_SOURCES or number in disputed],
+        }
+        claims.append(claim.model_copy(update=changed))
+    return ledger.model_copy(update={"claims": claims, "conflicts": conflicts})
 
 
 @dataclass(slots=True)
@@ -336,10 +378,7 @@ class Answered:
 
     def response(self, *, include_activity: bool = True) -> RetrievalResponse:
         """Return the ``RetrievalResponse``."""
-        retrieval, text, ledger = self.retrieval, self.text, self.ledger
-        shown = {reference.id for reference in retrieval.references if reference.source_data is not None}
-        if ledger is not None and len(shown) < len(retrieval.nodes):
-            ledger = ledger.quoting(shown)
+        retrieval, text = self.retrieval, self.text
         return RetrievalResponse(
             status_code=206 if any(part.outcome.failed for part in retrieval.missing) else 200,
             response=[Message.model_validate({"role": "assistant", "content": text})] if text else [],
@@ -347,7 +386,7 @@ class Answered:
             references=retrieval.references,
             missing=retrieval.missing,
             plan=retrieval.plan,
-            grounding=ledger,
+            grounding=self.ledger and _shown_ledger(self.ledger, retrieval),
             skipped_reasons=self.skipped,
             dialogue=retrieval.dialogue,
             scope_state=retrieval.scope_state,

@@ -18,7 +18,7 @@ from typing import Final
 
 from llama_index.core.schema import NodeWithScore
 
-from llama_index_agentic_kb._aio import Call, deadline_after, earliest, emit, emitting
+from llama_index_agentic_kb._aio import Call, deadline_after, earliest, emit
 from llama_index_agentic_kb._text import error_message, normalize, one_line
 from llama_index_agentic_kb.answering.policy import AnswerPolicy, check, rate, skip_reasons
 from llama_index_agentic_kb.answering.results import (
@@ -55,7 +55,6 @@ from llama_index_agentic_kb.schema import (
 from llama_index_agentic_kb.schema.activity import QueryClass
 from llama_index_agentic_kb.schema.answer import (
     Answer,
-    AnswerPiece,
     AnswerQuery,
     AnswerReference,
     AnswerResponse,
@@ -129,7 +128,7 @@ class _Answering:
     deadline: float | None
     streaming: bool
     made: AnswerResponse = field(default_factory=lambda: AnswerResponse(answer=Answer(created_at=datetime.now(UTC))))
-    streamed: bool = False  # whether text was streamed
+    streamed: list[object] = field(default_factory=list)  # the pieces of text that were streamed
     retrieval: Retrieval | None = None
     answered: Answered | None = None
     unchecked: GroundingLedger | None = None  # the model's own citations, if the answer is not checked
@@ -208,26 +207,20 @@ class _Answering:
             own = grounding or Grounding()  # citations are data, not markers
             grounding = replace(own, markers=Markers.STRIP, filtering=query.filtering_level or own.filtering)
         held = (grounding is not None and grounding.may_change) or self.policy.answer is not None or query.safety
-        chunks = query.end_user_chunks
-        writing = self.engine.synthesis(
+        pieces, chunks = Pieces(list(self.references), cite=query.include_citations), query.end_user_chunks
+        shown = self.streamed if self.streaming and not held else None
+        self.answered = await self.engine.written(
             retrieval,
-            streaming=self.streaming and not held,
-            aside=(lambda spotlight: end_user_part(chunks, spotlight)) if chunks else None,
+            grounding,
+            shown,
+            (pieces.feed, pieces.close),
+            aside=partial(end_user_part, chunks) if chunks else None,
         )
-        if self.streaming and not held:
-            pieces = Pieces(list(self.references), cite=query.include_citations)
-
-            def noted(made: list[AnswerPiece]) -> list[AnswerPiece]:
-                self.streamed = True
-                return made
-
-            writing = emitting(emitting(writing, pieces.feed, pieces.close), noted)
-        synthesis = await writing
+        synthesis = self.answered.synthesis
         if synthesis.lacking:
             self.made.answer.state = AnswerState.FAILED  # the text alone does not show it
             synthesis.text = synthesis.text.rstrip()
         if synthesis.is_extract:  # extracted data is not an answer
-            self.answered = Answered(retrieval, synthesis)
             self.made.warnings.append(f"there is no answer: {synthesis.lacking}")
             return
         if grounding is None:
@@ -237,7 +230,6 @@ class _Answering:
                 claim = GroundedClaim(text=one.text, span=one.span, check_required=one.check_required, cited=ids)
                 cited.append(claim)
             synthesis.text, self.unchecked = strip_markers(synthesis.text, GroundingLedger(claims=cited))
-        self.answered = await self.engine.grounded(retrieval, synthesis, grounding)
         await self._judge(self.answered)
         model = getattr(self.engine.synthesizer, "model", None)
         if not self.skipped and query.related_questions and model is not None:

@@ -8,7 +8,6 @@ no empty spans, and neither score nor support for claims that need no check.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from enum import StrEnum
 from typing import Annotated, Final, Self, TypeAlias
 
@@ -177,22 +176,6 @@ class GroundingLedger(Model):
     def cited(self) -> list[str]:
         """The distinct reference ids in the answer's citation markers, in order of first mention."""
         return list(dict.fromkeys(reference for claim in self.claims for reference in claim.cited))
-
-    def quoting(self, shown: Collection[str]) -> GroundingLedger:
-        """Return a copy of the ledger without quotes and values of references whose ids are not in ``shown``."""
-
-        def bare(support: Support) -> Support:
-            return support if support.reference_id in shown else support.model_copy(update={"quote": ""})
-
-        claims = [one.model_copy(update={"supports": list(map(bare, one.supports))}) for one in self.claims]
-        conflicts = []
-        for conflict in self.conflicts:
-            values = [
-                side if side.support.reference_id in shown else ConflictingValue(value="", support=bare(side.support))
-                for side in conflict.values
-            ]
-            conflicts.append(conflict.model_copy(update={"values": values}))
-        return self.model_copy(update={"claims": claims, "conflicts": conflicts})
 
     def check_spans(self, answer: str) -> None:
         """Raise ``InvalidRequestError`` if the answer does not contain each claim's text at the claim's span."""
