@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, TypeVar, Unpack
 
@@ -171,21 +172,20 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         options = kwargs.get("options") or RetrieverOptions()
         if not options.scope and (scopes := store.scopes()):
             kwargs["options"] = replace(options, scope=scopes)
-        names = [info.name for info in store.sources()]
-        allowed = permissions if isinstance(permissions, Mapping) else dict.fromkeys(names, permissions)
-        if set(allowed) != set(names):
+        described = {info.name: info.description for info in store.sources()}
+        allowed = permissions if isinstance(permissions, Mapping) else dict.fromkeys(described, permissions)
+        if allowed.keys() != described.keys():
             raise ConfigurationError(
                 f"permissions: they are given for {', '.join(sorted(allowed))}, and the store's sources are "
-                f"{', '.join(names)}; give None for one that is everybody's"
+                f"{', '.join(described)}; give None for one that is everybody's"
             )
-        for name, declared in allowed.items():
-            if declared is not None:
-                store.check_permissions(name, declared)
         sources = []
-        for info in store.sources():
-            name, index, lexical = info.name, store.index(info.name), hybrid is not False and store.lexical(info.name)
-            source = KnowledgeSource(name, info.description, index=index, hybrid=lexical, permissions=allowed[name])
-            sources.append(source)
+        for source, description in described.items():
+            declared, lexical = allowed[source], hybrid is not False and store.lexical(source)
+            if declared is not None:
+                store.check_permissions(source, declared)
+            index = store.index(source)
+            sources.append(KnowledgeSource(source, description, index=index, hybrid=lexical, permissions=declared))
         made = cls(sources, **kwargs)
         made._opened = store
         return made
@@ -351,7 +351,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         is sent as one piece after the checks. See ``answer``.
         """
         work = self._answering(question, fields, on_activity, streaming=True)
-        return _one_by_one(iterate(work, contextvars.copy_context()))
+        return chain.from_iterable(iterate(work, contextvars.copy_context()))
 
     @dispatcher.span
     def astream_answer(
@@ -500,12 +500,6 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         return self
 
 
-def _one_by_one(batches: Generator[list[AnswerPiece], None, None]) -> Iterator[AnswerPiece]:
-    with closing(batches):
-        for batch in batches:
-            yield from batch
-
-
 async def _a_one_by_one(batches: AsyncGenerator[list[AnswerPiece], None]) -> AsyncIterator[AnswerPiece]:
     async with aclosing(batches):
         async for batch in batches:
@@ -513,17 +507,15 @@ async def _a_one_by_one(batches: AsyncGenerator[list[AnswerPiece], None]) -> Asy
                 yield piece
 
 
-def _messages(question: Any) -> list[Message]:
+def _messages(question: object) -> list[object]:
+    """Return the messages of a question or a conversation, to be parsed as those of a request."""
     if isinstance(question, str):
         if not question.strip():
             raise InvalidRequestError("question: the question is empty")
-        return [Message.model_validate({"role": "user", "content": question})]
+        return [{"role": "user", "content": question}]
     if not isinstance(question, Sequence):
         raise InvalidRequestError(f"question: expected a string, messages or a request, got {type(question).__name__}")
-    if all(isinstance(message, Message) for message in question):
-        return list(question)
-    if all(isinstance(message, Mapping) for message in question):
-        return [Message.parse(message) for message in question]
-    if all(isinstance(message, ChatMessage) for message in question):
-        return conversation_messages(question)
-    raise InvalidRequestError("question: messages must all be ChatMessage, all Message, or all mappings")
+    messages: list[object] = []
+    for one in question:
+        messages += conversation_messages([one]) if isinstance(one, ChatMessage) else [one]
+    return messages

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -111,7 +110,6 @@ class SuppliedResults(KnowledgeSource):
             retriever=_SameNodes(list(nodes.values())),
             similarity_top_k=max(1, len(nodes)),
             native_async=True,
-            hybrid=False,
         )
 
     def result_of(self, node: BaseNode) -> AnswerReference | None:
@@ -148,21 +146,11 @@ class _SameNodes(BaseRetriever):
         del query_bundle
         return [NodeWithScore(node=node) for node in self._nodes]
 
-    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return self._retrieve(query_bundle)
-
 
 def supplied_retriever(results: Sequence[AnswerReference], like: AgenticRetriever) -> AgenticRetriever:
-    """Return a retriever over supplied results only, unranked, with the model, options and callbacks of another."""
-    names = ("llm", "max_runtime_in_seconds", "principal", "observer", "callback_manager")
-    shared: JsonObject = {name: getattr(like, name) for name in names}
-    return AgenticRetriever(
-        [SuppliedResults(results)],
-        effort=ReasoningEffort.MINIMAL,
-        similarity_top_k=max(1, len(results)),
-        options=replace(like.options, results_processing=ResultsProcessing.NONE, embedding_cache=None),
-        **shared,
-    )
+    """Return a retriever over supplied results only, with the model, options and callbacks of another."""
+    names = ("llm", "max_runtime_in_seconds", "principal", "observer", "options", "callback_manager")
+    return AgenticRetriever([SuppliedResults(results)], **{name: getattr(like, name) for name in names})
 
 
 def supplied_request(request: RetrievalRequest, results: Sequence[AnswerReference]) -> RetrievalRequest:
@@ -274,16 +262,16 @@ def answer_steps(retrieval: Retrieval, mode: ResultMode | None = None) -> list[A
     thoughts = _thoughts(retrieval, sorted(rounds))
     steps = []
     for number, planned in sorted(rounds.items()):
-        actions = []
+        step = AnswerStep(state=AnswerState.FAILED, thought=thoughts[number])
         for sub_query in planned:
-            answered = not _ANSWERED.isdisjoint(outcomes.get(sub_query.id, ()))
-            results = _observations(sub_query, retrieval, mode) if answered else None
-            actions.append(AnswerStepAction(query=sub_query.query, results=results))
-        ended = [outcome for one in planned for outcome in outcomes.get(one.id, [Outcome.SKIPPED])]
-        lost = all(action.results is None for action in actions)
-        state = AnswerState.FAILED if lost else AnswerState.SUCCEEDED
-        about = _description(planned, ended)
-        steps.append(AnswerStep(state=state, description=about, thought=thoughts[number], actions=actions))
+            results = None
+            if not _ANSWERED.isdisjoint(outcomes.get(sub_query.id, ())):
+                results, step.state = _observations(sub_query, retrieval, mode), AnswerState.SUCCEEDED
+            step.actions.append(AnswerStepAction(query=sub_query.query, results=results))
+        step.description = _description(
+            planned, [end for one in planned for end in outcomes.get(one.id, [Outcome.SKIPPED])]
+        )
+        steps.append(step)
     return steps
 
 
