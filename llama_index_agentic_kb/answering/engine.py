@@ -59,6 +59,7 @@ from llama_index_agentic_kb.schema.answer import (
     AnswerReference,
     AnswerResponse,
     AnswerState,
+    DataStoreQuery,
     ReferencesPiece,
     StepsPiece,
     TextPiece,
@@ -137,7 +138,7 @@ class _Answering:
     def skip(self, *reasons: SkippedReason, warning: str = "") -> None:
         self.made.answer.skipped_reasons += reasons
         self.made.answer.text = self.notice
-        self.made.warnings += [warning] if warning else []
+        self.made.warnings += filter(None, [warning])
 
     @property
     def skipped(self) -> list[SkippedReason]:
@@ -151,14 +152,15 @@ class _Answering:
 
     async def go(self, history: Sequence[Message], observer: Observer) -> None:
         """Run the stages until one withholds the answer; fill this object's fields and emit the pieces."""
-        if await self._allowed(self.query.question):
+        await self._check_question(self.query.question)
+        if not self.skipped:
             retrieval = await self._search(history, observer)
             if history and not self.skipped and self.policy.question is not None:
                 # The plan may repeat an earlier question ("Answer my last one.").
                 planned = {one.query for one in retrieval.plan.sub_queries if one.origin is not SubQueryOrigin.QUESTION}
                 for question in sorted(planned):
-                    if not await self._allowed(question):
-                        break
+                    if not self.skipped:
+                        await self._check_question(question)
             if self.streaming:
                 references = list(self.references.values())
                 await emit([StepsPiece(steps=self.made.answer.steps), ReferencesPiece(references=references)])
@@ -167,12 +169,11 @@ class _Answering:
         if self.streaming and not self.streamed:
             await emit([TextPiece(text=self.made.answer.text or self.notice)])
 
-    async def _allowed(self, question: str) -> bool:
-        """Return whether the policy allows a question; if not, withhold the answer."""
+    async def _check_question(self, question: str) -> None:
+        """Withhold the answer if the policy does not allow a question."""
         objection = await check(self.policy.question, question, "question check", self._hook_deadline())
         if objection is not None:
             self.skip(SkippedReason.CUSTOMER_POLICY_VIOLATION, warning=f"the question is not answered: {objection}")
-        return objection is None
 
     async def _search(self, history: Sequence[Message], observer: Observer) -> Retrieval:
         query, engine = self.query, self.engine
@@ -191,10 +192,11 @@ class _Answering:
         self.references = answer_references(retrieval)
         self.made.answer.steps = answer_steps(retrieval, query.result_mode)
         self.made.missing += unanswered_parts(retrieval)
-        reasons, warnings = ([], []) if retrieval.reply else skip_reasons(query, self.policy, retrieval)
-        unclassified = [] if spec is None else _unclassified(spec, retrieval.plan)
-        self.made.warnings += [*unclassified, *warnings]
-        self.skip(*reasons)
+        self.made.warnings += [] if spec is None else _unclassified(spec, retrieval.plan)
+        if not retrieval.reply:
+            reasons, warnings = skip_reasons(query, self.policy, retrieval)
+            self.made.warnings += warnings
+            self.skip(*reasons)
         return retrieval
 
     async def _write(self, retrieval: Retrieval) -> None:
@@ -233,7 +235,16 @@ class _Answering:
         await self._judge(self.answered)
         model = getattr(self.engine.synthesizer, "model", None)
         if not self.skipped and query.related_questions and model is not None:
-            await self._relate(model, retrieval)
+            with recorded_calls(retrieval.log, "relatedQuestions"):
+                self.made.answer.related_questions, warnings = await related_questions(
+                    model,
+                    query.question,
+                    [node for number, node in enumerate(retrieval.nodes) if str(number) in self.references],
+                    answer=self.made.answer.text,
+                    spotlighting=self.engine.retriever.options.spotlighting,
+                    deadline=earliest(retrieval.budget.check_deadline, deadline_after(RELATED_SECONDS)),
+                )
+            self.made.warnings += warnings
 
     async def _judge(self, answered: Answered) -> None:
         """Set the text to the answer, or withhold it if it is poorly grounded or violates a policy."""
@@ -249,18 +260,6 @@ class _Answering:
         answer.safety_ratings, failure = await rate(self.policy.safety, self.query, text, self._hook_deadline())
         if failure is not None or any(rating.blocked for rating in answer.safety_ratings):
             self.skip(SkippedReason.POTENTIAL_POLICY_VIOLATION, warning=failure or "")
-
-    async def _relate(self, model: LanguageModel, retrieval: Retrieval) -> None:
-        with recorded_calls(retrieval.log, "relatedQuestions"):
-            self.made.answer.related_questions, warnings = await related_questions(
-                model,
-                self.query.question,
-                [node for number, node in enumerate(retrieval.nodes) if str(number) in self.references],
-                answer=self.made.answer.text,
-                spotlighting=self.engine.retriever.options.spotlighting,
-                deadline=earliest(retrieval.budget.check_deadline, deadline_after(RELATED_SECONDS)),
-            )
-        self.made.warnings += warnings
 
     def _hook_deadline(self) -> float | None:
         return earliest(self.deadline, deadline_after(self.policy.seconds))
@@ -315,13 +314,11 @@ def _source_params(query: AnswerQuery, retriever: AgenticRetriever) -> list[Sour
         raise InvalidRequestError(f"dataStoreSpecs: {', '.join(unknown)}: there is no such source; there are {known}")
     params = []
     for name in retriever.sources:
-        requested, store = query.request.params_for(name), stores.get(name)
-        if stores and store is None:
-            params.append(requested.model_copy(update={"never_query_source": True, "always_query_source": False}))
-            continue
-        own = None if store is None else store.filters
-        changes: dict[str, object] = {"filters": all_of(requested.filters, query.filters, own)}
-        if store is not None and store.max_results is not None:
+        requested, store = query.request.params_for(name), stores.get(name) or DataStoreQuery(data_store=name)
+        changes: dict[str, object] = {"filters": all_of(requested.filters, query.filters, store.filters)}
+        if stores and name not in stores:
+            changes = {"never_query_source": True, "always_query_source": False}
+        elif store.max_results is not None:
             changes["max_output_documents"] = store.max_results
         params.append(requested.model_copy(update=changes))
     return params

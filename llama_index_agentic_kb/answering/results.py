@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -256,9 +257,9 @@ def answer_steps(retrieval: Retrieval, mode: ResultMode | None = None) -> list[A
     for part in retrieval.missing:
         if part.sub_query_id is not None:
             outcomes.setdefault(part.sub_query_id, [part.outcome])
-    rounds: dict[int, list[SubQuery]] = {}
+    rounds = defaultdict[int, list[SubQuery]](list)
     for sub_query in retrieval.plan.sub_queries:
-        rounds.setdefault(sub_query.wave, []).append(sub_query)
+        rounds[sub_query.wave].append(sub_query)
     thoughts = _thoughts(retrieval, sorted(rounds))
     steps = []
     for number, planned in sorted(rounds.items()):
@@ -268,21 +269,19 @@ def answer_steps(retrieval: Retrieval, mode: ResultMode | None = None) -> list[A
             if not _ANSWERED.isdisjoint(outcomes.get(sub_query.id, ())):
                 results, step.state = _observations(sub_query, retrieval, mode), AnswerState.SUCCEEDED
             step.actions.append(AnswerStepAction(query=sub_query.query, results=results))
-        step.description = _description(
-            planned, [end for one in planned for end in outcomes.get(one.id, [Outcome.SKIPPED])]
-        )
+        ended = [outcome for one in planned for outcome in outcomes.get(one.id, [Outcome.SKIPPED])]
+        step.description = _description(planned, ended)
         steps.append(step)
     return steps
 
 
 def _outcomes(retrieval: Retrieval) -> dict[str, list[Outcome]]:
     """Return the outcomes of the searches by sub-query id; a search without remaining results is EMPTY."""
-    outcomes: dict[str, list[Outcome]] = {}
+    outcomes = defaultdict[str, list[Outcome]](list)
     for record in retrieval.log.records:
         if isinstance(record, SourceActivity):
             is_empty = record.outcome is Outcome.OK and record.count == 0
-            ended = Outcome.EMPTY if is_empty else record.outcome or Outcome.SKIPPED
-            outcomes.setdefault(record.sub_query_id, []).append(ended)
+            outcomes[record.sub_query_id].append(Outcome.EMPTY if is_empty else record.outcome or Outcome.SKIPPED)
     return outcomes
 
 
@@ -369,10 +368,10 @@ def unanswered_parts(retrieval: Retrieval) -> list[MissingPart]:
     The question itself is not reported here: if nothing at all is found, the evidence is reported as missing.
     """
     plan, outcomes = retrieval.plan, _outcomes(retrieval)
-    parts: dict[str, list[SubQuery]] = {}
+    parts = defaultdict[str, list[SubQuery]](list)
     for sub_query in plan.sub_queries:
         if sub_query.origin is not SubQueryOrigin.QUESTION:
-            parts.setdefault(sub_query.part_of or sub_query.id, []).append(sub_query)
+            parts[sub_query.part_of or sub_query.id].append(sub_query)
     answered = {finding.sub_query_id for finding in retrieval.findings if finding.confidence is not Confidence.PARTIAL}
     waited_for = {parent for sub_query in plan.sub_queries for parent in sub_query.depends_on}
     read = any(
@@ -408,8 +407,7 @@ def completed(
     """
     checked = GroundingLedger() if ledger is None or answer.skipped_reasons else ledger
     checked.check_spans(answer.text)
-    ids = list(references)
-    scored = query.grounding_supports or query.filtering_level is not None
+    ids, scored = list(references), query.grounding_supports or query.filtering_level is not None
     judged = {classification.type: classification for classification in classifications or ()}
     parts = {
         "language": query.language,
