@@ -34,11 +34,13 @@ from llama_index_agentic_kb.schema.filters import FilterNode
 from llama_index_agentic_kb.search.dialects import StoreDialect
 
 if TYPE_CHECKING:  # the process that parses files imports this module, and takes as little memory as it can
+    from llama_index.core.schema import BaseNode
     from sqlalchemy import Connection
 
     from llama_index_agentic_kb.store.sql import SqlDatabase
 
 T = TypeVar("T")
+Key = TypeVar("Key", int, str)
 MetadataValue: TypeAlias = str | int | float | bool
 Floats: TypeAlias = NDArray[np.float32]
 Ids: TypeAlias = NDArray[np.int64]
@@ -273,11 +275,18 @@ class DocumentDatabase(ABC):
         return [SourceInfo(*row) for row in rows]
 
     def existing_state(self, source: str) -> SourceState:
-        """Return the state of a source; raise ``ConfigurationError`` if the source no longer exists."""
+        """Return the state of a source; raise ``ConfigurationError`` if the source does not exist."""
         state = self.source_state(source)
         if state is None:
-            raise ConfigurationError(f"The store {self.location!r} has no source {source!r} any more.")
+            raise self.no_source(source)
         return state
+
+    def no_source(self, source: str) -> ConfigurationError:
+        """Return the error for a source that does not exist, which names the others."""
+        names = ", ".join(info.name for info in self.sources())
+        return ConfigurationError(
+            f"The store {self.location!r} has no source {source!r}; it has: {names or 'none yet'}."
+        )
 
     def source_state(self, source: str) -> SourceState | None:
         """Return the version of a source and the record of its HNSW graph; None if the source does not exist."""
@@ -339,6 +348,14 @@ class DocumentDatabase(ABC):
         """Return chunks by ``id`` or ``node_id``, in no particular order; deleted chunks are omitted."""
         return self._chunks(*self.dialect.any_value(column, list(keys)), connection)
 
+    def nodes_of(
+        self, column: Literal["id", "node_id"], keys: Iterable[Key], connection: Statements | None = None
+    ) -> dict[Key, BaseNode]:
+        """Return chunks as LlamaIndex nodes by ``id`` or ``node_id``; deleted chunks are omitted."""
+        from llama_index_agentic_kb.store.chunking import chunk_to_node  # noqa: PLC0415 (loads LlamaIndex)
+
+        return {getattr(chunk, column): chunk_to_node(chunk) for chunk in self.chunks_of(column, keys, connection)}
+
     def _chunks(self, where: str, parameters: Sequence[object], connection: Statements | None = None) -> list[Chunk]:
         columns = "node_id, chunk_index, text, CAST(metadata AS text), embedding_hash, start_char, end_char, id"
         statement = f"SELECT {columns} FROM chunks JOIN contents USING (id) WHERE {where}"  # noqa: S608 (made here)
@@ -348,11 +365,6 @@ class DocumentDatabase(ABC):
                 Chunk(node_id, index, text, dict(json.loads(metadata)), *rest)
                 for node_id, index, text, metadata, *rest in rows
             ]
-
-    def node_ids(self, source: str) -> Iterator[tuple[int, str]]:
-        """Yield the row id and node id of each chunk of a source, in the order in which they were stored."""
-        rows = self.stream("SELECT id, node_id FROM chunks WHERE source = ? ORDER BY id", (source,))
-        return ((row, node_id) for row, node_id in rows)
 
     def metadata(
         self, source: str, filters: FilterNode | None = None

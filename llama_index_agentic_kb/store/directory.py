@@ -277,12 +277,12 @@ class DirectoryStore(KnowledgeStore):
         """Return the dense search of a source."""
         from llama_index_agentic_kb.store.vectors import SourceVectors  # noqa: PLC0415 (loads LlamaIndex)
 
-        return self._once(SourceVectors, source, lambda: SourceVectors(self, source))
+        return self._once(SourceVectors.over, source)
 
     def lexical(self, source: str) -> StoredLexicalSearch:
         """Return the lexical search of a source."""
-        self._check_source(source)
-        return self._once(StoredLexicalSearch, source, lambda: StoredLexicalSearch(self, source))
+        self._documents.existing_state(source)
+        return self._once(StoredLexicalSearch, source)
 
     def _clean(self, source: str) -> None:
         shutil.rmtree(self.lexical_directory(source), ignore_errors=True)
@@ -502,8 +502,6 @@ class StoredLexicalSearch:
         """
         from llama_index.core.schema import NodeWithScore  # noqa: PLC0415 (takes seconds; a repair needs it not)
 
-        from llama_index_agentic_kb.store.chunking import chunk_to_node  # noqa: PLC0415 (same)
-
         index = self._current()
         try:
             hits = index.search(query, top_k, filters)
@@ -511,8 +509,7 @@ class StoredLexicalSearch:
             with self._lock:
                 damage = str(error) if self._index is index else ""  # else another thread has replaced it
                 hits = self._in_step(self._version(), damage).search(query, top_k, filters)
-        chunks = self._store.documents.chunks_of("node_id", [hit.node_id for hit in hits])
-        nodes = {chunk.node_id: chunk_to_node(chunk) for chunk in chunks}
+        nodes = self._store.documents.nodes_of("node_id", [hit.node_id for hit in hits])
         return [NodeWithScore(node=nodes[hit.node_id], score=hit.score) for hit in hits if hit.node_id in nodes]
 
     def update(self, damage: str = "") -> None:
@@ -606,7 +603,8 @@ class StoredLexicalSearch:
             return
         held = index.node_ids()
         new, gone = array("q"), set(held)
-        for row, node_id in self._store.documents.node_ids(self._source):
+        statement = "SELECT id, node_id FROM chunks WHERE source = ? ORDER BY id"
+        for row, node_id in self._store.documents.stream(statement, (self._source,)):
             if node_id in held:
                 gone.discard(node_id)
             else:

@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from llama_index.core.schema import BaseNode, NodeWithScore
-from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.schema import NodeWithScore
+from llama_index.core.vector_stores.types import VectorStoreQueryResult
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -44,11 +45,10 @@ from llama_index_agentic_kb.schema import FilterNode
 from llama_index_agentic_kb.search.dialects import PostgresStoreSql, SqlCondition, all_hold
 from llama_index_agentic_kb.search.prototypes import ScopeIndex
 from llama_index_agentic_kb.search.tokenizing import document_terms, query_terms
-from llama_index_agentic_kb.store.chunking import chunk_to_node
 from llama_index_agentic_kb.store.database import DocumentDatabase, Floats, Piece, Row, Statements
 from llama_index_agentic_kb.store.sql import Revisions, SqlDatabase
 from llama_index_agentic_kb.store.store import KnowledgeStore, RepairProgress
-from llama_index_agentic_kb.store.vectors import Passes, Ranked, check_deadline, growing, query_vector, take, where
+from llama_index_agentic_kb.store.vectors import Ranked, StoreVectorStore, Taken, growing
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -185,6 +185,12 @@ class PostgresStore(KnowledgeStore):
         """Connect to the database."""
         return PostgresDatabase(str(path), create=create)
 
+    @property
+    def documents(self) -> PostgresDatabase:
+        """The database of all documents, chunks and vectors."""
+        super().documents  # noqa: B018 (raises an error if the store is closed)
+        return self._documents
+
     def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:  # noqa: ARG002 (of the other kind of store)
         """Return a block for writing, which excludes nobody: each document has a lock of its own."""
         return nullcontext()
@@ -233,56 +239,43 @@ class PostgresStore(KnowledgeStore):
 
     def vectors(self, source: str) -> PostgresVectors:
         """Return the dense search of a source."""
-        made = partial(PostgresVectors, self._documents, source, self.fingerprint.dimension)
-        return self._once(PostgresVectors, source, made)
+        return self._once(PostgresVectors.over, source)
 
     def lexical(self, source: str) -> PostgresWords:
         """Return the lexical search of a source."""
-        self._check_source(source)
-        return self._once(PostgresWords, source, partial(PostgresWords, self._documents, source))
+        self._documents.existing_state(source)
+        return self._once(PostgresWords, source)
 
 
-class PostgresVectors:
-    """Dense search in one source; thread-safe."""
+class PostgresVectors(StoreVectorStore):
+    """Dense search in one source of a store in PostgreSQL."""
 
-    dialect = PostgresStoreSql
+    filter_dialect = PostgresStoreSql
+    _store: PostgresStore = PrivateAttr()
 
-    def __init__(self, documents: PostgresDatabase, source: str, dimension: int) -> None:
-        self._documents = documents
-        self._source = source
-        self._dimension = dimension
-        self._far = f"CAST(vector AS vector({dimension})) <=> CAST(? AS vector({dimension}))"
-
-    def search(
-        self, query: VectorStoreQuery, passes: Passes | None = None, *, deadline: float | None = None
+    def _found(
+        self, vector: Floats | None, where: SqlCondition | None, top_k: int, taken: Taken, deadline: float | None
     ) -> tuple[VectorStoreQueryResult, str]:
-        """Find the nearest chunks; see ``SourceVectors.search``."""
-        check_deadline(deadline)
-        vector = query_vector(query, self._dimension)
-        condition = where(query, self.dialect)
+        documents = self._store.documents
 
         def work(connection: Statements) -> tuple[VectorStoreQueryResult, str]:
-            fetch = partial(_nodes, self._documents, connection)
-            taken = partial(take, fetch=fetch, top_k=query.similarity_top_k, passes=passes, deadline=deadline)
-            state = (
+            fetch = partial(documents.nodes_of, "id", connection=connection)
+            statement = (
                 "SELECT (SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(?)) FROM sources WHERE name = ?"
             )
-            found = connection.execute(state, (_index_name(self._source), self._source)).fetchall()
+            found = connection.execute(statement, (_index_name(self._source), self._source)).fetchall()
             if not found:
-                raise ConfigurationError(
-                    f"The store {self._documents.location!r} has no source {self._source!r} any more."
-                )
+                raise documents.no_source(self._source)
             if vector is None:
-                return taken((row, 0.0) for row in self._matching(connection, condition)), "listed"
-            top_k = query.similarity_top_k
-            nearest, note = self._by_index(connection, vector, condition, top_k) if found[0][0] else ((), "")
-            result = taken(nearest)
+                return taken(((row, 0.0) for row in self._matching(connection, where)), fetch), "listed"
+            nearest, note = self._by_index(connection, vector, where, top_k) if found[0][0] else ((), "")
+            result = taken(nearest, fetch)
             if nearest and len(result.ids or []) == top_k:
                 return result, f"{note}taken from the nearest of all" if note else "searched"
-            exact = partial(self._exact, connection, vector, condition)
-            return taken(growing(exact, top_k, sys.maxsize)), f"{note}searched exactly"
+            exact = partial(self._exact, connection, vector, where)
+            return taken(growing(exact, top_k, sys.maxsize), fetch), f"{note}searched exactly"
 
-        return self._documents.read(work, deadline)
+        return documents.read(work, deadline)
 
     def _by_index(
         self, connection: Statements, vector: Floats, condition: SqlCondition | None, top_k: int
@@ -295,7 +288,7 @@ class PostgresVectors:
         if count <= EXACT_ROWS:
             return (), f"filter matches {count:,}: "
         candidates = self._nearest(connection, vector, MAX_CANDIDATES)
-        listed = self._documents.dialect.any_value("id", [row for row, _ in candidates])
+        listed = self.filter_dialect.any_value("id", [row for row, _ in candidates])
         matching = set(self._matching(connection, all_hold(condition, listed)))
         return [item for item in candidates if item[0] in matching], f"filter matches more than {EXACT_ROWS:,}: "
 
@@ -309,7 +302,7 @@ class PostgresVectors:
     def _exact(
         self, connection: Statements, vector: Floats, condition: SqlCondition | None, count: int
     ) -> list[Ranked]:
-        far = f"0 + ({self._far})"  # an expression that no index has
+        far = f"0 + ({self._far()})"  # an expression that no index has
         if condition is None:
             statement = f"SELECT id, {far} FROM contents WHERE of_source = ?"  # noqa: S608 (made here)
             parameters: list[object] = [self._source]
@@ -325,17 +318,21 @@ class PostgresVectors:
             " SET LOCAL plan_cache_mode = force_custom_plan"  # a plan for any source could not use a source's index
         )
         rows = connection.execute(
-            f"SELECT id, {self._far} FROM contents WHERE of_source = ? ORDER BY {self._far} LIMIT ?",  # noqa: S608
+            f"SELECT id, {self._far()} FROM contents WHERE of_source = ? ORDER BY {self._far()} LIMIT ?",  # noqa: S608
             (_vector_text(vector), self._source, _vector_text(vector), count),
         )
         return sorted(map(_ranked, rows), key=lambda item: (item[1], item[0]))
+
+    def _far(self) -> str:
+        dimension = self._store.fingerprint.dimension
+        return f"CAST(vector AS vector({dimension})) <=> CAST(? AS vector({dimension}))"
 
 
 class PostgresWords:
     """Lexical search in one source; thread-safe."""
 
-    def __init__(self, documents: PostgresDatabase, source: str) -> None:
-        self._documents = documents
+    def __init__(self, store: PostgresStore, source: str) -> None:
+        self._documents = store.documents
         self._source = source
         self._statistics: tuple[float, int, dict[str, float]] = (-math.inf, 0, {})
 
@@ -350,7 +347,7 @@ class PostgresWords:
         statement = "SELECT language FROM sources LEFT JOIN languages ON source = name WHERE name = ?"
         languages = connection.execute(statement, (self._source,)).fetchall()
         if not languages:
-            raise ConfigurationError(f"The store {self._documents.location!r} has no source {self._source!r} any more.")
+            raise self._documents.no_source(self._source)
         words = query_terms(query, [language for (language,) in languages if language])
         held, total = self._frequencies(connection, [form for forms in words for form in forms])
         counts = {forms: sum(held[form] for form in forms) for forms in words}
@@ -364,7 +361,7 @@ class PostgresWords:
         rows = self._ranked(connection, rare, rarities, top_k, filters) if rare else []
         if len(rows) < top_k and len(rare) < len(words):
             rows = self._ranked(connection, words, rarities, top_k, filters)
-        nodes = _nodes(self._documents, connection, [row for row, _ in rows])
+        nodes = self._documents.nodes_of("id", [row for row, _ in rows], connection)
         return [NodeWithScore(node=nodes[row], score=float(score)) for row, score in rows if row in nodes]
 
     def _ranked(
@@ -412,10 +409,6 @@ class PostgresWords:
             counts = connection.execute(f"SELECT {', '.join([one] * len(rest))}", parameters).fetchall()[0]
             held |= dict(zip(rest, counts, strict=True))
         return held, total
-
-
-def _nodes(documents: PostgresDatabase, connection: Statements, rows: Sequence[int]) -> dict[int, BaseNode]:
-    return {chunk.id: chunk_to_node(chunk) for chunk in documents.chunks_of("id", rows, connection)}
 
 
 def _ranked(row: Row) -> Ranked:

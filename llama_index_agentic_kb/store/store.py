@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias, TypeVar
 
@@ -38,10 +37,9 @@ if TYPE_CHECKING:
 
     from llama_index_agentic_kb.guard.permissions import Permissions
     from llama_index_agentic_kb.schema import FilterNode
+    from llama_index_agentic_kb.search.lexical import LexicalSearch
     from llama_index_agentic_kb.search.prototypes import ScopeIndex
-    from llama_index_agentic_kb.store.directory import StoredLexicalSearch
-    from llama_index_agentic_kb.store.postgres import PostgresVectors, PostgresWords
-    from llama_index_agentic_kb.store.vectors import SourceVectors
+    from llama_index_agentic_kb.store.vectors import StoreVectorStore
 
 T = TypeVar("T")
 
@@ -72,7 +70,7 @@ class KnowledgeStore(ABC):
         self._documents = documents
         self._lock = threading.RLock()
         self._embed_model = embed_model
-        self._opened: dict[str, dict[type, Any]] = {}
+        self._opened: dict[str, dict[Callable[..., object], Any]] = {}
         self._closed = False
 
     @classmethod
@@ -177,30 +175,16 @@ class KnowledgeStore(ABC):
 
     def index(self, source: str) -> VectorStoreIndex:
         """Return the vector index of a source; raise ``ConfigurationError`` if the source does not exist."""
-        from llama_index.core import VectorStoreIndex  # noqa: PLC0415 (takes seconds)
+        self.documents.existing_state(source)
+        return self._once(_index, source)
 
-        from llama_index_agentic_kb.store.vectors import StoreVectorStore  # noqa: PLC0415 (loads LlamaIndex)
-
-        self._check_source(source)
-
-        def make() -> VectorStoreIndex:
-            store = StoreVectorStore(
-                vectors=self.vectors(source),
-                lexical_search=self.lexical(source),
-                metadata_rows=partial(self.metadata, source),
-                vector_reader=partial(self.reader, source),
-            )
-            return VectorStoreIndex.from_vector_store(store, embed_model=self.embed_model)
-
-        return self._once(VectorStoreIndex, source, make)
-
-    def _once(self, kind: type[T], source: str, make: Callable[[], T]) -> T:
-        """Return a source's object of a kind, made at the first call."""
+    def _once(self, make: Callable[[Self, str], T], source: str) -> T:
+        """Return what a function makes of a source, made at the first call."""
         with self._lock:
             opened = self._opened.setdefault(source, {})
-            if kind not in opened:
-                opened[kind] = make()
-            found: T = opened[kind]
+            if make not in opened:
+                opened[make] = make(self, source)
+            found: T = opened[make]
             return found
 
     def reader(self, source: str) -> SourceReader:
@@ -227,7 +211,7 @@ class KnowledgeStore(ABC):
         """Return all nodes of a source in order of document and position; see `index` for the errors."""
         from llama_index_agentic_kb.store.chunking import chunk_to_node  # noqa: PLC0415 (loads LlamaIndex)
 
-        self._check_source(source)
+        self.documents.existing_state(source)
         return [chunk_to_node(chunk) for chunk in self.documents.chunks(source)]
 
     def metadata(
@@ -237,7 +221,7 @@ class KnowledgeStore(ABC):
 
         Filters that have no form in SQL are not applied; see ``sources.metadata``, which checks each chunk.
         """
-        self._check_source(source)
+        self.documents.existing_state(source)
         return ((f"{source}/{path}", metadata) for path, metadata in self.documents.metadata(source, filters))
 
     def check_permissions(self, source: str, permissions: Permissions) -> None:
@@ -251,7 +235,7 @@ class KnowledgeStore(ABC):
     def remove_source(self, source: str) -> None:
         """Delete a source; raise ``ConfigurationError`` if there is none, ``IngestionError`` while others write."""
         with self.writing(), self._lock:
-            self._check_source(source)
+            self.documents.existing_state(source)
             self._documents.delete_source(source)
             self._clean(source)
             self._opened.pop(source, None)
@@ -269,11 +253,11 @@ class KnowledgeStore(ABC):
         """Open the store's database."""
 
     @abstractmethod
-    def vectors(self, source: str) -> SourceVectors | PostgresVectors:
+    def vectors(self, source: str) -> StoreVectorStore:
         """Return the dense search of a source; each call returns the same object."""
 
     @abstractmethod
-    def lexical(self, source: str) -> StoredLexicalSearch | PostgresWords:
+    def lexical(self, source: str) -> LexicalSearch:
         """Return the lexical search of a source; each call returns the same object."""
 
     def _clean(self, source: str) -> None:  # noqa: B027 (nothing in a database)
@@ -309,13 +293,6 @@ class KnowledgeStore(ABC):
     @abstractmethod
     def save_scope(self, source: str, index: ScopeIndex) -> None:
         """Keep the scope index of a source; raise ``IngestionError`` if it can't be written."""
-
-    def _check_source(self, source: str) -> None:
-        if self.documents.source_state(source) is None:
-            names = [info.name for info in self.sources()]
-            raise ConfigurationError(
-                f"The store {self.location!r} has no source {source!r}; it has: {', '.join(names) or 'none yet'}."
-            )
 
 
 @dataclass(frozen=True)
@@ -367,6 +344,12 @@ def repair_store(
         chunks=sum(info.chunks for info in sources),
         seconds=time.monotonic() - started,
     )
+
+
+def _index(store: KnowledgeStore, source: str) -> VectorStoreIndex:
+    from llama_index.core import VectorStoreIndex  # noqa: PLC0415 (takes seconds)
+
+    return VectorStoreIndex.from_vector_store(store.vectors(source), embed_model=store.embed_model)
 
 
 def _class_of(path: str | Path) -> type[KnowledgeStore]:

@@ -17,15 +17,16 @@ import math
 import sys
 import threading
 import time
+from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
-from llama_index.core.bridge.pydantic import Field
+from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores.types import (
     BasePydanticVectorStore,
@@ -40,13 +41,15 @@ from llama_index_agentic_kb.search.dialects import SqlCondition, SqliteSql, Stor
 from llama_index_agentic_kb.search.filters import to_tree
 from llama_index_agentic_kb.search.prototypes import unit_rows
 from llama_index_agentic_kb.store import database
-from llama_index_agentic_kb.store.chunking import chunk_to_node
-from llama_index_agentic_kb.store.database import Floats, Ids, SourceState
+from llama_index_agentic_kb.store.database import Floats, Ids, MetadataValue, SourceReader, SourceState
 
 if TYPE_CHECKING:
     from usearch.index import Index
 
+    from llama_index_agentic_kb.schema import FilterNode
+    from llama_index_agentic_kb.search.lexical import LexicalSearch
     from llama_index_agentic_kb.store.directory import DirectoryStore
+    from llama_index_agentic_kb.store.store import KnowledgeStore
 
 MAX_ROWS = 200_000
 """The maximum number of rows outside the HNSW graph (300 MB); with more, a search fails until the graph is built."""
@@ -62,6 +65,8 @@ Key = TypeVar("Key", int, str)
 Passes: TypeAlias = Callable[[BaseNode], bool]
 Ranked: TypeAlias = tuple[int, float]
 """A chunk's id and its cosine distance to the query."""
+Taken: TypeAlias = Callable[[Iterable[Ranked], Callable[[list[int]], Mapping[int, BaseNode]]], VectorStoreQueryResult]
+"""`take` with the arguments of one search."""
 
 
 class _Rows(NamedTuple):
@@ -97,19 +102,47 @@ class _Loaded:
     matches: OrderedDict[bytes, _Matches] = field(default_factory=OrderedDict)
 
 
-class SourceVectors:
-    """Dense search in one source; thread-safe."""
+class StoreVectorStore(BasePydanticVectorStore):
+    """A read-only LlamaIndex vector store over a source; documents are changed only by ingestion. Thread-safe."""
 
-    dialect = SqliteSql
+    stores_text: bool = True
+    filter_dialect: ClassVar[type[StoreDialect]]
+    """The language of its filters, which says what they can't be."""
+    _store: KnowledgeStore = PrivateAttr()
+    _source: str = PrivateAttr()
 
-    def __init__(self, store: DirectoryStore, source: str) -> None:
-        self._store = store
-        self._source = source
-        self._dimension = store.fingerprint.dimension
-        self._lock = threading.Lock()
-        self._loaded: _Loaded | None = None
+    @classmethod
+    def over(cls, store: KnowledgeStore, source: str) -> Self:
+        """Return the vector store of a source."""
+        made = cls(stores_text=True)
+        made._store = store
+        made._source = source
+        return made
 
-    def search(
+    @classmethod
+    def class_name(cls) -> str:
+        """Return the name of the store class; similarities from stores of the same class are comparable."""
+        return "KnowledgeStore"
+
+    @property
+    def client(self) -> None:
+        """Always None: the store has no underlying client."""
+        return
+
+    @property
+    def lexical_search(self) -> LexicalSearch:
+        """The lexical search (BM25) that sources use in addition to dense search."""
+        return self._store.lexical(self._source)
+
+    def metadata_rows(self, filters: FilterNode | None = None) -> Iterator[tuple[str, dict[str, MetadataValue]]]:
+        """Yield the document id and metadata of each chunk; see ``KnowledgeStore.metadata``."""
+        return self._store.metadata(self._source, filters)
+
+    def vector_reader(self) -> SourceReader:
+        """Return the reader of the vectors, from which a scope index is made."""
+        return self._store.reader(self._source)
+
+    def filtered_search(
         self, query: VectorStoreQuery, passes: Passes | None = None, *, deadline: float | None = None
     ) -> tuple[VectorStoreQueryResult, str]:
         """Find the nearest chunks, with the similarities exp(-cosine distance), and a note on how they were found.
@@ -124,51 +157,102 @@ class SourceVectors:
             StoreDamagedError: The HNSW graph of a large source is missing or damaged; the message names the remedy.
             ConfigurationError: The source no longer exists.
         """
-        vector = query_vector(query, self._dimension)
-        condition = where(query, self.dialect)
-        taken = partial(take, fetch=self._nodes, top_k=query.similarity_top_k, passes=passes, deadline=deadline)
+        if query.mode is not VectorStoreQueryMode.DEFAULT:
+            raise RetrievalError(f"A knowledge store searches in the mode 'default'; found {query.mode.value!r}.")
+        vector = unit_rows(np.asarray(query.query_embedding, dtype=np.float32)) if query.query_embedding else None
+        dimension = self._store.fingerprint.dimension
+        if vector is not None and len(vector) != dimension:
+            raise RetrievalError(
+                f"The query's vector has {len(vector)} dimensions, those of the store have {dimension}: embed "
+                "queries with the model that the store was made with."
+            )
+        check_deadline(deadline)
+        taken = partial(take, top_k=query.similarity_top_k, passes=passes, deadline=deadline)
+        return self._found(vector, self._where(query), query.similarity_top_k, taken, deadline)
+
+    @abstractmethod
+    def _found(
+        self, vector: Floats | None, where: SqlCondition | None, top_k: int, taken: Taken, deadline: float | None
+    ) -> tuple[VectorStoreQueryResult, str]:
+        """Return the nearest chunks under a condition, or all without a vector, and a note; see `filtered_search`."""
+
+    def _where(self, query: VectorStoreQuery) -> SqlCondition | None:
+        """Return a query's filters, node ids and document ids as one condition on ``chunks``; None if it has none."""
+        tree, dialect = to_tree(query.filters), self.filter_dialect
+        parts = [] if tree is None else [dialect.filter(tree)]
+        if query.node_ids:  # an index over a vector store passes an empty list always
+            parts.append(dialect.any_value("node_id", query.node_ids))
+        if query.doc_ids is not None:
+            parts.append(dialect.any_value(dialect.document_id, query.doc_ids))
+        return all_hold(*parts) if parts else None
+
+    def query(self, query: VectorStoreQuery, **_: object) -> VectorStoreQueryResult:
+        """Find the nearest nodes."""
+        return self.filtered_search(query)[0]
+
+    def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
+        """Return nodes by their ids, by a filter, or by both; all nodes if neither is given."""
+        if node_ids is not None and not node_ids:
+            return []
+        query = VectorStoreQuery(node_ids=node_ids, filters=filters, similarity_top_k=sys.maxsize)
+        return list(self.query(query).nodes or [])
+
+    def add(self, nodes: Sequence[BaseNode], **_: object) -> list[str]:
+        """Raise ``ConfigurationError``: nodes can only be added by ingesting their document."""
+        raise ConfigurationError(f"{len(nodes)} nodes: documents come into a knowledge store by ingest() alone.")
+
+    def delete(self, ref_doc_id: str, **_: object) -> None:
+        """Raise ``ConfigurationError``: documents can only be deleted by ingestion."""
+        raise ConfigurationError(f"{ref_doc_id!r}: documents leave a knowledge store by ingest() alone.")
+
+
+class SourceVectors(StoreVectorStore):
+    """Dense search in one source of a store in a directory."""
+
+    filter_dialect = SqliteSql
+    _store: DirectoryStore = PrivateAttr()
+    _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
+    _loaded: _Loaded | None = PrivateAttr(default=None)
+
+    def _found(
+        self, vector: Floats | None, where: SqlCondition | None, top_k: int, taken: Taken, deadline: float | None
+    ) -> tuple[VectorStoreQueryResult, str]:
         if vector is None:
             self._store.documents.existing_state(self._source)
-            ids = self._store.documents.ids(self._source, *(condition or ()))
-            return taken((row, 0.0) for row in ids.tolist()), "listed"
-        check_deadline(deadline)
+            ids = self._store.documents.ids(self._source, *(where or ()))
+            return taken(((row, 0.0) for row in ids.tolist()), self._nodes), "listed"
         # One thread loads what is cached, others wait.
         if not self._lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
             raise DeadlineExceededError("another search was still reading the source's vectors at the deadline")
         try:
             loaded = self._current()
-            matches = None if condition is None else self._matches(loaded, *condition)
+            matches = None if where is None else self._matches(loaded, *where)
         finally:
             self._lock.release()
         if matches is None:
             nearest = partial(self._nearest, loaded, vector)
             limit = len(loaded.later.ids) + (0 if loaded.graph is None else len(loaded.graph))  # deleted ones too
-            return taken(growing(nearest, query.similarity_top_k, limit)), "searched"
-        found, how = self._filtered(loaded, matches, vector, query.similarity_top_k, taken, deadline)
+            return taken(growing(nearest, top_k, limit), self._nodes), "searched"
+        found, how = self._filtered(loaded, matches, vector, top_k, taken, deadline)
         return found, f"filter matches {len(matches.ids):,} of {loaded.total:,}: {how}"
 
     def _filtered(
-        self,
-        loaded: _Loaded,
-        matches: _Matches,
-        vector: Floats,
-        top_k: int,
-        taken: Callable[[Iterable[Ranked]], VectorStoreQueryResult],
-        deadline: float | None,
+        self, loaded: _Loaded, matches: _Matches, vector: Floats, top_k: int, taken: Taken, deadline: float | None
     ) -> tuple[VectorStoreQueryResult, str]:
         if matches.rows is not None:
-            return taken(growing(partial(matches.rows.nearest, vector), top_k, len(matches.ids))), "searched exactly"
+            nearest = growing(partial(matches.rows.nearest, vector), top_k, len(matches.ids))
+            return taken(nearest, self._nodes), "searched exactly"
         limit = min(loaded.total, MAX_CANDIDATES)
         count = max(CANDIDATES, math.ceil(MARGIN * top_k * loaded.total / len(matches.ids)))
         ranked = growing(partial(self._nearest, loaded, vector), min(limit, count), limit)
-        found = taken(item for item in ranked if _holds(matches.ids, item[0]))
+        found = taken((item for item in ranked if _holds(matches.ids, item[0])), self._nodes)
         if len(found.ids or []) >= top_k:
             return found, "taken from the nearest of all"
         best: list[Ranked] = []
         for start in range(0, len(matches.ids), database.EXACT_ROWS):  # more than memory may hold
             check_deadline(deadline)
             best += self._rows(matches.ids[start : start + database.EXACT_ROWS]).nearest(vector, MAX_CANDIDATES)
-        found = taken(sorted(best, key=_by_distance))
+        found = taken(sorted(best, key=_by_distance), self._nodes)
         return found, f"too few among the {limit:,} nearest of all: searched exactly"
 
     # -- cached data -------------------------------------------------------------------------------------------------
@@ -206,13 +290,13 @@ class SourceVectors:
             ids = self._store.documents.ids(self._source, sql, parameters)
             known = _Matches(ids, self._rows(ids) if len(ids) <= database.EXACT_ROWS else None)
         loaded.matches[key] = known
-        held, row_bytes = loaded.matches, 4 * self._dimension
+        held, row_bytes = loaded.matches, 4 * self._store.fingerprint.dimension
         while len(held) > 1 and sum(len(m.ids) * (8 + row_bytes * bool(m.rows)) for m in held.values()) > MEMORY_BYTES:
             held.popitem(last=False)
         return known
 
     def _rows(self, ids: Ids) -> _Rows:
-        found, vectors = self._store.documents.vectors(ids, self._dimension)
+        found, vectors = self._store.documents.vectors(ids, self._store.fingerprint.dimension)
         return _Rows(found, unit_rows(vectors))
 
     # -- ranking -----------------------------------------------------------------------------------------------------
@@ -228,21 +312,8 @@ class SourceVectors:
             ranked = sorted([*ranked, *near.items()], key=_by_distance)
         return ranked[:count]
 
-    def _nodes(self, ids: list[int]) -> dict[int, BaseNode]:
-        return {chunk.id: chunk_to_node(chunk) for chunk in self._store.documents.chunks_of("id", ids)}
-
-
-def query_vector(query: VectorStoreQuery, dimension: int) -> Floats | None:
-    """Return a query's vector, of unit length, or None; raise ``RetrievalError`` for a wrong dimension or mode."""
-    if query.mode is not VectorStoreQueryMode.DEFAULT:
-        raise RetrievalError(f"A knowledge store searches in the mode 'default'; found {query.mode.value!r}.")
-    vector = unit_rows(np.asarray(query.query_embedding, dtype=np.float32)) if query.query_embedding else None
-    if vector is not None and len(vector) != dimension:
-        raise RetrievalError(
-            f"The query's vector has {len(vector)} dimensions, those of the store have {dimension}: embed "
-            "queries with the model that the store was made with."
-        )
-    return vector
+    def _nodes(self, ids: list[int]) -> Mapping[int, BaseNode]:
+        return self._store.documents.nodes_of("id", ids)
 
 
 def growing(
@@ -300,71 +371,3 @@ def _holds(ids: Ids, row: int) -> bool:
 
 def _by_distance(ranked: Ranked) -> tuple[float, int]:
     return ranked[1], ranked[0]
-
-
-class StoreVectorStore(BasePydanticVectorStore):
-    """A read-only LlamaIndex vector store over a source; documents are changed only by ingestion."""
-
-    stores_text: bool = True
-
-    vectors: Any = Field(exclude=True, repr=False)
-    """The dense search: `SourceVectors` or ``PostgresVectors``."""
-    lexical_search: Any = Field(exclude=True, repr=False)
-    """The ``LexicalSearch`` (BM25) that sources use in addition to dense search."""
-    metadata_rows: Any = Field(exclude=True, repr=False)
-    """A function from a filter to the document id and metadata of each chunk."""
-    vector_reader: Any = Field(exclude=True, repr=False)
-    """A function that returns the reader of the vectors, from which a scope index is made."""
-
-    @classmethod
-    def class_name(cls) -> str:
-        """Return the name of the store class; similarities from stores of the same class are comparable."""
-        return "KnowledgeStore"
-
-    @property
-    def client(self) -> None:
-        """Always None: the store has no underlying client."""
-        return
-
-    @property
-    def filter_dialect(self) -> type[StoreDialect]:
-        """The language of its filters, which says what they can't be."""
-        dialect: type[StoreDialect] = self.vectors.dialect
-        return dialect
-
-    def filtered_search(
-        self, query: VectorStoreQuery, passes: Passes | None = None, *, deadline: float | None = None
-    ) -> tuple[VectorStoreQueryResult, str]:
-        """Find the nearest nodes; see ``SourceVectors.search``."""
-        found: tuple[VectorStoreQueryResult, str] = self.vectors.search(query, passes, deadline=deadline)
-        return found
-
-    def query(self, query: VectorStoreQuery, **_: Any) -> VectorStoreQueryResult:
-        """Find the nearest nodes."""
-        return self.filtered_search(query)[0]
-
-    def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
-        """Return nodes by their ids, by a filter, or by both; all nodes if neither is given."""
-        if node_ids is not None and not node_ids:
-            return []
-        query = VectorStoreQuery(node_ids=node_ids, filters=filters, similarity_top_k=sys.maxsize)
-        return list(self.query(query).nodes or [])
-
-    def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
-        """Raise ``ConfigurationError``: nodes can only be added by ingesting their document."""
-        raise ConfigurationError(f"{len(nodes)} nodes: documents come into a knowledge store by ingest() alone.")
-
-    def delete(self, ref_doc_id: str, **_: Any) -> None:
-        """Raise ``ConfigurationError``: documents can only be deleted by ingestion."""
-        raise ConfigurationError(f"{ref_doc_id!r}: documents leave a knowledge store by ingest() alone.")
-
-
-def where(query: VectorStoreQuery, dialect: type[StoreDialect]) -> SqlCondition | None:
-    """Return a query's filters, node ids and document ids as one SQL condition on ``chunks``; None if it has none."""
-    tree = to_tree(query.filters)
-    parts = [] if tree is None else [dialect.filter(tree)]
-    if query.node_ids:  # an index over a vector store passes an empty list always
-        parts.append(dialect.any_value("node_id", query.node_ids))
-    if query.doc_ids is not None:
-        parts.append(dialect.any_value(dialect.document_id, query.doc_ids))
-    return all_hold(*parts) if parts else None

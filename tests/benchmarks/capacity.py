@@ -119,7 +119,7 @@ def _searches(store: KnowledgeStore, number_of: int) -> list[float]:
     for number in range(number_of + 10):
         vector = [random.gauss(0, 1) for _ in range(store.fingerprint.dimension)]
         began = time.process_time()
-        vectors.search(VectorStoreQuery(query_embedding=vector, similarity_top_k=50))
+        vectors.filtered_search(VectorStoreQuery(query_embedding=vector, similarity_top_k=50))
         lexical.search(question_of(number), 50, None)
         taken.append(time.process_time() - began)
     return taken[10:]  # the first ones load

@@ -257,9 +257,9 @@ def _look(where: Path | str) -> dict[str, Any]:
 
 def _is_found(store: KnowledgeStore, node: Any) -> bool:
     vector = _model().get_text_embedding(node.get_content(MetadataMode.EMBED))
-    found, _ = store.vectors(SOURCE).search(VectorStoreQuery(query_embedding=vector, similarity_top_k=10))
+    found, _ = store.vectors(SOURCE).filtered_search(VectorStoreQuery(query_embedding=vector, similarity_top_k=10))
     by_vector = node.node_id in (found.ids or []) or max(found.similarities or [0.0]) > 1 - 1e-5
-    by_words = node.node_id in {hit.node_id for hit in store.lexical(SOURCE).search(node.text, 20)}
+    by_words = node.node_id in {hit.node_id for hit in store.lexical(SOURCE).search(node.text, 20, None)}
     return by_vector and by_words
 
 

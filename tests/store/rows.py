@@ -51,7 +51,9 @@ def asked(vector: Any, filters: MetadataFilters | None = None, top_k: int = TOP_
 
 
 def found(store: KnowledgeStore, vector: Any, filters: FilterNode | None = None, **more: Any) -> list[str]:
-    result, _ = store.vectors(SOURCE).search(asked(vector, None if filters is None else lower(filters), **more))
+    result, _ = store.vectors(SOURCE).filtered_search(
+        asked(vector, None if filters is None else lower(filters), **more)
+    )
     return list(result.ids or [])
 
 

@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
 def _in_step(store: DirectoryStore, source: str) -> list[TextNode]:
     """The recorded nodes, once the vector index is seen to hold exactly these."""
     nodes = store.nodes(source)
-    assert set(store.vectors(source).search(VectorStoreQuery(similarity_top_k=10_000))[0].ids or []) == {
+    assert set(store.vectors(source).filtered_search(VectorStoreQuery(similarity_top_k=10_000))[0].ids or []) == {
         node.node_id for node in nodes
     }
     return nodes

@@ -71,10 +71,10 @@ def test_it_does_what_a_directory_does(url: str, tmp_path: Path) -> None:
             (docs / "rain.md").rename(docs / "wet.md")
             second = ingest(docs, store)
             assert (second.added, second.deleted, second.chunks_embedded) == (("docs/wet.md",), ("docs/rain.md",), 0)
-            (hit,) = store.lexical("docs").search("how is a pump reset?", 1)
+            (hit,) = store.lexical("docs").search("how is a pump reset?", 1, None)
             vector = MODEL.get_text_embedding("pump lever")
             query = VectorStoreQuery(query_embedding=vector, similarity_top_k=2)
-            result, _ = store.vectors("docs").search(query)
+            result, _ = store.vectors("docs").filtered_search(query)
             seen.append((hit.node, result.ids, [round(one, 5) for one in result.similarities or []]))
             assert store.sources()[0].chunks == 2
             (docs / "wet.md").rename(docs / "rain.md")
@@ -82,8 +82,8 @@ def test_it_does_what_a_directory_does(url: str, tmp_path: Path) -> None:
             assert base.count("docs", filters="year eq 2001") == 1
             store.remove_source("docs")
             assert store.sources() == []
-            with pytest.raises(ConfigurationError, match="no source 'docs' any more"):
-                store.vectors("docs").search(query)
+            with pytest.raises(ConfigurationError, match="no source 'docs';"):
+                store.vectors("docs").filtered_search(query)
     assert seen[0] == seen[1]
 
 
@@ -147,16 +147,16 @@ def test_the_nearest_rows_are_found(url: str, monkeypatch: pytest.MonkeyPatch, *
         assert repair_store(url, rebuild_all=True).chunks == ROWS
         for tree in FILTERS:
             assert recall(store, tree) >= (0.99 if indexed else 1)
-        _, note = store.vectors("rows").search(asked(QUERIES[0], top_k=3))
+        _, note = store.vectors("rows").filtered_search(asked(QUERIES[0], top_k=3))
         assert note == ("searched" if indexed else "searched exactly")
 
 
 def test_words_are_weighed_by_how_rare_they_are(rows: KnowledgeStore) -> None:
     """A word that one chunk has comes before one that all have; a query without known words finds nothing."""
-    hits = rows.lexical("rows").search("text of a pump", 3)
+    hits = rows.lexical("rows").search("text of a pump", 3, None)
     assert hits[0].node.node_id == "n7"
     assert (hits[0].score or 0) > 3 * (hits[1].score or 0)
-    assert rows.lexical("rows").search("zebra 'quoted\\ | & <->", 3) == []
+    assert rows.lexical("rows").search("zebra 'quoted\\ | & <->", 3, None) == []
 
 
 def test_nobody_sees_what_he_may_not(url: str, tmp_path: Path) -> None:

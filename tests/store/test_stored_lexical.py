@@ -106,7 +106,7 @@ def test_removal_goes_with_the_source(kept: DirectoryStore, folder: Path, open_s
     search, directory = kept.lexical("docs"), directory_of(kept)
     kept.remove_source("docs")
     assert not directory.exists()
-    with pytest.raises(ConfigurationError, match="no source 'docs' any more"):
+    with pytest.raises(ConfigurationError, match="no source 'docs';"):
         search.search("Oslo", 5)
     for name in TEXTS:
         (folder / name).write_text(f"# New {name}\n\nHail.")

@@ -90,7 +90,7 @@ def test_the_nearest_are_found(with_graph: DirectoryStore, filters: FilterNode |
         assert recall(store, filters) == 1
         query = QUERIES[0]
         best = nearest(query, lambda one: filters is None or matches(filters, one))
-        result, _ = store.vectors(SOURCE).search(asked(query, None if filters is None else lower(filters)))
+        result, _ = store.vectors(SOURCE).filtered_search(asked(query, None if filters is None else lower(filters)))
     assert result.ids == best
     first = VECTORS[int(best[0][1:])]
     far = 1 - float(first @ query / np.linalg.norm(first) / np.linalg.norm(query))
@@ -103,10 +103,10 @@ def test_rows_far_from_the_query_are_found(with_graph: DirectoryStore, monkeypat
     monkeypatch.setattr(vectors, "CANDIDATES", 20)
     monkeypatch.setattr(vectors, "MAX_CANDIDATES", 20)
     query = QUERIES[2]
-    result, note = with_graph.vectors(SOURCE).search(asked(query, lower(Condition(key="even", value=True))))
+    result, note = with_graph.vectors(SOURCE).filtered_search(asked(query, lower(Condition(key="even", value=True))))
     assert note == "filter matches 300 of 600: too few among the 20 nearest of all: searched exactly"
     assert result.ids == nearest(query, lambda one: bool(one["even"]))
-    _, note = with_graph.vectors(SOURCE).search(asked(query, lower(Condition(key="even", value=True)), 2))
+    _, note = with_graph.vectors(SOURCE).filtered_search(asked(query, lower(Condition(key="even", value=True)), 2))
     assert note == "filter matches 300 of 600: taken from the nearest of all"
 
 
@@ -230,9 +230,9 @@ def test_nodes_that_fail_the_check_take_no_places(store: DirectoryStore) -> None
     def passes(node: BaseNode) -> bool:
         return bool(node.metadata["tenth"] == 4)
 
-    result, _ = store.vectors(SOURCE).search(asked(QUERIES[0], filters), passes)
+    result, _ = store.vectors(SOURCE).filtered_search(asked(QUERIES[0], filters), passes)
     assert result.ids == nearest(QUERIES[0], lambda one: one["tenth"] == 4)
-    assert store.vectors(SOURCE).search(asked(QUERIES[0], filters), lambda _: False)[0].ids == []
+    assert store.vectors(SOURCE).filtered_search(asked(QUERIES[0], filters), lambda _: False)[0].ids == []
 
 
 @pytest.mark.parametrize(
@@ -248,12 +248,12 @@ def test_nodes_that_fail_the_check_take_no_places(store: DirectoryStore) -> None
 def test_filters_that_can_not_be_applied_are_denied(store: DirectoryStore, filters: MetadataFilters) -> None:
     """An empty one must not mean "everything"."""
     with pytest.raises((DeniedError, InvalidRequestError)):
-        store.vectors(SOURCE).search(asked(None, filters))
+        store.vectors(SOURCE).filtered_search(asked(None, filters))
 
 
 def test_what_can_not_be_searched_is_refused(store: DirectoryStore) -> None:
     """Vectors of another model, other modes, passed deadlines, and writing beside ingestion."""
-    search = store.vectors(SOURCE).search
+    search = store.vectors(SOURCE).filtered_search
     with pytest.raises(RetrievalError, match="3 dimensions, those of the store have 16"):
         search(asked([1.0, 2.0, 3.0]))
     with pytest.raises(RetrievalError, match="mode 'default'; found 'mmr'"):
@@ -265,7 +265,7 @@ def test_what_can_not_be_searched_is_refused(store: DirectoryStore) -> None:
         with pytest.raises(ConfigurationError, match=r"ingest\(\) alone"):
             change()
     store.remove_source(SOURCE)
-    with pytest.raises(ConfigurationError, match="no source 'rows' any more"):
+    with pytest.raises(ConfigurationError, match="no source 'rows';"):
         search(asked(QUERIES[0]))
 
 

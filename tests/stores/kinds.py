@@ -19,15 +19,13 @@ import chromadb
 import numpy as np
 import psycopg
 from llama_index.core import StorageContext, VectorStoreIndex
-from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import BasePydanticVectorStore
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
-from llama_index_agentic_kb.store import KnowledgeStore
 from llama_index_agentic_kb.store.database import Chunk, StoredDocument
-from llama_index_agentic_kb.store.vectors import StoreVectorStore
+from llama_index_agentic_kb.store.postgres import PostgresStore, PostgresVectors
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.chroma_server import ChromaServer
 from tests.kills_sessions.postgres import PostgresServer
@@ -164,21 +162,8 @@ def _elastic(opened: ExitStack, *, opensearch: bool = False) -> MakeStore:
     return lambda dimensions: make(server.url, _name(), dimensions)
 
 
-class _Ingested(StoreVectorStore):
+class _Ingested(PostgresVectors):
     """A source of a knowledge store in PostgreSQL, whose documents come as nodes."""
-
-    _store: KnowledgeStore = PrivateAttr()
-    _source: str = PrivateAttr()
-
-    def __init__(self, store: KnowledgeStore, source: str) -> None:
-        store.documents.put_source(source)
-        super().__init__(
-            vectors=store.vectors(source),
-            lexical_search=store.lexical(source),
-            metadata_rows=partial(store.metadata, source),
-            vector_reader=partial(store.reader, source),
-        )
-        self._store, self._source = store, source
 
     def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
         for path, own in groupby(nodes, key=lambda node: node.ref_doc_id or ""):
@@ -200,7 +185,9 @@ def _ingested(opened: ExitStack) -> MakeStore:
         with psycopg.connect(_server().url, autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {(name := _name())}")
         url, model = f"{_server().url.rpartition('/')[0]}/{name}", HashEmbedding(dimensions=dimensions)
-        return _Ingested(opened.enter_context(KnowledgeStore.open(url, embed_model=model, create=True)), name)
+        store = opened.enter_context(PostgresStore.open(url, embed_model=model, create=True))
+        store.documents.put_source(name)
+        return _Ingested.over(store, name)
 
     return make
 
