@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias, TypeVar
 
@@ -26,14 +25,13 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel, to_snake
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
-from llama_index_agentic_kb._aio import Call, WorkerPool
 from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.errors import ConfigurationError, NotFoundError
 from llama_index_agentic_kb.schema import OutputMode, ResultsProcessing
 from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.schema.request import MAX_DOCUMENTS, MAX_SECONDS, MAX_TOKENS, Documents, EffortField
 from llama_index_agentic_kb.server.errors import ConflictError, PreconditionError
-from llama_index_agentic_kb.store.sql import SESSIONS, SqlDatabase, api_keys, definitions, microseconds
+from llama_index_agentic_kb.store.sql import SESSIONS, SqlDatabase, api_keys, definitions
 
 T = TypeVar("T")
 MAX_TAGS: Final = 10
@@ -354,7 +352,6 @@ class Catalog:
 
     def __init__(self, url: str | Path) -> None:
         self._database = SqlDatabase(url, SESSIONS, timeout=_SECONDS)
-        self._pool = WorkerPool("catalog", 4)
         self.copy: Snapshot | None = None
         """The catalog as it was read last; None before the first reading, and after a change."""
         self._reading = asyncio.Lock()
@@ -394,7 +391,6 @@ class Catalog:
         """
         text = json.dumps(definition.to_dict(), separators=(",", ":"))
         etag = f'"{uuid.uuid4().hex}"'
-        now = microseconds(datetime.now(UTC))
         here = (definitions.c.kind == kind, definitions.c.name == definition.name)
 
         def work(connection: Connection) -> tuple[str, bool]:
@@ -406,7 +402,7 @@ class Catalog:
             conditions.check(None if row is None else row.etag)
             if row is not None and row.definition == text:
                 return str(row.etag), False
-            values = {"etag": etag, "definition": text, "updated_at": now}
+            values = {"etag": etag, "definition": text, "updated_at": datetime.now(UTC)}
             if row is None:
                 connection.execute(insert(definitions).values(kind=kind, name=definition.name, **values))
             else:
@@ -445,7 +441,7 @@ class Catalog:
         """
         secret = secrets.token_urlsafe(32)
         made = ApiKey(uuid.uuid4().hex, name, role, datetime.now(UTC))
-        values = {"id": made.id, "name": name, "role": role, "created_at": microseconds(made.created_at)}
+        values = {"id": made.id, "name": name, "role": role, "created_at": made.created_at}
 
         def work(connection: Connection) -> None:
             connection.execute(delete(api_keys).where(api_keys.c.id == made.id))  # that an earlier try has stored
@@ -473,15 +469,13 @@ class Catalog:
                 found[row.kind][row.name] = stored
         self._parsed = parsed
         keys = {
-            row.hash: ApiKey(row.id, row.name, row.role, datetime.fromtimestamp(row.created_at / 1e6, UTC))
+            row.hash: ApiKey(row.id, row.name, row.role, row.created_at)
             for row in connection.execute(select(api_keys).order_by(api_keys.c.created_at))
         }
         return Snapshot(found, keys, read_at)
 
     async def _do(self, what: str, work: Callable[[Connection], T], *, write: bool = True) -> T:
-        until = time.monotonic() + _SECONDS
-        transact = partial(self._database.transact, work, write=write, deadline=until, what=what)
-        result = await Call(sync=transact, deadline=until, pool=self._pool, what=what)
+        result = await self._database.atransact(work, write=write, what=what)
         if write:
             self.copy = None
         return result

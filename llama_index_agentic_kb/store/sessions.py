@@ -19,11 +19,9 @@ import hashlib
 import json
 import operator as python_operator
 import re
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, date, datetime, timedelta
-from functools import partial
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeAlias, TypeVar
 
@@ -31,7 +29,7 @@ import sqlalchemy as sa
 from sqlalchemy import ColumnElement, Connection, Row
 
 from llama_index_agentic_kb import _text
-from llama_index_agentic_kb._aio import Call, WorkerPool, arun, bridged
+from llama_index_agentic_kb._aio import arun, bridged
 from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from llama_index_agentic_kb.schema.answer import (
@@ -46,20 +44,9 @@ from llama_index_agentic_kb.schema.answer import (
     SessionState,
     Turn,
 )
-from llama_index_agentic_kb.schema.filters import Condition, FilterLogic, FilterNode, FilterOperator, Scalar
+from llama_index_agentic_kb.schema.filters import Condition, FilterLogic, FilterNode, FilterOperator
 from llama_index_agentic_kb.schema.request import Message
-from llama_index_agentic_kb.store.sql import (
-    CONNECTIONS,
-    MAX_ID,
-    MAX_NAME,
-    SESSIONS,
-    SqlDatabase,
-    labels,
-    microseconds,
-    sessions,
-    states,
-    turns,
-)
+from llama_index_agentic_kb.store.sql import MAX_ID, MAX_NAME, SESSIONS, SqlDatabase, labels, sessions, states, turns
 
 __all__ = ["SessionStore"]
 
@@ -76,7 +63,7 @@ _UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 
 class _Key(NamedTuple):
     owner: str
-    id: str
+    session_id: str
 
 
 class SessionStore:
@@ -102,9 +89,7 @@ class SessionStore:
     def __init__(self, url: str | Path, *, timeout: float = 30.0) -> None:
         if timeout <= 0:
             raise ConfigurationError("SessionStore: timeout must be positive")
-        self._timeout = timeout
         self._database = SqlDatabase(url, SESSIONS, timeout=timeout)
-        self._pool = WorkerPool("sessions", CONNECTIONS)
 
     def __enter__(self) -> Self:  # noqa: D105 (as usual)
         return self
@@ -120,7 +105,7 @@ class SessionStore:
         self, owner: str, changes: SessionChanges | None = None, *, deadline: float | None = None
     ) -> Session:
         """Create a session without turns; if it has no display name, the first question becomes its name."""
-        key, now = _key(owner, uuid.uuid4().hex), microseconds(datetime.now(UTC))
+        key, now = _key(owner, uuid.uuid4().hex), datetime.now(UTC)
 
         def work(connection: Connection) -> Session:
             _row(connection, key, make=changes or SessionChanges(), now=now)  # an earlier try may have made it
@@ -137,10 +122,11 @@ class SessionStore:
         """
         key = _key(owner, session_id)
         columns = [column for column in turns.c if include_answers or column is not turns.c.answer]
+        statement = sa.select(*columns).where(*_of(turns, key)).order_by(turns.c.number)
 
         def work(connection: Connection) -> Session:
-            found = connection.execute(sa.select(*columns).where(*_of(turns, key)).order_by(turns.c.number))
-            return _session(connection, key, [_turn(row) for row in found])
+            found = list(map(_turn, connection.execute(statement)))
+            return _session(connection, key).model_copy(update={"turns": found})
 
         return await self._do("reading a session", work, deadline, write=False)
 
@@ -161,7 +147,7 @@ class SessionStore:
             token = None
             if len(found) > len(shown):  # the next page starts after the last row
                 place = [_digest(query), [getattr(shown[-1], by.key) for by in _order(query)]]
-                token = base64.urlsafe_b64encode(json.dumps(place).encode()).decode().rstrip("=")
+                token = base64.urlsafe_b64encode(_dumped(place).encode()).decode().rstrip("=")
             return SessionPage(sessions=_read(connection, shown), next_page_token=token)
 
         return await self._do("listing sessions", work, deadline, write=False)
@@ -170,12 +156,12 @@ class SessionStore:
         self, owner: str, session_id: str, changes: SessionChanges, *, deadline: float | None = None
     ) -> Session:
         """Change a session's display name, labels, pinned state or user, and return it without turns."""
-        key, now = _key(owner, session_id), microseconds(datetime.now(UTC))
+        key, now = _key(owner, session_id), datetime.now(UTC)
 
         def work(connection: Connection) -> Session:
             row = _row(connection, key, lock=True)
             _change(connection, key, changes)
-            _set(connection, key, updated_at=max(now, row.updated_at))
+            _set(connection, key, {"updated_at": max(now, row.updated_at)})
             return _session(connection, key)
 
         return await self._do("changing a session", work, deadline, write=True)
@@ -189,7 +175,7 @@ class SessionStore:
             if not tried:  # on a retry, the session may already be deleted
                 _row(connection, key, lock=True)
             tried = True
-            connection.execute(sa.delete(sessions).where(*_is(key)))  # and, by cascade, its turns and labels
+            connection.execute(sa.delete(sessions).where(*_of(sessions, key)))  # and, by cascade, turns and labels
 
         await self._do("deleting a session", work, deadline, write=True)
 
@@ -231,7 +217,7 @@ class SessionStore:
         if session_id == NEW_SESSION:
             # Derived from the answer's id: storing the same turn again finds the session created by the first try.
             may_make, session_id = True, uuid.uuid5(uuid.NAMESPACE_OID, f"{owner}\n{named.id}").hex
-        key, now = _key(owner, session_id), microseconds(datetime.now(UTC))
+        key, now = _key(owner, session_id), datetime.now(UTC)
         answer_id = _checked_id("answer.id", named.id or "")
         question = {"query": query, "query_id": query_id, "query_config": dict(query_config or {})}
 
@@ -241,21 +227,14 @@ class SessionStore:
             stored = sa.select(turns).where(*_of(turns, key), turns.c.answer_id == answer_id)
             if known := connection.execute(stored).one_or_none():
                 return _turn(known)
-            completed, asked = max(now, row.updated_at), named.created_at
-            values = {
-                "owner": key.owner,
-                "session_id": session_id,
-                "number": row.turn_count + 1,
-                "answer_id": answer_id,
-                "question": _dumped(question),
-                "answer": _dumped(named.model_dump(by_alias=True)),
-                "created_at": completed if asked is None else microseconds(asked),
-                "completed_at": completed,
-            }
-            connection.execute(sa.insert(turns).values(**values))
+            number, completed = row.turn_count + 1, max(now, row.updated_at)
+            times = {"created_at": named.created_at or completed, "completed_at": completed}
+            texts = {"question": _dumped(question), "answer": _dumped(named.model_dump(by_alias=True))}
+            values = {**key._asdict(), "number": number, "answer_id": answer_id, **texts, **times}
+            connection.execute(sa.insert(turns).values(values))
             title = row.display_name or _storable(_text.one_line(query, _TITLE_CHARACTERS))
-            times = {"updated_at": completed, "ended_at": completed}
-            _set(connection, key, turn_count=row.turn_count + 1, display_name=title, **times)
+            changed = {"turn_count": number, "display_name": title, "updated_at": completed, "ended_at": completed}
+            _set(connection, key, changed)
             return _turn(connection.execute(stored).one())
 
         return await self._do("storing a turn", work, deadline, write=True)
@@ -325,13 +304,12 @@ class SessionStore:
 
         ``may_make`` makes a session that does not exist.
         """
-        key, now = _key(owner, session_id), microseconds(datetime.now(UTC))
+        key, now = _key(owner, session_id), datetime.now(UTC)
 
         def work(connection: Connection) -> None:
             _row(connection, key, lock=True, make=SessionChanges() if may_make else None, now=now)
             connection.execute(sa.delete(states).where(*_of(states, key)))
-            values = {"owner": key.owner, "session_id": key.id, "data": _dumped(data)}
-            connection.execute(sa.insert(states).values(**values))
+            connection.execute(sa.insert(states).values(**key._asdict(), data=_dumped(data)))
 
         await self._do("storing a conversation's state", work, deadline, write=True)
 
@@ -347,10 +325,7 @@ class SessionStore:
     set_states = bridged(aset_states)
 
     async def _do(self, what: str, work: Callable[[Connection], T], deadline: float | None, *, write: bool) -> T:
-        limit = time.monotonic() + self._timeout
-        until = limit if deadline is None else min(limit, deadline)
-        transact = partial(self._database.transact, work, write=write, deadline=until, what=what)
-        return await arun(Call(sync=transact, deadline=until, pool=self._pool, what=what).perform())
+        return await arun(self._database.atransact(work, write=write, deadline=deadline, what=what))
 
 
 # -- rows and keys ----------------------------------------------------------------------------------------------------
@@ -387,27 +362,28 @@ def _storable(text: str) -> str:
     return _UNSTORABLE.sub("\ufffd", text)
 
 
-def _is(key: _Key) -> tuple[ColumnElement[bool], ...]:
-    return sessions.c.owner == key.owner, sessions.c.id == key.id
-
-
 def _of(table: sa.Table, key: _Key) -> tuple[ColumnElement[bool], ...]:
-    return table.c.owner == key.owner, table.c.session_id == key.id
+    return tuple(column == value for column, value in zip(table.primary_key, key, strict=False))
 
 
 def _row(
-    connection: Connection, key: _Key, *, lock: bool = False, make: SessionChanges | None = None, now: int = 0
+    connection: Connection,
+    key: _Key,
+    *,
+    lock: bool = False,
+    make: SessionChanges | None = None,
+    now: datetime | None = None,
 ) -> Row[Any]:
     """Return a session's row, with ``lock`` locked for writing (PostgreSQL; SQLite has a single writer).
 
     A missing one is made if ``make`` is given, else ``NotFoundError`` is raised, as for another owner's.
     """
-    statement = sa.select(sessions).where(*_is(key))
+    statement = sa.select(sessions).where(*_of(sessions, key))
     statement = statement.with_for_update() if lock else statement
     row = connection.execute(statement).one_or_none()
     if row is None and make is not None:
         new = {"display_name": "", "user_pseudo_id": "", "is_pinned": False, "turn_count": 0, "started_at": now}
-        connection.execute(sa.insert(sessions).values(owner=key.owner, id=key.id, updated_at=now, **new))
+        connection.execute(sa.insert(sessions).values(owner=key.owner, id=key.session_id, updated_at=now, **new))
         _change(connection, key, make)
         row = connection.execute(statement).one()
     if row is None:
@@ -415,24 +391,23 @@ def _row(
     return row
 
 
-def _session(connection: Connection, key: _Key, its_turns: Sequence[Turn] = ()) -> Session:
-    return _read(connection, [_row(connection, key)], its_turns)[0]
+def _session(connection: Connection, key: _Key) -> Session:
+    return _read(connection, [_row(connection, key)])[0]
 
 
-def _set(connection: Connection, key: _Key, **values: str | int) -> None:
-    connection.execute(sa.update(sessions).where(*_is(key)).values(**values))
+def _set(connection: Connection, key: _Key, values: JsonObject) -> None:
+    connection.execute(sa.update(sessions).where(*_of(sessions, key)).values(values))
 
 
 def _change(connection: Connection, key: _Key, changes: SessionChanges) -> None:
     changed = changes.model_dump(exclude_none=True, exclude={"labels"}, by_alias=False)
     if changed:
         texts = {name: _storable(value) if isinstance(value, str) else value for name, value in changed.items()}
-        _set(connection, key, **texts)
+        _set(connection, key, texts)
     if changes.labels is not None:
         connection.execute(sa.delete(labels).where(*_of(labels, key)))
         for position, label in enumerate(dict.fromkeys(map(_storable, changes.labels))):
-            values = {"owner": key.owner, "session_id": key.id, "position": position, "label": label}
-            connection.execute(sa.insert(labels).values(**values))
+            connection.execute(sa.insert(labels).values(**key._asdict(), position=position, label=label))
 
 
 def _dumped(data: object) -> str:
@@ -449,42 +424,20 @@ def _plain(data: object) -> object:
     return data.isoformat() if isinstance(data, date) else str(data)
 
 
-def _moment(count: int) -> datetime:
-    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=count)
-
-
-def _read(connection: Connection, rows: Sequence[Row[Any]], its_turns: Sequence[Turn] = ()) -> list[Session]:
-    """Return an owner's sessions from their rows, with their labels and the turns of the only one."""
+def _read(connection: Connection, rows: Sequence[Row[Any]]) -> list[Session]:
+    """Return an owner's sessions from their rows, with their labels and without turns."""
     wanted = (labels.c.owner.in_({row.owner for row in rows}), labels.c.session_id.in_([row.id for row in rows]))
     named: dict[str, list[str]] = {}
     for found in connection.execute(sa.select(labels).where(*wanted).order_by(labels.c.session_id, labels.c.position)):
         named.setdefault(found.session_id, []).append(found.label)
-    return [
-        Session(
-            id=row.id,
-            display_name=row.display_name,
-            user_pseudo_id=row.user_pseudo_id,
-            is_pinned=row.is_pinned,
-            labels=named.get(row.id, []),
-            turns=list(its_turns),
-            started_at=_moment(row.started_at),
-            updated_at=_moment(row.updated_at),
-            ended_at=None if row.ended_at is None else _moment(row.ended_at),
-        )
-        for row in rows
-    ]
+    held = [{name: value for name, value in row._asdict().items() if name in Session.model_fields} for row in rows]
+    return [Session(**one, labels=named.get(one["id"], [])) for one in held]
 
 
 def _turn(row: Row[Any]) -> Turn:
-    return Turn(
-        session_id=row.session_id,
-        number=row.number,
-        answer_id=row.answer_id,
-        answer=_answer(row.answer) if hasattr(row, "answer") else None,
-        created_at=_moment(row.created_at),
-        completed_at=_moment(row.completed_at),
-        **json.loads(row.question),
-    )
+    held = {name: value for name, value in row._asdict().items() if name in Turn.model_fields}
+    answer = _answer(held["answer"]) if "answer" in held else None
+    return Turn(**json.loads(row.question), **{**held, "answer": answer})
 
 
 def _answer(text: str) -> Answer:
@@ -496,12 +449,10 @@ def _answer(text: str) -> Answer:
 
 Clause: TypeAlias = ColumnElement[bool]
 
-_MAX_INTEGER: Final = (1 << 63) - 1
 _TIMES: Final = ("started_at", "updated_at")
 _TEXTS: Final = ("id", "display_name", "user_pseudo_id")
 _FILTERED: Final = (*_TEXTS, "state", "is_pinned", "labels", *_TIMES)
 _ORDERED: Final = (FilterOperator.GT, FilterOperator.GE, FilterOperator.LT, FilterOperator.LE)
-_KINDS: Final = {"is_pinned": bool, "started_at": int, "updated_at": int, "id": str}
 
 
 def _page(owner: str, query: SessionQuery) -> sa.Select[Any]:
@@ -510,7 +461,7 @@ def _page(owner: str, query: SessionQuery) -> sa.Select[Any]:
     Pages begin after a row, not at an offset: sessions created or deleted meanwhile cause no duplicates nor gaps.
     """
     order = _order(query)
-    columns = (sessions.c[by.key].desc() if by.descending else sessions.c[by.key].asc() for by in order)
+    columns = (sa.desc(_place(by.key)) if by.descending else sa.asc(_place(by.key)) for by in order)
     wanted = (sessions.c.owner == owner, _filter(query.filters), _after(query, order))
     return sa.select(sessions).where(*wanted).order_by(*columns).limit(query.page_size + 1)
 
@@ -551,16 +502,19 @@ def _has_label(which: Clause) -> Clause:
     return sa.exists(sa.select(labels.c.label).where(same, which))
 
 
-def _value(key: str, value: Scalar) -> str | int:
+def _value(key: str, value: object) -> str | int | datetime:
     if key in _TIMES:
         try:
-            return microseconds(datetime.fromisoformat(str(value)))
-        except (ValueError, TypeError):  # TypeError: without a zone
+            moment = datetime.fromisoformat(str(value))
+        except ValueError:
+            moment = None
+        if moment is None or moment.tzinfo is None:
             raise InvalidRequestError(
                 f"filters: {key} is compared with a time such as 2024-01-31T12:00:00Z, found {str(value)[:40]!r}"
-            ) from None
+            )
+        return moment
     if key != "is_pinned":
-        return str(value).replace("\x00", "\ufffd")
+        return _storable(str(value))
     if not isinstance(value, bool):
         raise InvalidRequestError(f"filters: is_pinned is true or false, found {str(value)[:40]!r}")
     return value
@@ -578,30 +532,25 @@ def _after(query: SessionQuery, order: list[SessionOrder]) -> Clause:
         return sa.true()
     clauses: list[Clause] = []
     equal: Clause = sa.true()
-    for by, value in zip(order, _token_values(query, query.page_token, order), strict=True):
-        column = sessions.c[by.key]
-        if isinstance(value, bool):  # PostgreSQL orders booleans, SQLAlchemy has no ">" for them that SQLite shares
-            behind: Clause = (column == (not by.descending)) if value is by.descending else sa.false()
-        else:
-            behind = column < value if by.descending else column > value
-        clauses.append(sa.and_(equal, behind))
-        equal = sa.and_(equal, column == value)
+    try:
+        digest, values = json.loads(base64.urlsafe_b64decode(query.page_token + "=" * (-len(query.page_token) % 4)))
+        if digest != _digest(query):
+            raise ValueError("another query")  # noqa: TRY301 (as any other text)
+        for by, value in zip(order, values, strict=True):
+            place, held = _place(by.key), _value(by.key, value)
+            held = int(held) if isinstance(held, bool) else held
+            clauses.append(sa.and_(equal, place < held if by.descending else place > held))
+            equal = sa.and_(equal, place == held)
+    except (ValueError, TypeError, RecursionError, InvalidRequestError):
+        raise InvalidRequestError(
+            "pageToken: it was not returned for this filter and order; ask for the first page"
+        ) from None
     return sa.or_(*clauses)
 
 
-def _token_values(query: SessionQuery, token: str, order: list[SessionOrder]) -> list[Any]:
-    try:
-        digest, values = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
-        kinds = [_KINDS[by.key] for by in order]
-        good = digest == _digest(query) and [type(value) for value in values] == kinds
-        good = good and all(abs(value) <= _MAX_INTEGER for value in values if isinstance(value, int))
-        good = good and "\0" not in "".join(value for value in values if isinstance(value, str))
-        json.dumps(values, ensure_ascii=False).encode()  # no lone surrogates
-    except (ValueError, TypeError, RecursionError):
-        good = False
-    if not good:
-        raise InvalidRequestError("pageToken: it was not returned for this filter and order; ask for the first page")
-    return list(values)
+def _place(key: str) -> ColumnElement[Any]:
+    """Return a column as it is ordered; SQLAlchemy has no ">" for booleans."""
+    return sa.cast(sessions.c[key], sa.Integer) if key == "is_pinned" else sessions.c[key]
 
 
 def _digest(query: SessionQuery) -> str:

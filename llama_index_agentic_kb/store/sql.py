@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -24,7 +25,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from llama_index_agentic_kb import _text
-from llama_index_agentic_kb._aio.threads import reset_after_fork
+from llama_index_agentic_kb._aio import Call, WorkerPool, reset_after_fork
 from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, DeadlineExceededError, SessionStoreError
 
@@ -106,7 +107,7 @@ class SqlDatabase:
         url: A path (SQLite), or a URL: ``sqlite:///...``, ``postgresql://...`` (psycopg 3).
         revisions: The tables, which are created or migrated. Without them, the caller makes the tables, and connections
             to SQLite are kept open, which a forked child must not use; else each transaction has one of its own.
-        timeout: The time limit for opening the database, in seconds.
+        timeout: The time limit for opening the database, and of `atransact`, in seconds.
         create: Whether to create missing tables. Defaults to True.
 
     Raises:
@@ -117,7 +118,9 @@ class SqlDatabase:
     def __init__(
         self, url: str | Path, revisions: Revisions | None = None, *, timeout: float = 30.0, create: bool = True
     ) -> None:
+        self._timeout = timeout
         self._schema = revisions.schema if revisions else ""
+        self._threads = WorkerPool(revisions.what if revisions else "documents", CONNECTIONS)
         self._url = _database_url(url, revisions.what if revisions else "documents")
         self._is_sqlite = self._url.get_backend_name() == "sqlite"
         self._pool: JsonObject = {"poolclass": sa.NullPool} if revisions else {"max_overflow": -1}
@@ -160,6 +163,15 @@ class SqlDatabase:
         """
         with self.translated(what, SessionStoreError):
             return self.attempt(work, deadline, write=write)
+
+    async def atransact(
+        self, work: Callable[[Connection], T], *, write: bool, deadline: float | None = None, what: str
+    ) -> T:
+        """Run `transact` on a thread; the deadline defaults to the database's time limit, and can't be later."""
+        limit = time.monotonic() + self._timeout
+        until = limit if deadline is None else min(limit, deadline)
+        transact = partial(self.transact, work, write=write, deadline=until, what=what)
+        return await Call(sync=transact, deadline=until, pool=self._threads, what=what)
 
     def attempt(self, work: Callable[[Connection], T], deadline: float, *, write: bool) -> T:
         """Run a function in one transaction as `transact` does, and leave the database's errors as they are."""
@@ -298,8 +310,7 @@ def _is_passing(error: DBAPIError) -> bool:
 
 # -- the tables of sessions and of the server --------------------------------------------------------------------------
 #
-# Times are microseconds since 1970 in UTC. Questions and answers are ASCII JSON, so that any text can be stored,
-# including NUL and lone surrogates.
+# Questions and answers are ASCII JSON, so that any text can be stored, including NUL and lone surrogates.
 
 SESSIONS: Final = Revisions("sessions", "0003", "agentic_kb_sessions_version")
 MAX_NAME: Final = 512
@@ -307,6 +318,19 @@ MAX_NAME: Final = 512
 MAX_ID: Final = 128
 """The maximum length of a session's or answer's id, in characters."""
 METADATA: Final = sa.MetaData()
+
+
+class Moment(sa.TypeDecorator[datetime]):
+    """A time with a zone, stored as microseconds since 1970 in UTC."""
+
+    impl, cache_ok = sa.BigInteger, True
+    _start: Final = datetime.fromtimestamp(0, UTC)
+
+    def process_bind_param(self, value: datetime | None, dialect: object) -> int | None:  # noqa: ARG002, D102 (SQLAlchemy's)
+        return None if value is None else (value - self._start) // timedelta(microseconds=1)
+
+    def process_result_value(self, value: int | None, dialect: object) -> datetime | None:  # noqa: ARG002, D102 (same)
+        return None if value is None else self._start + timedelta(microseconds=value)
 
 
 def _of_a_session() -> tuple[Column[str], Column[str], sa.ForeignKeyConstraint]:
@@ -328,9 +352,9 @@ sessions: Final = Table(
     Column("user_pseudo_id", sa.Text, nullable=False),
     Column("is_pinned", sa.Boolean, nullable=False),
     Column("turn_count", sa.Integer, nullable=False),
-    Column("started_at", sa.BigInteger, nullable=False),
-    Column("updated_at", sa.BigInteger, nullable=False),
-    Column("ended_at", sa.BigInteger),
+    Column("started_at", Moment, nullable=False),
+    Column("updated_at", Moment, nullable=False),
+    Column("ended_at", Moment),
     sa.Index("agentic_kb_sessions_by_update", "owner", "updated_at", "id"),
 )
 labels: Final = Table(
@@ -348,8 +372,8 @@ turns: Final = Table(
     Column("answer_id", String(MAX_ID), nullable=False),
     Column("question", sa.Text, nullable=False),
     Column("answer", sa.Text, nullable=False),
-    Column("created_at", sa.BigInteger, nullable=False),
-    Column("completed_at", sa.BigInteger, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("completed_at", Moment, nullable=False),
     sa.UniqueConstraint("owner", "session_id", "answer_id", name="agentic_kb_turns_answer"),
 )
 
@@ -364,7 +388,7 @@ definitions: Final = Table(
     Column("name", String(128), primary_key=True),
     Column("etag", String(64), nullable=False),
     Column("definition", sa.Text, nullable=False),  # ASCII JSON
-    Column("updated_at", sa.BigInteger, nullable=False),
+    Column("updated_at", Moment, nullable=False),
 )
 api_keys: Final = Table(
     "agentic_kb_api_keys",
@@ -373,10 +397,5 @@ api_keys: Final = Table(
     Column("name", String(128), nullable=False),
     Column("role", String(16), nullable=False),
     Column("hash", String(64), nullable=False, unique=True),
-    Column("created_at", sa.BigInteger, nullable=False),
+    Column("created_at", Moment, nullable=False),
 )
-
-
-def microseconds(moment: datetime) -> int:
-    """Return a time as microseconds since 1970; raise ``TypeError`` if it has no time zone."""
-    return (moment - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
