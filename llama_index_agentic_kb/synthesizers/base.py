@@ -38,7 +38,7 @@ from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, as_spotlighting, draw
 from llama_index_agentic_kb.llm import LanguageModel, count_tokens, of_any_name, tokens_of
 from llama_index_agentic_kb.sources.base import KnowledgeSource
-from llama_index_agentic_kb.synthesizers.draft import Draft, ObjectAsker, Synthesis
+from llama_index_agentic_kb.synthesizers.draft import Draft, Synthesis
 from llama_index_agentic_kb.synthesizers.passages import passages
 
 logger = logging.getLogger("llama_index_agentic_kb")
@@ -87,9 +87,8 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
     """
 
     mode: ClassVar[str]
-    needs_llm: ClassVar[bool] = True
+    needs_llm: ClassVar[bool] = True  # and whether the mode supports ``output_cls``
     needs_nodes: ClassVar[bool] = True  # whether there is the empty response, without a model call, if there are none
-    makes_objects: ClassVar[bool] = True  # whether the mode supports ``output_cls``
     filters_steps: ClassVar[bool] = False  # whether the mode supports ``structured_answer_filtering``
     nothing: ClassVar[str | None] = None  # the text of a synthesis without nodes. Defaults to the empty response.
     default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {}
@@ -130,7 +129,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         self._llm = inner = self._resolve(llm) if self.needs_llm else MockLLM(is_chat_model=True)
         if isinstance(inner, StructuredLLM):
             output_cls, inner = output_cls or inner.output_cls, inner.llm
-        if output_cls is not None and not self.makes_objects:
+        if output_cls is not None and not self.needs_llm:
             raise ConfigurationError(f"output_cls: mode {self.mode!r} makes text only")
         self._output_cls = output_cls
         self._streaming = streaming
@@ -148,15 +147,14 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
             known = ", ".join(self.default_templates) or "none"
             raise ConfigurationError(f"mode {self.mode!r} has no {', '.join(unknown)}; its templates: {known}")
         self.templates = {**self.default_templates, **given}
-        self._asker = ObjectAsker()
+        self._refused: set[str] = set()  # the forms of objects that the model has rejected
         try:
             output = inner.metadata.num_output
         except ValueError:  # llama_index's OpenAI raises for names that it doesn't know
             output = 0
         # Core's helpers would load a tokenizer in their constructors.
-        sizes: Any = {"context_window": self.model.context_window, "tokenizer": tokens_of}
-        sizes["num_output"] = output if output > 0 else RESERVED
-        self._prompt_helper = prompt_helper or Settings._prompt_helper or PromptHelper(**sizes)  # noqa: SLF001
+        own = partial(PromptHelper, self.model.context_window, output if output > 0 else RESERVED, tokenizer=tokens_of)
+        self._prompt_helper = prompt_helper or Settings._prompt_helper or own()  # noqa: SLF001
         self._chat_prompt_helper = chat_prompt_helper  # type: ignore[assignment]  # never used
 
     def _resolve(self, llm: LLM | None) -> LLM:
@@ -239,8 +237,11 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
             # Outside a trace, each call of the language model would start its own trace without a parent.
             with manager.as_trace("synthesize"), manager.event(CBEventType.SYNTHESIZE, payload=asked) as event:
                 synthesis = await self.synthesis(bundle, nodes, **kwargs)
-                kind: Any = Response if synthesis.output is None else PydanticResponse
-                response: Response | PydanticResponse = kind(synthesis.content, sources, metadata)
+                response: Response | PydanticResponse
+                if synthesis.output is None:
+                    response = Response(synthesis.text, sources, metadata)
+                else:
+                    response = PydanticResponse(synthesis.output, sources, metadata)
                 event.on_end(payload={EventPayload.RESPONSE.value: response})
             for warning in synthesis.warnings:  # the response has no field for warnings
                 logger.warning("%s: %s", self.mode, warning)
@@ -301,11 +302,9 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         read = await Call(sync=reading, deadline=deadline, what="reading passages") if is_long else reading()
         draft = Draft(
             model=self.model,
-            asker=self._asker,
-            window=helper.context_window,
+            refused=self._refused,
+            helper=helper,
             reserved=min(limit or helper.num_output, helper.context_window // 2),
-            largest=helper.chunk_size_limit,
-            overlap=helper.chunk_overlap_ratio,
             query=query.query_str if aside is None else f"{query.query_str}\n\n{aside(spotlight)}",
             instructions=instructions,
             passages=[one for one in read if shown is None or one.ref_id in shown],
@@ -335,7 +334,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
             text = await self._compose(draft)
         except (DeadlineExceededError, SynthesisError) as error:
             error.partial = draft.emitted or error.partial or draft.so_far
-            if not draft.emitted and draft.output_cls is None:
+            if not draft.emitted and self._output_cls is None:
                 await draft.emit(error.partial)
             raise
         return text or ("" if draft.result.answerable else self._empty_response)

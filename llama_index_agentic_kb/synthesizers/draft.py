@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from itertools import chain
+from operator import attrgetter
+from typing import Final, NamedTuple, TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel, ValidationError
@@ -21,14 +24,7 @@ from llama_index_agentic_kb._aio import Call, cancel, emit, start, wait
 from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb._types import JsonObject, Work
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, LLMError, SynthesisError
-from llama_index_agentic_kb.grounding.citations import (
-    AnswerFilter,
-    AnswerRules,
-    CheckedText,
-    cited_ids,
-    clean_answer,
-    clean_values,
-)
+from llama_index_agentic_kb.grounding.citations import AnswerFilter, AnswerRules, CheckedText, cited_ids, clean_values
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
 from llama_index_agentic_kb.llm import (
     CUT_SHORT,
@@ -140,11 +136,9 @@ class Draft:
     """The state of one running synthesis."""
 
     model: LanguageModel
-    asker: ObjectAsker
-    window: int  # the context window in tokens (prompt and reply); ``reserved`` of these are for the reply
-    reserved: int
-    largest: int | None = None  # the maximum tokens of evidence per prompt. None means as many as fit.
-    overlap: float = 0.0  # the fraction of a part that the next part repeats if a passage is split
+    refused: set[str]  # the forms of objects that the model has rejected; shared by all syntheses of a synthesizer
+    helper: PromptHelper  # the sizes of prompts in tokens
+    reserved: int  # tokens of the context window that are kept for the reply
     query: str
     passages: list[Passage]
     deadline: float | None = None
@@ -153,13 +147,13 @@ class Draft:
     instructions: str = ""
     streaming: bool = False
     output_cls: type[BaseModel] | None = None
-    asked_cls: type[BaseModel] | None = None  # whose JSON schema prompts must leave room for, if not ``output_cls``'s
     spotlight: Spotlight = PLAIN
     result: Synthesis = field(default_factory=partial(Synthesis, ""))
+    calls: int = 0  # the number of model calls begun
     emitted: str = ""  # the text emitted so far, a prefix of the answer
     so_far: str = ""  # the answer after the last completed call, used as partial answer on a timeout
 
-    def messages(self, template: BasePromptTemplate, variables: JsonObject) -> list[ChatMessage]:
+    def messages(self, template: BasePromptTemplate, variables: Mapping[str, str]) -> list[ChatMessage]:
         """Format a template and add the LLM's own system prompt and output format, as core's ``LLM.predict`` does."""
         llm = self.model.llm
         values = {"query_str": self.query, **self.variables, **variables}
@@ -168,16 +162,14 @@ class Draft:
             messages = llm.output_parser.format_messages(messages)
         return llm._extend_messages(messages)  # noqa: SLF001 (core's own prompt assembly has no public name)
 
-    def room(self, template: BasePromptTemplate, **variables: str) -> int:
+    def room(self, template: BasePromptTemplate, variables: Mapping[str, str]) -> int:
         """Return the number of tokens of evidence that fit into a template's prompt; may be negative."""
         nothing = self.spotlight.framed("")
-        messages = self.messages(template, {"context_str": nothing, "context_msg": nothing, **variables})
-        asked = self.asked_cls or self.output_cls
-        prompt = 0 if asked is None else count_tokens(str(asked.model_json_schema()))
-        for message in messages:
+        prompt = 0 if self.output_cls is None else count_tokens(str(self.output_cls.model_json_schema()))
+        for message in self.messages(template, {"context_str": nothing, "context_msg": nothing, **variables}):
             prompt += count_tokens(message.content or "") + MESSAGE_TOKENS
-        room = self.window - self.reserved - SLACK - prompt
-        return room if self.largest is None else min(room, self.largest)
+        room, largest = self.helper.context_window - self.reserved - SLACK - prompt, self.helper.chunk_size_limit
+        return room if largest is None else min(room, largest)
 
     async def pack(
         self,
@@ -186,18 +178,18 @@ class Draft:
         candidates: Sequence[Passage] | None = None,
         *,
         max_calls: int | None = None,
-        **variables: str,
+        variables: Mapping[str, str] | None = None,
     ) -> list[list[Passage]]:
         """Pack passages (all by default) into at most ``max_calls`` prompts; ``SynthesisError`` if none has room."""
         listed = self.passages if candidates is None else candidates
 
         def work() -> Packed:
-            room = self.room(template, **variables)
-            if room >= MIN_ROOM and (packed := packer(listed, room, self.overlap)).groups:
+            room = self.room(template, variables or {})
+            if room >= MIN_ROOM and (packed := packer(listed, room, self.helper.chunk_overlap_ratio)).groups:
                 return packed
             raise SynthesisError(
                 f"question and template leave no room for evidence in the model's window of "
-                f"{self.window} tokens, {self.reserved} of them kept for the answer"
+                f"{self.helper.context_window} tokens, {self.reserved} of them kept for the answer"
             )
 
         packed = await Call(sync=work, deadline=self.deadline, what="packing passages")  # counting tokens is slow
@@ -223,69 +215,61 @@ class Draft:
         self,
         template: BasePromptTemplate,
         valid: Collection[int],
+        variables: Mapping[str, str],
         *,
         stream: bool = False,
-        step: int = 0,
         earlier: TextAnswer | None = None,
-        **variables: str,
+        as_text: bool = False,
     ) -> TextAnswer:
         """Call the model once and return its answer, which may cite the ``valid`` ids; ``earlier`` if it is unchanged.
 
-        If streaming, deltas of the reply are emitted. ``step`` is the 0-based number of the call, for errors.
+        The answer is the JSON of an object of ``output_cls``, set as ``result.output``, unless ``as_text``. If
+        streaming, deltas of text are emitted.
         """
-        messages, parser = self.messages(template, variables), self.model.llm.output_parser
+        output_cls, parser, model = None if as_text else self.output_cls, self.model.llm.output_parser, self.model
         rules = self.rules(valid)
-        answer, gate = AnswerFilter(rules), _Gate(earlier)
+        shown, gate = AnswerFilter(rules), _Gate(earlier)
 
         def pass_on(delta: str) -> str:
-            clean = gate.feed(answer.feed(self.spotlight.unmarked(delta)))
+            clean = gate.feed(shown.feed(self.spotlight.unmarked(delta)))
             self.emitted += clean
             return clean
 
-        limits = self._limits()
-        if stream and parser is None:
-            asking = self.model.stream(messages, deadline=self.deadline, through=pass_on, **limits)
-        else:
-            asking = self.model.chat(messages, deadline=self.deadline, **limits)
-        reply = await self._reply(asking, step)
-        clean = partial(clean_answer, self.spotlight.unmarked(reply.text), rules)
-        checked = await parsed(clean, reply.text, deadline=self.deadline, max_inline=MAX_CLEANED_INLINE)
-        self.count_removed(checked)
-        if parser is not None:
-            return TextAnswer(str(parser.parse(checked.text)))
-        return read_answer(checked.text, earlier)
-
-    async def ask_object(
-        self,
-        output_cls: type[M],
-        template: BasePromptTemplate,
-        valid: Collection[int],
-        *,
-        step: int = 0,
-        **variables: str,
-    ) -> M:
-        """Call the model once for an object; see ``ask``."""
-        messages = self.messages(template, variables)
-        asking = self.asker.ask(self.model, messages, output_cls, deadline=self.deadline, **self._limits())
-        reply = await self._reply(asking, step)
+        messages, limits = self.messages(template, variables), dict[str, int]()
+        if self.max_output_tokens is not None and "max_tokens" in type(model.llm).model_fields:
+            limits["max_tokens"] = self.max_output_tokens
+        step, self.calls = self.calls, self.calls + 1
         try:
-            read = partial(read_object, reply, output_cls, self.rules(valid), self.spotlight)
-            made, removed = await parsed(read, reply.text or str(reply.tool_arguments), deadline=self.deadline)
+            if output_cls is not None:
+                reply = await ask_object(model, messages, output_cls, self.refused, deadline=self.deadline, **limits)
+            elif stream and parser is None:
+                reply = await model.stream(messages, deadline=self.deadline, through=pass_on, **limits)
+            else:
+                reply = await model.chat(messages, deadline=self.deadline, **limits)
+            self.result.cut |= reply.cut_short
+            self.result.warnings += [f"{CUT_SHORT}; its reply is cut"] if reply.cut_short else []
+            if reply.thoughts:
+                self.result.warnings.append(f"{reply.thoughts} characters of thoughts were left out of the reply")
+            if output_cls is not None:
+                read = partial(read_object, reply, output_cls, rules, self.spotlight)
+                made, checked = await parsed(read, reply.text or str(reply.tool_arguments), deadline=self.deadline)
+                self.result.output, checked = made, replace(checked, text=made.model_dump_json())
+            else:
+                clean = partial(AnswerFilter(rules).checked, self.spotlight.unmarked(reply.text))
+                checked = await parsed(clean, reply.text, deadline=self.deadline, max_inline=MAX_CLEANED_INLINE)
+        except DeadlineExceededError:
+            raise
         except Exception as error:
-            raise self.failure(error, step) from error
-        self.count_removed(removed)
-        return made
+            raise failure(error, step) from error
+        self.count_removed(checked)
+        if output_cls is not None:
+            return TextAnswer(checked.text)
+        return read_answer(checked.text, earlier) if parser is None else TextAnswer(str(parser.parse(checked.text)))
 
-    async def finish(
-        self, template: BasePromptTemplate, valid: Collection[int], *, step: int = 0, context_str: str = ""
-    ) -> str:
+    async def finish(self, template: BasePromptTemplate, valid: Collection[int], **variables: str) -> str:
         """Make the last call of an answer; stream its text, or set ``result.output`` to its object."""
-        if self.output_cls is None:
-            answer = await self.ask(template, valid, stream=self.streaming, step=step, context_str=context_str)
-            self.result.answerable = answer.answerable
-            return answer.text
-        self.result.output = await self.ask_object(self.output_cls, template, valid, step=step, context_str=context_str)
-        return self.result.output.model_dump_json()
+        text, self.result.answerable = await self.ask(template, valid, variables, stream=self.streaming)
+        return text
 
     async def emit(self, text: str) -> None:
         """Emit a piece of the answer if streaming."""
@@ -293,30 +277,9 @@ class Draft:
             self.emitted += text
             await emit(text)
 
-    async def _reply(self, asking: Awaitable[Reply], step: int) -> Reply:
-        """Await a reply, and note in ``result`` what was cut or left out of it."""
-        try:
-            reply = await asking
-        except DeadlineExceededError:
-            raise
-        except Exception as error:
-            raise self.failure(error, step) from error
-        if reply.cut_short:
-            self.result.cut = True
-            self.result.warnings.append(f"{CUT_SHORT}; its reply is cut")
-        if reply.thoughts:
-            self.result.warnings.append(f"{reply.thoughts} characters of thoughts were left out of the reply")
-        return reply
-
-    def _limits(self) -> dict[str, int]:
-        """Return the ``max_tokens`` argument for models that support it."""
-        if self.max_output_tokens is None or "max_tokens" not in type(self.model.llm).model_fields:
-            return {}
-        return {"max_tokens": self.max_output_tokens}
-
     def rules(self, valid: Collection[int]) -> AnswerRules:
         """Return which ids an answer may cite, and the URLs it may link to."""
-        return AnswerRules(valid, {passage.url for passage in self.passages if passage.url})
+        return AnswerRules(valid, set(filter(None, map(attrgetter("url"), self.passages))))
 
     def count_removed(self, checked: CheckedText) -> None:
         """Add the removed links to ``result``, with warnings for all removed content."""
@@ -326,38 +289,34 @@ class Draft:
             if number:
                 self.result.warnings.append(f"{number} {what} were removed from the answer")
 
-    def failure(self, error: Exception, step: int) -> SynthesisError:
-        """Return the ``SynthesisError`` of a failed call."""
-        known = isinstance(error, AgenticKBError)
-        why = error_message(error) if known else f"{type(error).__name__}: {one_line(error_message(error), 200)}"
-        return SynthesisError(f"the language model failed at call {step + 1}: {why}", step=step)
+
+def failure(error: Exception, step: int) -> SynthesisError:
+    """Return the ``SynthesisError`` of a failed call; ``step`` is its 0-based number."""
+    known = isinstance(error, AgenticKBError)
+    why = error_message(error) if known else f"{type(error).__name__}: {one_line(error_message(error), 200)}"
+    return SynthesisError(f"the language model failed at call {step + 1}: {why}", step=step)
 
 
 def ids_of(*groups: Sequence[Passage]) -> set[int]:
     """Return the reference ids of passages."""
-    return {passage.ref_id for group in groups for passage in group}
+    return set(map(attrgetter("ref_id"), chain.from_iterable(groups)))
 
 
-async def side_by_side(calls: Sequence[Work[T]], each: Callable[[int, T], Awaitable[None]] | None = None) -> list[T]:
+async def side_by_side(calls: Sequence[Work[T]], each: Callable[[int, T], Awaitable[None]]) -> list[T]:
     """Run calls concurrently and return their results, which ``each`` gets in order; a failure cancels the rest."""
     jobs = [start(call) for call in calls]
-    results: list[T] = []
     try:
-        while len(results) < len(jobs):
-            await wait([job for job in jobs if not job.done], first=True)
-            for job in jobs:
-                if job.done:
-                    job.result()
-            while len(results) < len(jobs) and jobs[len(results)].done:
-                results.append(jobs[len(results)].result())
-                if each is not None:
-                    await each(len(results) - 1, results[-1])
+        for position, job in enumerate(jobs):
+            while not job.done:
+                await wait([one for one in jobs if not one.done], first=True)
+                for done in (one for one in jobs if one.done):
+                    done.result()  # raises what a later call has raised
+            await each(position, job.result())
     except Exception:
-        for job in jobs:
-            if not job.done:
-                await cancel(job)
+        for job in (one for one in jobs if not one.done):
+            await cancel(job)
         raise
-    return results
+    return [job.result() for job in jobs]
 
 
 # -- objects ----------------------------------------------------------------------------------------------------------
@@ -367,48 +326,44 @@ class UnreadableReplyError(LLMError):
     """A model's reply contains no valid object of the requested class."""
 
 
-@dataclass(slots=True)
-class ObjectAsker:
-    """Requests an object by JSON schema, else by a tool call, else in words; a rejected form is not used again."""
+async def ask_object(
+    model: LanguageModel,
+    messages: Sequence[ChatMessage],
+    output_cls: type[BaseModel],
+    refused: set[str],
+    *,
+    deadline: float | None,
+    **limits: int,
+) -> Reply:
+    """Request an object by JSON schema, else by a tool call, else in words; use ``read_object`` to parse the reply.
 
-    _refused: set[str] = field(default_factory=set)
-
-    async def ask(
-        self,
-        model: LanguageModel,
-        messages: Sequence[ChatMessage],
-        output_cls: type[BaseModel],
-        *,
-        deadline: float | None,
-        **limits: int,
-    ) -> Reply:
-        """Request an object; use ``read_object`` to parse the reply. ``limits`` are further arguments of the call."""
-        name = re.sub(r"\W+", "_", output_cls.__name__)[:64]  # names of generic classes have brackets
-        strict = strict_schema(output_cls)
-        schema = None if strict is None else structured_output(model.llm, name, strict)
-        possible = {"schema": schema is not None, "tool": is_function_calling(model.llm), "words": True}
-        refused: set[str] = set()
-        for form in [form for form, can in possible.items() if can and form not in self._refused]:
-            try:
-                if form == "tool":
-                    about = output_cls.__doc__ or "Give the answer."
-                    # Only the arguments of the tool call are used.
-                    tool = FunctionTool.from_defaults(
-                        lambda **_: None, name=name, description=about, fn_schema=output_cls
-                    )
-                    reply = await model.call_tool(messages, tool, deadline=deadline, **limits)
-                elif form == "schema":
-                    reply = await model.chat(messages, deadline=deadline, **(schema or {}), **limits)
-                else:
-                    reply = await model.chat(in_words(messages, output_cls), deadline=deadline, **limits)
-            except Exception as error:
-                if form == "words" or not refuses_form(error):
-                    raise
-                refused.add(form)
-                continue
-            self._refused |= refused
+    A rejected form is not used again: it is added to ``refused`` once a plainer one has worked.
+    """
+    name = re.sub(r"\W+", "_", output_cls.__name__)[:64]  # names of generic classes have brackets
+    strict = strict_schema(output_cls)
+    schema = None if strict is None else structured_output(model.llm, name, strict)
+    rejected: set[str] = set()
+    for form, can in (("schema", schema is not None), ("tool", is_function_calling(model.llm))):
+        if not can or form in refused:
+            continue
+        try:
+            if form == "tool":
+                about = output_cls.__doc__ or "Give the answer."
+                # Only the arguments of the tool call are used.
+                tool = FunctionTool.from_defaults(lambda **_: None, name=name, description=about, fn_schema=output_cls)
+                reply = await model.call_tool(messages, tool, deadline=deadline, **limits)
+            else:
+                reply = await model.chat(messages, deadline=deadline, **(schema or {}), **limits)
+        except Exception as error:
+            if not refuses_form(error):
+                raise
+            rejected.add(form)
+        else:
+            refused.update(rejected)
             return reply
-        raise AssertionError("asking in words is always possible")
+    reply = await model.chat(in_words(messages, output_cls), deadline=deadline, **limits)
+    refused.update(rejected)
+    return reply
 
 
 def in_words(messages: Sequence[ChatMessage], output_cls: type[BaseModel]) -> list[ChatMessage]:
@@ -437,19 +392,20 @@ def _closed(schema: object) -> bool:
     return not free and all(map(_closed, schema.values()))
 
 
-def _strict(schema: Any, *, names: bool = False) -> Any:
+def _strict(schema: JsonObject, *, names: bool = False) -> JsonObject:
     """Return a schema that requires all properties and allows no others; ``names`` means its keys are names."""
-    if isinstance(schema, list):
-        return [_strict(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made = {
-        key: _strict(value, names=key in ("properties", "$defs") and not names)
-        for key, value in schema.items()
-        if names or key not in _KEYWORDS
-    }
-    if not names and "properties" in made:
-        made |= {"required": list(made["properties"]), "additionalProperties": False}
+    made: JsonObject = {}
+    for key, value in schema.items():
+        if isinstance(value, dict):
+            made[key] = _strict(value, names=key in ("properties", "$defs") and not names)
+        elif isinstance(value, list):
+            made[key] = [_strict(item) if isinstance(item, dict) else item for item in value]
+        else:
+            made[key] = value
+    if not names:
+        made = {key: value for key, value in made.items() if key not in _KEYWORDS}
+        if "properties" in made:
+            made |= {"required": list(made["properties"]), "additionalProperties": False}
     return made
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, ClassVar, Final
 
@@ -19,7 +18,7 @@ from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import cut_to_fit
 from llama_index_agentic_kb.account import current_budget
 from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError, SynthesisError
-from llama_index_agentic_kb.grounding.citations import clean_answer
+from llama_index_agentic_kb.grounding.citations import AnswerFilter
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.prompts import (
     ANSWER_TEMPLATE,
@@ -33,8 +32,15 @@ from llama_index_agentic_kb.prompts import (
 )
 from llama_index_agentic_kb.schema.request import MAX_TOKENS
 from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer, ProgramFactory
-from llama_index_agentic_kb.synthesizers.draft import Draft, TextAnswer, UnreadableReplyError, ids_of, side_by_side
-from llama_index_agentic_kb.synthesizers.passages import Packed, PackerAttribute, fit, pack, share, shortened, singly
+from llama_index_agentic_kb.synthesizers.draft import (
+    Draft,
+    TextAnswer,
+    UnreadableReplyError,
+    failure,
+    ids_of,
+    side_by_side,
+)
+from llama_index_agentic_kb.synthesizers.passages import Packed, PackerAttribute, fit, grouped, pack, share, singly
 
 dispatcher = get_dispatcher(__name__)
 
@@ -103,20 +109,14 @@ class Accumulate(AgenticSynthesizer):
         separator, template = str(draft.variables.pop("separator", SEPARATOR)), self.templates["text_qa_template"]
         groups = await draft.pack(self.packer, template, max_calls=MAX_ANSWERS)
 
-        async def one(group: list[Passage], step: int) -> TextAnswer:
-            ids, text = ids_of(group), format_passages(group)
-            if draft.output_cls is None:
-                return await draft.ask(template, ids, step=step, context_str=text)
-            made = await draft.ask_object(draft.output_cls, template, ids, step=step, context_str=text)
-            return TextAnswer(made.model_dump_json())
-
         async def add(position: int, answer: TextAnswer) -> None:
             piece = f"{separator if position else ''}Response {position + 1}: {answer.text}"
             draft.so_far += piece
             await draft.emit(piece)
 
-        answers = await side_by_side([one(group, step) for step, group in enumerate(groups)], add)
-        draft.result.answerable = any(answer.answerable for answer in answers)
+        asked = [draft.ask(template, ids_of(group), {"context_str": format_passages(group)}) for group in groups]
+        answers = await side_by_side(asked, add)
+        draft.result.answerable, draft.result.output = any(answer.answerable for answer in answers), None
         return draft.so_far
 
 
@@ -141,25 +141,21 @@ class TreeSummarize(AgenticSynthesizer):
         template = self.templates["summary_template"]
         groups = await draft.pack(pack, template, max_calls=MAX_CALLS - 1)
         contexts = [(format_passages(group), ids_of(group)) for group in groups]
-        calls, depth = 0, 1
+        depth = 1
 
         async def keep(position: int, answer: TextAnswer) -> None:
             if depth == 1:  # the partial answer on a timeout
                 draft.so_far += "\n\n" * (position > 0) + answer.text
 
         def joined(answers: Sequence[str], limit: int) -> tuple[list[str], int]:
-            return join(answers, draft.room(template), limit)
+            return join(answers, draft.room(template, {}), limit)
 
         while len(contexts) > 1:
-            asked = [
-                draft.ask(template, ids, step=calls + position, context_str=text)
-                for position, (text, ids) in enumerate(contexts)
-            ]
+            asked = [draft.ask(template, ids, {"context_str": text}, as_text=True) for text, ids in contexts]
             answers = [answer.text for answer in await side_by_side(asked, keep)]
             draft.so_far = "\n\n".join(answers)
-            calls += len(contexts)
             depth += 1
-            limit = 1 if depth >= MAX_DEPTH else min(len(contexts) - 1, MAX_CALLS - calls - 1)
+            limit = 1 if depth >= MAX_DEPTH else min(len(contexts) - 1, MAX_CALLS - draft.calls - 1)
             joining = Call(sync=partial(joined, answers, limit), deadline=draft.deadline, what="packing answers")
             texts, cut = await joining  # on a thread, as it counts tokens
             if cut:
@@ -167,44 +163,21 @@ class TreeSummarize(AgenticSynthesizer):
             shown = set().union(*(ids for _, ids in contexts))
             contexts = [(draft.spotlight.framed(text), shown) for text in texts]
         ((text, ids),) = contexts
-        return await draft.finish(template, ids, step=calls, context_str=text)
+        return await draft.finish(template, ids, context_str=text)
 
 
 def join(answers: Sequence[str], room: int, limit: int) -> tuple[list[str], int]:
     """Return answers packed into contexts of ``room`` tokens (cut into one if over ``limit``), and the cut ones."""
-    contexts: list[list[str]] = []
-    used = room
-    for number, answer in enumerate(answers, start=1):
-        block = format_partial(answer, number)
-        needed = count_tokens(block) + 1
-        if contexts and used + needed <= room:
-            contexts[-1].append(block)
-            used += needed
-        else:
-            contexts.append([block])
-            used = needed
-    joined = ["\n".join(context) for context in contexts]
+    blocks = [format_partial(answer, number) for number, answer in enumerate(answers, start=1)]
+    joined = ["\n".join(context) for context in grouped(blocks, [count_tokens(block) + 1 for block in blocks], room)]
     if len(joined) <= max(limit, 1) and all(count_tokens(context) <= room for context in joined):
         return joined, 0
     blocks, cut, part = [], 0, room // len(answers)
     for number, answer in enumerate(answers, start=1):
         kept = cut_to_fit(answer, part - count_tokens(format_partial("", number)) - 1, count_tokens)
         cut += kept != answer
-        if kept:
-            blocks.append(format_partial(kept, number))
+        blocks += [format_partial(kept, number)] if kept else []
     return ["\n".join(blocks)], cut
-
-
-@dataclass(slots=True)
-class _Chain:
-    """The state of a refinement: the waiting groups of passages, and the answer so far."""
-
-    draft: Draft
-    waiting: deque[list[Passage]]
-    answer: TextAnswer | None
-    step: int = 0
-    shown: set[int] = field(default_factory=set)
-    unreadable: list[SynthesisError] = field(default_factory=list)
 
 
 class Refine(AgenticSynthesizer):
@@ -224,97 +197,87 @@ class Refine(AgenticSynthesizer):
 
     async def _compose(self, draft: Draft) -> str:
         draft.so_far = str(draft.variables.pop("prev_response", None) or "")
-        draft.asked_cls = self._step_cls if self._filtering else None
+        if self._filtering:
+            draft.output_cls = self._step_cls
         first, refining = self.templates["text_qa_template"], self.templates["refine_template"]
-        answer = "word " * min(ANSWER_TOKENS, draft.window // 8)
+        existing = "word " * min(ANSWER_TOKENS, draft.helper.context_window // 8)
 
         def arrange(passages: Sequence[Passage], room: int, overlap: float) -> Packed:
             """Pack all passages for one call if possible, else with room for the existing answer."""
             at_once = self.packer(passages, room, overlap)
-            later = max(min(room, draft.room(refining, existing_answer=answer)), room // 2)
+            later = max(min(room, draft.room(refining, {"existing_answer": existing})), room // 2)
             return at_once if len(at_once.groups) <= 1 else self.packer(passages, later, overlap)
 
-        groups = await draft.pack(arrange, first, max_calls=MAX_STEPS)
-        texts = [format_passages(group) for group in groups]
-        dispatcher.event(GetResponseStartEvent(query_str=draft.query, text_chunks=texts))
-        chain = _Chain(draft, deque(groups), TextAnswer(draft.so_far) if draft.so_far else None)
-        while chain.waiting:
-            await self._next(chain)
-        dispatcher.event(GetResponseEndEvent())
-        if chain.answer is None and chain.unreadable and len(chain.unreadable) == chain.step:
-            raise chain.unreadable[-1]  # whether the evidence answers the question is unknown
-        draft.result.answerable = chain.answer is not None and chain.answer.answerable
-        return self._empty_response if chain.answer is None else chain.answer.text
-
-    async def _next(self, chain: _Chain) -> None:
-        """Run one step with the next group, or split the group if it no longer fits with the existing answer."""
-        group = chain.waiting.popleft()
-        template, name, variables = self.templates["text_qa_template"], "context_str", dict[str, str]()
-        if chain.answer is not None:
-            template, name = self.templates["refine_template"], "context_msg"
-            so_far = variables["existing_answer"] = as_answer(chain.answer.text)
+        waiting = deque(await draft.pack(arrange, first, max_calls=MAX_STEPS))
+        dispatcher.event(GetResponseStartEvent(query_str=draft.query, text_chunks=list(map(format_passages, waiting))))
+        answer = TextAnswer(draft.so_far) if draft.so_far else None
+        shown, unreadable = set[int](), list[SynthesisError]()
+        while waiting:
+            group, template, variables = waiting.popleft(), first, dict[str, str]()
+            if answer is not None:
+                template, variables = refining, {"existing_answer": as_answer(answer.text)}
+                try:
+                    group, *later = await draft.pack(self.packer, refining, group, variables=variables)
+                except SynthesisError:  # no room: keep the existing answer
+                    draft.drop(len(group), "did not fit into the model's window beside the answer so far")
+                    continue
+                waiting.extendleft(reversed(later))
+            variables["context_str" if answer is None else "context_msg"] = format_passages(group)
+            shown |= ids_of(group)
+            stream = draft.streaming and not waiting
             try:
-                parts = await chain.draft.pack(self.packer, template, group, existing_answer=so_far)
-            except SynthesisError:  # no room: keep the existing answer
-                chain.draft.drop(len(group), "did not fit into the model's window beside the answer so far")
-                return
-            if len(parts) != 1:
-                chain.waiting.extendleft(reversed(parts))
-                return
-            (group,) = parts
-        variables[name] = format_passages(group)
-        chain.shown |= ids_of(group)
-        answer = await self._answer(chain, template, variables)
-        if answer is not None:
-            chain.answer, chain.draft.so_far = answer, answer.text
-        chain.step += 1
+                answer = await self._step(draft, template, shown, answer, variables, stream=stream) or answer
+            except SynthesisError as error:
+                if not self._is_survived(error, answer, draft):
+                    raise
+                unreadable += [error] if self._filtering else []
+            draft.so_far = "" if answer is None else answer.text
+        dispatcher.event(GetResponseEndEvent())
+        if answer is None and unreadable and len(unreadable) == draft.calls:
+            raise unreadable[-1]  # whether the evidence answers the question is unknown
+        draft.result.answerable = answer is not None and answer.answerable
+        return self._empty_response if answer is None else answer.text
 
-    async def _answer(
-        self, chain: _Chain, template: BasePromptTemplate, variables: dict[str, str]
+    async def _step(
+        self,
+        draft: Draft,
+        template: BasePromptTemplate,
+        shown: Collection[int],
+        earlier: TextAnswer | None,
+        variables: Mapping[str, str],
+        *,
+        stream: bool,
     ) -> TextAnswer | None:
-        """Run a step and return its answer; None keeps the earlier answer."""
-        draft, factory = chain.draft, self._program_factory
-        asked_cls = self._step_cls if self._filtering else self._output_cls
-        answer: object
-        try:
-            if factory is not None:
-                answer = await self._programmed(chain, template, variables, factory)
-            elif asked_cls is not None:
-                answer = await draft.ask_object(asked_cls, template, chain.shown, step=chain.step, **variables)
-            else:
-                stream = draft.streaming and not chain.waiting
-                return await draft.ask(
-                    template, chain.shown, stream=stream, step=chain.step, earlier=chain.answer, **variables
-                )
-        except SynthesisError as error:
-            cause = error.__cause__
-            # A program raises the same errors for a reply that it can't read as core expects of its programs.
-            if self._filtering and isinstance(
-                cause, UnreadableReplyError if factory is None else ValueError | TypeError
-            ):
-                draft.result.warnings.append(f"call {chain.step + 1} was not counted as satisfied: {cause}")
-                chain.unreadable.append(error)
-                return None
-            if self._filtering or chain.answer is None or not (isinstance(cause, LLMError) and cause.empty):
-                raise
-            draft.result.warnings.append(f"call {chain.step + 1} had an empty reply; the answer before it is kept")
-            return None
-        if self._filtering:
-            answer = getattr(answer, "answer", None) if getattr(answer, "query_satisfied", False) else None
-        if isinstance(answer, BaseModel):
-            draft.result.output = answer
-            return TextAnswer(answer.model_dump_json())
-        return TextAnswer(str(answer)) if answer else None
+        """Make one call and return its answer; None keeps the earlier one."""
+        if self._program_factory is None:
+            object_before = draft.result.output
+            answer = await draft.ask(template, shown, variables, stream=stream, earlier=earlier)
+            if not self._filtering:
+                return answer
+            made: object = draft.result.output
+            draft.result.output = object_before
+        else:
+            made = await self._programmed(draft, template, shown, variables, self._program_factory)
+        found = getattr(made, "answer", None) if getattr(made, "query_satisfied", False) else None
+        if isinstance(found, BaseModel):
+            draft.result.output = found
+            return TextAnswer(found.model_dump_json())
+        return TextAnswer(str(found)) if found else None
 
     async def _programmed(
-        self, chain: _Chain, template: BasePromptTemplate, variables: dict[str, str], factory: ProgramFactory
+        self,
+        draft: Draft,
+        template: BasePromptTemplate,
+        shown: Collection[int],
+        variables: Mapping[str, str],
+        factory: ProgramFactory,
     ) -> object:
         """Run the user's program on a prompt in which, as in core, only the passages are left to fill in."""
-        draft = chain.draft
         context = {name: text for name, text in variables.items() if name.startswith("context")}
         fixed = {name: text for name, text in variables.items() if name not in context}
         program = factory(template.partial_format(query_str=draft.query, **fixed))
         awaits = type(program).acall is not BasePydanticProgram.acall
+        draft.calls += 1
         try:
             reply: Any = await Call(
                 sync=partial(program, **context, **draft.variables),
@@ -325,21 +288,33 @@ class Refine(AgenticSynthesizer):
         except DeadlineExceededError:
             raise
         except Exception as error:
-            raise draft.failure(error, chain.step) from error
+            raise failure(error, draft.calls - 1) from error
         if isinstance(getattr(reply, "answer", None), str):
-            checked = clean_answer(draft.spotlight.unmarked(reply.answer), draft.rules(chain.shown))
+            checked = AnswerFilter(draft.rules(shown)).checked(draft.spotlight.unmarked(reply.answer))
             draft.count_removed(checked)
             reply.answer = checked.text
         return reply
+
+    def _is_survived(self, error: SynthesisError, answer: TextAnswer | None, draft: Draft) -> bool:
+        """Return whether the earlier answer outlives a step's error: an empty reply, or an unreadable if filtering."""
+        cause = error.__cause__
+        # A program raises the same errors for a reply that it can't read as core expects of its programs.
+        unread = UnreadableReplyError if self._program_factory is None else ValueError | TypeError
+        if self._filtering and isinstance(cause, unread):
+            draft.result.warnings.append(f"call {draft.calls} was not counted as satisfied: {cause}")
+            return True
+        if self._filtering or answer is None or not (isinstance(cause, LLMError) and cause.empty):
+            return False
+        draft.result.warnings.append(f"call {draft.calls} had an empty reply; the answer before it is kept")
+        return True
 
     @cached_property
     def _step_cls(self) -> type[BaseModel]:
         """The class of a step's reply; models generate its fields in this order."""
         satisfied = Field(description="Whether the evidence is enough for an answer that satisfies the question.")
         answer = Field(description="The answer to the question, from the evidence and not from prior knowledge.")
-        kind: Any = self._output_cls or str
-        made: type[BaseModel] = create_model("RefinedAnswer", query_satisfied=(bool, satisfied), answer=(kind, answer))
-        return made
+        kind = self._output_cls or str
+        return create_model("RefinedAnswer", query_satisfied=(bool, satisfied), answer=(kind, answer))
 
 
 class Compact(Refine):
@@ -361,7 +336,6 @@ class ExtractiveData(AgenticSynthesizer):
 
     mode = "extractiveData"
     needs_llm = False
-    makes_objects = False
     nothing = "[]"
 
     async def _compose(self, draft: Draft) -> str:
@@ -382,7 +356,6 @@ class ContextOnly(AgenticSynthesizer):
 
     mode = "context_only"
     needs_llm = False
-    makes_objects = False
 
     async def _compose(self, draft: Draft) -> str:
         kept = draft.passages
@@ -399,7 +372,6 @@ class NoText(AgenticSynthesizer):
 
     mode = "no_text"
     needs_llm = False
-    makes_objects = False
     nothing = ""
 
     async def _compose(self, draft: Draft) -> str:
@@ -409,19 +381,12 @@ class NoText(AgenticSynthesizer):
 
 def extract(passages: Sequence[Passage], budget: int) -> tuple[str, Packed]:
     """Return passages as a JSON array of at most ``budget`` tokens, and the numbers of cut and dropped ones."""
-    packed, items = Packed(), list[str]()
-    room = budget - count_tokens("[]")
-    for passage in passages:
-        item = _item(passage, passage.content)
-        if _cost(item[: max(room, 1) * 32 + 32]) > room or _cost(item) > room:  # no token has more than 32 characters
-            content = shortened(passage.content, room, lambda text, passage=passage: _cost(_item(passage, text)))  # type: ignore[misc]
-            if not content:
-                packed.dropped += 1
-                continue
-            item = _item(passage, content)
-            packed.cut += 1
-        items.append(item)
-        room -= _cost(item)
+
+    def cost_of(passage: Passage) -> int:
+        return count_tokens(_item(passage)) + 1  # and a comma
+
+    packed = fit(passages, budget - count_tokens("[]"), cost_of=cost_of)
+    items = [_item(passage) for group in packed.groups for passage in group]
     # The joined text may have more tokens than its items.
     while items and count_tokens(f"[{', '.join(items)}]") > budget:
         items.pop()
@@ -429,11 +394,7 @@ def extract(passages: Sequence[Passage], budget: int) -> tuple[str, Packed]:
     return f"[{', '.join(items)}]", packed
 
 
-def _item(passage: Passage, content: str) -> str:
-    item = {"ref_id": passage.ref_id, "title": passage.title, "terms": passage.terms, "content": content}
+def _item(passage: Passage) -> str:
+    item = {"ref_id": passage.ref_id, "title": passage.title, "terms": passage.terms, "content": passage.content}
     text = json.dumps({key: value for key, value in item.items() if value is not None}, ensure_ascii=False)
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # lone surrogates can't be encoded
-
-
-def _cost(item: str) -> int:
-    return count_tokens(item) + 1  # and a comma

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from llama_index.core.schema import MetadataMode, NodeWithScore
 
@@ -19,6 +19,8 @@ from llama_index_agentic_kb.guard.text import without_hidden
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.prompts import Passage, format_passage
 from llama_index_agentic_kb.sources.base import KnowledgeSource
+
+T = TypeVar("T")
 
 MIN_CONTENT: Final = 16  # minimum tokens of content of a truncated passage; if fewer fit, the passage is dropped
 MAX_PARTS: Final = 100  # of a split passage, so that a huge document can't cost thousands of calls; the rest is cut off
@@ -65,44 +67,36 @@ def passages(
     return made
 
 
-def cost(passage: Passage, content: str | None = None) -> int:
-    """Return the tokens of a passage in a prompt, optionally with other content."""
-    shown = passage if content is None else replace(passage, content=content)
-    return count_tokens(format_passage(shown)) + 1  # and a line feed
+def cost(passage: Passage) -> int:
+    """Return the tokens of a passage in a prompt."""
+    return count_tokens(format_passage(passage)) + 1  # and a line feed
 
 
-def shortened(content: str, room: int, measure: Callable[[str], int]) -> str:
-    """Return a prefix that fits into ``room`` by ``measure``, cut at a sentence end; empty if too little would fit."""
-    if measure("") + MIN_CONTENT > room:
-        return ""
+def _shortened(passage: Passage, room: int, cost_of: Callable[[Passage], int] = cost) -> Passage | None:
+    """Return a passage with the start of its content that fits, up to a sentence end; None if too little would fit."""
+    if cost_of(replace(passage, content="")) + MIN_CONTENT > room:
+        return None
     end = room * 6
-    for _ in range(8):  # measuring long texts is slow, so start from a slightly too long prefix
-        if end >= len(content):
-            break
-        counted = count_tokens(content[:end])
-        if room < counted <= 2 * room:
-            return cut_to_fit(content[:end], room, measure)
-        end = end * 2 if counted <= room else int(end * 1.2 * room / counted)
-    return cut_to_fit(content, room, measure)
-
-
-def _cut(passage: Passage, room: int) -> Passage | None:
-    content = shortened(passage.content, room, lambda text: cost(passage, text))
+    while end < len(passage.content) and count_tokens(passage.content[:end]) <= room:
+        end *= 2  # measuring long texts is slow
+    content = cut_to_fit(passage.content[:end], room, lambda text: cost_of(replace(passage, content=text)))
     return replace(passage, content=content) if content else None
 
 
-def fit(candidates: Sequence[Passage], room: int, _: float = 0.0) -> Packed:
+def fit(
+    candidates: Sequence[Passage], room: int, _: float = 0.0, *, cost_of: Callable[[Passage], int] = cost
+) -> Packed:
     """Pack passages into one prompt of ``room`` tokens, in order; one that does not fit is truncated or dropped."""
     packed, group = Packed(), list[Passage]()
     for passage in candidates:
-        whole = cost(passage)
-        kept = passage if whole <= room else _cut(passage, room)
+        is_long = len(passage.content) > max(room, 1) * 32 + 32  # no token has more than 32 characters
+        kept = _shortened(passage, room, cost_of) if is_long or cost_of(passage) > room else passage
         if kept is None:
             packed.dropped += 1
             continue
         packed.cut += kept is not passage
         group.append(kept)
-        room -= whole if kept is passage else cost(kept)
+        room -= cost_of(kept)
     packed.groups = [group] if group else []
     return packed
 
@@ -113,7 +107,7 @@ def share(candidates: Sequence[Passage], room: int, _: float = 0.0) -> Packed:
     packed, kept = Packed(), dict[int, Passage]()
     for done, position in enumerate(sorted(range(len(candidates)), key=costs.__getitem__)):
         part = room // (len(candidates) - done)
-        passage = candidates[position] if costs[position] <= part else _cut(candidates[position], part)
+        passage = candidates[position] if costs[position] <= part else _shortened(candidates[position], part)
         if passage is None:
             packed.dropped += 1
             continue
@@ -138,23 +132,28 @@ def singly(candidates: Sequence[Passage], room: int, overlap: float = 0.0) -> Pa
 def pack(candidates: Sequence[Passage], room: int, overlap: float = 0.0) -> Packed:
     """Pack whole passages in order into as few prompts as possible; passages too long for a prompt are split."""
     packed = singly(candidates, room, overlap)
-    groups: list[list[Passage]] = []
+    parts = [part for group in packed.groups for part in group]
+    packed.groups = grouped(parts, list(map(cost, parts)), room)
+    return packed
+
+
+def grouped(items: Sequence[T], costs: Sequence[int], room: int) -> list[list[T]]:
+    """Return items in groups that each fit into ``room`` by their costs, in order; a too large one is alone."""
+    groups: list[list[T]] = []
     used = room
-    for (passage,) in packed.groups:
-        needed = cost(passage)
+    for item, needed in zip(items, costs, strict=True):
         if groups and used + needed <= room:
-            groups[-1].append(passage)
+            groups[-1].append(item)
             used += needed
         else:
-            groups.append([passage])
+            groups.append([item])
             used = needed
-    packed.groups = groups
-    return packed
+    return groups
 
 
 def _split(passage: Passage, room: int, overlap: float) -> tuple[list[Passage], bool]:
     """Split a passage into parts that fit; return them (none if too little fits) and whether the end was cut off."""
-    if room < cost(passage, "") + MIN_CONTENT:
+    if room < cost(replace(passage, content="")) + MIN_CONTENT:
         return [], False
     text, start, parts = passage.content, 0, list[Passage]()
     while len(parts) < MAX_PARTS:
@@ -172,7 +171,7 @@ def _part_end(passage: Passage, text: str, room: int) -> int:
     """Return the end of the first part of a text: a sentence end in its second half, else the end of a word."""
     low, high, guess = 1, len(text) + 1, min(len(text), room * 4)
     while high - low > 1:
-        counted = cost(passage, text[:guess])
+        counted = cost(replace(passage, content=text[:guess]))
         if counted <= room:
             low = guess
             if guess == len(text) or counted >= 0.9 * room:

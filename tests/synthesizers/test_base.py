@@ -32,7 +32,7 @@ from llama_index_agentic_kb.prompts import Passage
 from llama_index_agentic_kb.schema import OutputMode, RetrievalResponse
 from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.synthesizers import MODES, AgenticSynthesizer, Synthesis, get_response_synthesizer
-from llama_index_agentic_kb.synthesizers.draft import ObjectAsker, read_object, strict_schema
+from llama_index_agentic_kb.synthesizers.draft import ask_object, read_object, strict_schema
 from llama_index_agentic_kb.synthesizers.modes import (
     AnswerSynthesis,
     Compact,
@@ -346,7 +346,7 @@ def test_the_strictest_form_that_fits_is_asked_for(model: str, cls: type[BaseMod
     """A strict JSON schema, else a tool call."""
     server = serve(JSON if cls is City else '{"facts": {"a": 1}}')
     language_model = LanguageModel(server.llm(model), CallbackManager)
-    reply = run(ObjectAsker().ask(language_model, [ChatMessage("?")], cls, deadline=None))
+    reply = run(ask_object(language_model, [ChatMessage("?")], cls, set(), deadline=None))
     assert isinstance(read_object(reply, cls, AnswerRules())[0], cls)
     (chat,) = server.chats
     assert (chat.response_format is not None, chat.forced_tool is not None) == (form == "schema", form == "tool")
@@ -361,13 +361,12 @@ def test_a_model_without_forms_is_asked_in_words(nodes: Nodes) -> None:
 
 def test_a_refused_form_gives_way_to_a_plainer_one_for_good(serve: Serve) -> None:
     """First a schema, then a tool, then words, and these at once the next time; unless words were refused as well."""
-    refused = Fault.status(400)
-    server = serve([refused] * 5 + [JSON, JSON])
-    asker, model = ObjectAsker(), LanguageModel(server.llm(max_retries=0), CallbackManager)
+    server = serve([Fault.status(400)] * 5 + [JSON, JSON])
+    refused, model = set[str](), LanguageModel(server.llm(max_retries=0), CallbackManager)
     with pytest.raises(Exception, match="400"):
-        run(asker.ask(model, [ChatMessage("?")], City, deadline=None))
+        run(ask_object(model, [ChatMessage("?")], City, refused, deadline=None))
     for _ in range(2):
-        assert run(asker.ask(model, [ChatMessage("?")], City, deadline=None)).text == JSON
+        assert run(ask_object(model, [ChatMessage("?")], City, refused, deadline=None)).text == JSON
     assert [bool(chat.response_format) for chat in server.chats] == [True, False, False, True, False, False, False]
 
 
