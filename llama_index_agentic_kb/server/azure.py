@@ -43,8 +43,7 @@ from llama_index_agentic_kb.server.errors import ForbiddenError, NotAcceptableEr
 from llama_index_agentic_kb.server.http import GONE, ServerContext, logger, read_body, request_id, streamed, unless_gone
 from llama_index_agentic_kb.server.service import KnowledgeService, ServedBase
 from llama_index_agentic_kb.sources import KnowledgeSource, ShardedSource
-from llama_index_agentic_kb.sources.index import refusal
-from llama_index_agentic_kb.sources.stores import kind_of
+from llama_index_agentic_kb.sources.index import kind_of, refusal
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.wire.azure import VERSIONS, decode_retrieve, encode_response, known_version
 
@@ -297,10 +296,10 @@ def _node(source: KnowledgeSource, node_id: str, visible: FilterNode | None) -> 
         found = _own_node(index, index.index_struct.nodes_dict.values(), node_id)
     else:
         try:
-            found = next((one for one in kind.with_ids(store, [node_id]) if one.node_id == node_id), None)
+            found = next((one for one in kind.with_ids([node_id]) if one.node_id == node_id), None)
         except NotImplementedError:  # the store finds nodes by their vectors only
             return None
-    passes = found is not None and (visible is None or node_id in kind.passing(store, [found], visible))
+    passes = found is not None and (visible is None or node_id in kind.passing([found], visible))
     return found if passes else None
 
 

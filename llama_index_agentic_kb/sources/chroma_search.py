@@ -28,7 +28,7 @@ from llama_index_agentic_kb.search.filters import to_tree
 from llama_index_agentic_kb.search.prototypes import unit_rows
 from llama_index_agentic_kb.sources.stores import chroma_rows
 from llama_index_agentic_kb.store.database import Floats
-from llama_index_agentic_kb.store.vectors import Passes, check_deadline, growing, take
+from llama_index_agentic_kb.store.vectors import check_deadline, growing, take
 
 if TYPE_CHECKING:
     from chromadb.api.models.Collection import Collection
@@ -53,12 +53,11 @@ class ChromaFilteredSearch:
 
         self.usable = self._space in ("cosine", "l2", "ip")
 
-    def __call__(
-        self, query: VectorStoreQuery, passes: Passes, *, deadline: float | None = None
-    ) -> tuple[VectorStoreQueryResult, str]:
+    def __call__(self, query: VectorStoreQuery, deadline: float | None) -> tuple[VectorStoreQueryResult, str]:
         """Find the nearest rows that match a filter; raise ``DeniedError`` if Chroma has no form for a part of it."""
         tree, top_k = to_tree(query.filters), query.similarity_top_k
         assert tree is not None
+        matches = matcher(tree)
         vector, where = np.asarray(query.query_embedding, dtype=np.float32), Chroma().write(tree)
         check_deadline(deadline)
         conditions, values = _size(where)
@@ -67,12 +66,14 @@ class ChromaFilteredSearch:
             ids = list(self._collection.get(where=where, limit=EXACT_ROWS + 1, include=[])["ids"])
         else:
             ids = []
-            matches, rows = matcher(tree), chroma_rows(self._collection)
+            rows = chroma_rows(self._collection)
             while page := list(islice(rows, MAX_VALUES)):
                 check_deadline(deadline)
                 ids += [row for row, metadata in page if matches(metadata)]
             ids = list(dict.fromkeys(ids))  # rows may be added or deleted between two requests
-        taken = partial(take, fetch=self._rows, top_k=top_k, passes=passes, deadline=deadline)
+        taken = partial(
+            take, fetch=self._rows, top_k=top_k, passes=lambda node: matches(node.metadata), deadline=deadline
+        )
         note = f"filter matches {len(ids):,}: "
         if len(ids) <= EXACT_ROWS:
             return taken(self._exact(ids, vector, deadline)), note + "searched exactly"

@@ -27,15 +27,15 @@ from llama_index.core.indices.base import BaseIndex
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.schema import BaseNode, IndexNode, NodeWithScore
 from llama_index.core.storage.docstore import SimpleDocumentStore
-from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
+from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQuery, VectorStoreQueryMode
 
 from llama_index_agentic_kb._types import JsonMapping
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.schema import FilterNode
 from llama_index_agentic_kb.search.filters import lower
 from llama_index_agentic_kb.search.lexical import LexicalIndex, LexicalSearch, NotIndexedError, lexical_document
-from llama_index_agentic_kb.sources.index import with_request_timeouts
-from llama_index_agentic_kb.sources.stores import is_chroma, kind_of
+from llama_index_agentic_kb.sources.index import kind_of
+from llama_index_agentic_kb.sources.stores import ChromaKind
 
 MAX_NODES: Final = 10_000
 """The maximum number of nodes that are indexed in memory without ``hybrid=True``."""
@@ -75,9 +75,10 @@ def lexical_for(
 def _of_index(index: VectorStoreIndex, *, every: bool) -> LexicalSearch | None:
     """Return the search of an index's own store, or one by an index in memory, which all its sources share."""
     store = index.vector_store
-    if kind_of(store).text_search(store):
+    kind = kind_of(store)
+    if kind.text_search:
         return StoreTextSearch(store)
-    if not (every or _in_docstore(index) or is_chroma(store)):
+    if not (every or _in_docstore(index) or isinstance(kind, ChromaKind)):
         return None
     with _indexed_lock:
         if index not in _indexed:
@@ -89,14 +90,14 @@ def _of_index(index: VectorStoreIndex, *, every: bool) -> LexicalSearch | None:
 class StoreTextSearch:
     """A vector store's own full-text search, as a ranked list beside that by vectors."""
 
-    store: Any
+    store: BasePydanticVectorStore
 
     def search(self, query: str, top_k: int, filters: FilterNode | None) -> list[NodeWithScore]:
         """Find nodes by the words of a query; see ``LexicalSearch``."""
         kind, lowered = kind_of(self.store), None if filters is None else lower(filters)
         asked = VectorStoreQuery(query_str=query, similarity_top_k=top_k, sparse_top_k=top_k, filters=lowered)
-        asked.mode = kind.text_search(self.store) or VectorStoreQueryMode.SPARSE
-        found = kind.narrowed(self.store, filters).query(asked)
+        asked.mode = kind.text_search or VectorStoreQueryMode.SPARSE
+        found = kind.narrowed(filters).query(asked)
         scored = zip(found.nodes or (), found.similarities or (), strict=True)
         return [NodeWithScore(node=node, score=score) for node, score in scored]
 
@@ -109,7 +110,7 @@ class IndexedNodes:
     """
 
     def __init__(self, index: VectorStoreIndex) -> None:
-        self._store: Any = with_request_timeouts(index.vector_store)
+        self._kind = kind_of(index.vector_store)
         self._docstore = index.docstore if _in_docstore(index) else None
         self._ids = index.index_struct.nodes_dict
         self._lock = threading.Lock()
@@ -122,22 +123,22 @@ class IndexedNodes:
         """Find nodes by the words of a query; raise ``NotIndexedError`` if there are more nodes than ``most``."""
         hits = self._in_step(most).search(query, top_k, filters)
         found = self._nodes([hit.node_id for hit in hits])
-        passed = None if filters is None else kind_of(self._store).passing(self._store, found, filters)
+        passed = None if filters is None else self._kind.passing(found, filters)
         nodes = {node.node_id: node for node in found if passed is None or node.node_id in passed}
         return [NodeWithScore(node=nodes[hit.node_id], score=hit.score) for hit in hits if hit.node_id in nodes]
 
     def _nodes(self, node_ids: list[str]) -> list[BaseNode]:
         if self._docstore is not None:
             return list(self._docstore.get_nodes(node_ids, raise_error=False))
-        return list(kind_of(self._store).with_ids(self._store, node_ids))
+        return list(self._kind.with_ids(node_ids))
 
     def _in_step(self, most: int | None) -> LexicalIndex:
         with self._lock:
             count = None  # where counting is as slow as listing
             if self._docstore is not None:
                 count = len(self._ids)
-            elif is_chroma(self._store):
-                count = int(self._store.client.count())
+            elif isinstance(self._kind, ChromaKind):
+                count = int(self._kind.store.client.count())
             if most is not None and count is not None and count > most:
                 raise NotIndexedError(f"no lexical search: {count} nodes are more than {most}; hybrid=True makes it")
             aged = time.monotonic() - self._listed_at > max(_LISTED_EVERY, 20 * self._listing_took)
@@ -149,7 +150,7 @@ class IndexedNodes:
     def _hashes(self) -> dict[str, str]:
         """Return the content hash of each node by its ID."""
         if self._docstore is None:
-            return {node.node_id: node.hash for node in kind_of(self._store).nodes(self._store, None)}
+            return {node.node_id: node.hash for node in self._kind.nodes(None)}
         # list() first: another thread may be inserting. Only the docstore in memory returns a hash in a microsecond.
         hash_of = self._docstore.get_document_hash if isinstance(self._docstore, SimpleDocumentStore) else None
         return {node_id: (hash_of and hash_of(node_id)) or "" for node_id in list(self._ids.values())}

@@ -34,8 +34,7 @@ from llama_index_agentic_kb.schema import FilterGroup, FilterLogic, FilterNode, 
 from llama_index_agentic_kb.schema.filters import Scalar, conditions, flat
 from llama_index_agentic_kb.search.filters import FilterLike, to_tree
 from llama_index_agentic_kb.sources.base import KnowledgeSource, MetadataReader
-from llama_index_agentic_kb.sources.index import refusal, with_request_timeouts
-from llama_index_agentic_kb.sources.stores import kind_of
+from llama_index_agentic_kb.sources.index import kind_of, refusal
 
 T = TypeVar("T")
 
@@ -261,7 +260,7 @@ def _asked_store(source: KnowledgeSource, filters: FilterNode | None, own: OwnQu
     kind = kind_of(index.vector_store)
     if source.permissions is not None and not kind.counts_exactly:
         return None
-    return own(source, partial(kind.counts, index.vector_store, filters))
+    return own(source, partial(kind.counts, filters))
 
 
 def _own_facets(
@@ -309,14 +308,14 @@ def metadata_reader(source: KnowledgeSource, filters: FilterNode | None) -> Meta
     if offered is not None:  # a knowledge store, which reads under the filter
         return partial(offered, filters)
     if isinstance(index, VectorStoreIndex):
-        store = with_request_timeouts(index.vector_store)
+        kind = kind_of(index.vector_store)
+        store = kind.store
         if isinstance(store, SimpleVectorStore):  # the docstore may be shared, and keeps what was deleted here
             return lambda: _rows(index.docstore.get_nodes(list(store.data.embedding_dict)))
         if not store.stores_text or index._store_nodes_override:  # noqa: SLF001 (no public name)
             return lambda: _rows(index.docstore.get_nodes(list(index.index_struct.nodes_dict.values())))
-        kind = kind_of(store)
         if kind.lists or type(store).get_nodes is not BasePydanticVectorStore.get_nodes:
-            return lambda: _rows(kind.nodes(store, _pushed(index, filters)))
+            return lambda: _rows(kind.nodes(_pushed(index, filters)))
     raise InvalidRequestError(
         f"source {source.name!r} can't list what it holds: that takes a store made by `agentic-kb ingest`, a "
         "VectorStoreIndex that keeps its nodes, or KnowledgeSource(metadata_reader=...)"

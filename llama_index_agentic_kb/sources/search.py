@@ -31,7 +31,8 @@ from llama_index_agentic_kb.errors import DeadlineExceededError, RetrievalError
 from llama_index_agentic_kb.guard.resilience import CallProgress, ResilientCalls
 from llama_index_agentic_kb.schema import FilterNode, matcher
 from llama_index_agentic_kb.search.lexical import LexicalSearch, NotIndexedError
-from llama_index_agentic_kb.sources.index import NotedNodes, Traits
+from llama_index_agentic_kb.sources.index import Traits
+from llama_index_agentic_kb.sources.stores import search_notes
 
 T = TypeVar("T")
 
@@ -114,6 +115,7 @@ async def search_source(
     """
     if source.lexical is None:
         return (await _dense_list(source, bundle, limit, progress),)
+    words = NodeList("lexical", [])
     lexical = start(_lexical_list(source, source.lexical, query, limit, progress))
     dense = NodeList(source.traits.kind, [], source.traits.scale)
     try:
@@ -131,9 +133,7 @@ async def search_source(
         if task := asyncio.current_task():
             task.uncancel()
     why = lexical.error
-    words = NodeList("lexical", [], error=why if isinstance(why, Exception) else None)
-    if why is None:
-        words = lexical.result()
+    words = lexical.result() if why is None else replace(words, error=why if isinstance(why, Exception) else None)
     if dense.error is not None and not words.nodes:
         raise dense.error
     if isinstance(why, NotIndexedError):
@@ -144,23 +144,18 @@ async def search_source(
 async def _dense_list(
     source: PreparedSource, bundle: Callable[[], Awaitable[QueryBundle]], limit: int, progress: CallProgress
 ) -> NodeList:
-    query = await bundle()
+    query, traits, notes = await bundle(), source.traits, list[str]()
     started, retriever, what = time.monotonic(), with_handlers(source.retriever), f"source {source.name!r}"
-    native, tried_sync = partial(retriever.aretrieve, query), False
-
-    def retrieve() -> list[NodeWithScore]:
-        nonlocal tried_sync
-        tried_sync = True
-        return retriever.retrieve(query)
-
+    search_notes.set(notes)
+    native = partial(retriever.aretrieve, query)
+    call = Call(partial(retriever.retrieve, query), native if traits.native_async else None, what=what)
     try:
-        call = Call(retrieve, native if source.traits.native_async else None, what=what)
         found = await source.calls.call(call, progress)
-    except NotImplementedError:
-        if not (tried_sync and source.traits.native_async):
+    except NotImplementedError:  # by a sync door to a source that is async only
+        if not traits.native_async:
             raise
-        found = await source.calls.call(Call(native=native, what=what), progress)  # async only, from a sync door
-    return await _checked(source.traits.kind, found, source, query, limit, started)
+        found = await source.calls.call(Call(native=native, what=what), progress)
+    return await _checked(NodeList(traits.kind, [], traits.scale), found, source, query, limit, started, notes)
 
 
 async def _lexical_list(
@@ -169,18 +164,20 @@ async def _lexical_list(
     started, work = time.monotonic(), partial(lexical.search, query, limit, source.filters)
     call = Call(sync=work, what=f"lexical search of source {source.name!r}")
     found = await source.lexical_calls.call(call, progress)
-    return await _checked("lexical", found, source, QueryBundle(query), limit, started)
+    return await _checked(NodeList("lexical", []), found, source, QueryBundle(query), limit, started)
 
 
 async def _checked(
-    kind: str, found: object, source: PreparedSource, query: QueryBundle, limit: int, started: float
+    empty: NodeList,
+    found: object,
+    source: PreparedSource,
+    query: QueryBundle,
+    limit: int,
+    started: float,
+    notes: Sequence[str] = (),
 ) -> NodeList:
-    """Return the ranked list of the found nodes that are valid and pass the filter."""
-    if isinstance(found, CleanNodes):
-        cleaned = found
-    else:
-        cleaned = await _off_loop(source, found, partial(clean_nodes, found))
-    every = cleaned
+    """Return a list with the found nodes that are valid and pass the filter."""
+    cleaned = every = await _off_loop(source, found, partial(clean_nodes, found))
     if cleaned.index_nodes and getattr(source.retriever, _OURS, False):
         followed = await _Follower(source, query).resolve(cleaned, source.retriever.object_map, depth=0)
         distinct = list({node.node.node_id: node for node in reversed(followed)}.values())[::-1]
@@ -191,20 +188,14 @@ async def _checked(
     if source.filters is not None or source.traits.documents is not None:
         kept = await _off_loop(source, every, partial(_passing, every, source))
     elapsed = round(1000 * (time.monotonic() - started))
-    scale = None if kind == "lexical" else source.traits.scale
+    made = replace(empty, nodes=kept[:limit], candidates=len(kept), elapsed_ms=elapsed)
     if source.is_private:  # only passing nodes are counted; notes are omitted, since they may reveal hidden counts
-        return NodeList(kind, kept[:limit], scale, candidates=len(kept), elapsed_ms=elapsed)
-    note = found.note if isinstance(found, NotedNodes) else None
-    return NodeList(
-        kind,
-        kept[:limit],
-        scale,
-        candidates=cleaned.returned + max(0, len(every) - len(cleaned)),
-        dropped_by_filter=len(every) - len(kept),
-        dropped_as_unusable=cleaned.unusable,
-        elapsed_ms=elapsed,
-        note="; ".join(filter(None, (note, cleaned.why))) or None,
-    )
+        return made
+    made.candidates = cleaned.returned + max(0, len(every) - len(cleaned))
+    made.dropped_by_filter = len(every) - len(kept)
+    made.dropped_as_unusable = cleaned.unusable
+    made.note = "; ".join(filter(None, (*notes, cleaned.why))) or None
+    return made
 
 
 async def _off_loop(source: PreparedSource, nodes: object, work: Callable[[], T]) -> T:
@@ -428,7 +419,7 @@ class _Unresolving:
         """Do nothing: that of a user's class may take arguments, or register the new class."""
 
     def _handle_recursive_retrieval(self, query_bundle: QueryBundle, nodes: list[NodeWithScore]) -> list[NodeWithScore]:  # noqa: ARG002
-        return nodes if isinstance(nodes, NotedNodes) else clean_nodes(nodes)
+        return clean_nodes(nodes)
 
     async def _ahandle_recursive_retrieval(
         self, query_bundle: QueryBundle, nodes: list[NodeWithScore]

@@ -17,7 +17,8 @@ from llama_index.core.vector_stores import SimpleVectorStore
 
 from llama_index_agentic_kb.search.prototypes import Floats, ScopeIndex, VectorReader
 from llama_index_agentic_kb.sources.base import KnowledgeSource
-from llama_index_agentic_kb.sources.stores import CHROMA_PAGE, chroma_rows, is_chroma
+from llama_index_agentic_kb.sources.index import kind_of
+from llama_index_agentic_kb.sources.stores import CHROMA_PAGE, ChromaKind, chroma_rows
 
 
 def vector_reader(source: KnowledgeSource) -> VectorReader | None:
@@ -35,7 +36,7 @@ def vector_reader(source: KnowledgeSource) -> VectorReader | None:
         return make()
     if type(store) is SimpleVectorStore:
         return _SimpleReader(store)
-    return _ChromaReader(store.client) if is_chroma(store) else None
+    return _ChromaReader(store.client) if isinstance(kind_of(store), ChromaKind) else None
 
 
 def embed_model_of(source: KnowledgeSource) -> BaseEmbedding | None:

@@ -12,15 +12,12 @@ import chromadb
 import numpy as np
 import pytest
 from llama_index.core import StorageContext, VectorStoreIndex
-from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
-from llama_index.core.schema import BaseNode, NodeWithScore, TextNode
+from llama_index.core.schema import TextNode
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource
-from llama_index_agentic_kb._aio import set_deadline
 from llama_index_agentic_kb.errors import DeadlineExceededError, RetrievalError
 from llama_index_agentic_kb.schema import (
     Condition,
@@ -33,13 +30,13 @@ from llama_index_agentic_kb.schema import (
     matcher,
 )
 from llama_index_agentic_kb.search.dialects import Chroma
-from llama_index_agentic_kb.search.filters import lower, to_tree
+from llama_index_agentic_kb.search.filters import lower
 from llama_index_agentic_kb.sources import chroma_search
 from llama_index_agentic_kb.sources.chroma_search import ChromaFilteredSearch
-from llama_index_agentic_kb.sources.index import FilteredIndexRetriever, NotedNodes, index_retriever, traits_of
-from llama_index_agentic_kb.sources.search import bounded
+from llama_index_agentic_kb.sources.index import index_retriever, traits_of
+from llama_index_agentic_kb.sources.search import NodeList
 from llama_index_agentic_kb.testing import HashEmbedding
-from tests.sources.conftest import MakeIndex
+from tests.sources.conftest import MakeIndex, search, searching
 
 ROWS = 3_000
 DIMENSION = 64
@@ -110,11 +107,8 @@ def _query(vector: Any, tree: FilterNode, top_k: int = TOP_K) -> VectorStoreQuer
     return VectorStoreQuery(query_embedding=[float(x) for x in vector], similarity_top_k=top_k, filters=lower(tree))
 
 
-def _search(store: ChromaVectorStore, query: VectorStoreQuery, **arguments: Any) -> Found:
-    tree = to_tree(query.filters)
-    assert tree is not None
-    passes = matcher(tree)
-    return ChromaFilteredSearch(store)(query, lambda node: passes(node.metadata), **arguments)
+def _search(store: ChromaVectorStore, query: VectorStoreQuery, deadline: float | None = None) -> Found:
+    return ChromaFilteredSearch(store)(query, deadline)
 
 
 def _ids(found: Found) -> list[str]:
@@ -122,7 +116,7 @@ def _ids(found: Found) -> list[str]:
 
 
 @pytest.fixture(params=["exactly", "with Chroma's filter", "sieved"])
-def searching(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[int, float]:
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[int, float]:
     """Each way in which rows are searched, however few they are; the number of queries to ask, and their recall."""
     if request.param != "exactly":
         monkeypatch.setattr(chroma_search, "EXACT_ROWS", 1)
@@ -155,9 +149,9 @@ def test_chromas_own_query_loses_rows_here(rows: Rows) -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [("one_in_10", 3), ("one_in_100", 33), ("one_in_1000", 333), ("near", True)])
-def test_recall_under_a_filter(rows: Rows, searching: tuple[int, float], key: str, value: Any) -> None:
+def test_recall_under_a_filter(rows: Rows, way: tuple[int, float], key: str, value: Any) -> None:
     """What an exact search finds under filters of 10, 1 and 0.1 %, and near a query, is found but for rare rows."""
-    queries, recall = searching
+    queries, recall = way
     assert _recall(rows, lambda query: _search(rows.stores["cosine"], query)[0], key, value, queries) >= recall
 
 
@@ -180,7 +174,7 @@ def test_nodes_and_scores_are_the_stores_own(rows: Rows, space: str) -> None:
     assert own.similarities == sorted(own.similarities or [], reverse=True)
 
 
-@pytest.mark.usefixtures("searching")
+@pytest.mark.usefixtures("way")
 def test_rows_without_the_key_take_no_places(rows: Rows) -> None:
     """Chroma's ``$ne`` and ``$nin`` let rows without the key in: the top k is filled with rows that have it."""
     store = rows.stores["cosine"]
@@ -271,33 +265,26 @@ def _parts(count: int = 20) -> list[TextNode]:
     ]
 
 
-def _retriever(index: VectorStoreIndex, filters: Condition, top_k: int) -> BaseRetriever:
-    """Give an index's retriever as a source takes it: core's recursion, which copies lists, is switched off."""
-    return bounded(index_retriever(index, filters, top_k, {}), theirs=False)
+def dense(source: KnowledgeSource, query: str, top_k: int = 4) -> NodeList:
+    return search(source, query, top_k=top_k).lists[0]
 
 
-def _note(found: Any) -> str:
-    assert isinstance(found, NotedNodes)
-    return found.note
-
-
-def test_it_stands_in_for_the_plain_retriever(chroma_index: MakeIndex) -> None:
-    """Same nodes and scores, the same model, scale and kind; and a note."""
+def test_it_stands_in_for_the_plain_search(chroma_index: MakeIndex) -> None:
+    """Same nodes and scores, the same model, scale and kind; and a note. Under no filter it is the store's own."""
     index = chroma_index(_parts(), HashEmbedding())
-    plain, filtered = index.as_retriever(similarity_top_k=4), _retriever(index, EVEN, 4)
-    assert isinstance(filtered, FilteredIndexRetriever)
-    assert type(index_retriever(index, None, 4, {})) is VectorIndexRetriever
-    assert traits_of(filtered, None) == traits_of(plain, None)
-    assert (traits_of(plain, None).kind, traits_of(plain, None).native_async) == ("dense", False)
+    retriever = index_retriever(index, EVEN, 4, {})
+    assert traits_of(retriever, None) == traits_of(index.as_retriever(similarity_top_k=4), None)
+    assert (traits_of(retriever, None).kind, traits_of(retriever, None).native_async) == ("dense", False)
     every = [n for n in index.as_retriever(similarity_top_k=20).retrieve("pump number 4") if EVEN_ONLY(n.node.metadata)]
-    found = filtered.retrieve("pump number 4")
-    assert [n.score for n in found] == pytest.approx([n.score for n in every[:4]], rel=1e-4)
-    assert all(n.node in [one.node for one in every] for n in found)
-    assert _note(found) == "filter matches 10: searched exactly"
+    found = dense(KnowledgeSource("docs", index=index, filters=EVEN, hybrid=False), "pump number 4")
+    assert [n.score for n in found.nodes] == pytest.approx([n.score for n in every[:4]], rel=1e-4)
+    assert all(n.node in [one.node for one in every] for n in found.nodes)
+    assert found.note == "filter matches 10: searched exactly"
+    assert dense(KnowledgeSource("docs", index=index, hybrid=False), "pump number 4").note is None
 
 
 def test_a_source_is_searched_by_it_and_says_so(chroma_index: MakeIndex) -> None:
-    """The note stands in the search's list and in the activity; rows without the key take no places."""
+    """The note stands in the activity, of each search its own; rows without the key take no places."""
     nodes = [*_parts(), *(TextNode(id_=f"x{at}", text="pump number") for at in range(20))]  # nearer, and no parity
     index = chroma_index(nodes, HashEmbedding())
     not_odd = Condition(key="parity", operator=FilterOperator.NE, value="odd")
@@ -310,21 +297,20 @@ def test_a_source_is_searched_by_it_and_says_so(chroma_index: MakeIndex) -> None
     record = next(r for r in reversed(records) if isinstance(r, SourceActivity))
     assert record.outcome is Outcome.OK
     assert record.dropped_by_filter == 0
-    dense = next(lane for lane in record.lanes or [] if lane.kind == "dense")
-    assert dense.note is not None
-    assert dense.note.startswith("filter matches 30: searched exactly")
+    assert [lane.note for lane in record.lanes or [] if lane.kind == "dense"] == ["filter matches 30: searched exactly"]
 
 
 def test_other_searches_are_left_alone(chroma_index: MakeIndex) -> None:
-    """Modes and arguments that mean something else to the store, and stores that offer nothing."""
+    """Modes and arguments that mean something else to the store, and stores that offer nothing, have no note."""
     index = chroma_index(_parts(), HashEmbedding())
-    for further in (
+    further: tuple[dict[str, Any], ...] = (
         {"vector_store_query_mode": "mmr"},
-        {"vector_store_kwargs": {"where_document": {"$contains": "x"}}},
-    ):
-        assert type(index_retriever(index, EVEN, 3, further)) is VectorIndexRetriever
-    simple = VectorStoreIndex(_parts(), embed_model=HashEmbedding())
-    assert type(index_retriever(simple, EVEN, 3, {})) is VectorIndexRetriever
+        {"vector_store_kwargs": {"where_document": {"$contains": "pump"}}},
+    )
+    for kwargs in further:
+        source = KnowledgeSource("docs", index=index, filters=EVEN, retriever_kwargs=kwargs)
+        found = dense(source, "pump")
+        assert (found.note, bool(found.nodes)) == (None, True)
 
     class OwnChroma(ChromaVectorStore):
         """A store whose query is its user's."""
@@ -332,39 +318,32 @@ def test_other_searches_are_left_alone(chroma_index: MakeIndex) -> None:
     own = VectorStoreIndex.from_vector_store(
         OwnChroma.from_collection(index.vector_store.client), embed_model=HashEmbedding()
     )
-    assert type(index_retriever(own, EVEN, 3, {})) is VectorIndexRetriever
+    for other in (own, VectorStoreIndex(_parts(), embed_model=HashEmbedding())):
+        assert dense(KnowledgeSource("docs", index=other, filters=EVEN, hybrid=False), "pump").note is None
 
 
 def test_a_store_may_offer_a_search_of_its_own() -> None:
-    """Any vector store with ``filtered_search`` is asked in place of its query; None there means that it can't."""
+    """Any vector store with ``filtered_search`` is asked in place of its query, with all that the query says."""
+    asked: list[VectorStoreQuery] = []
 
     class Offering(SimpleVectorStore):
-        offers: bool = True
-
-        @property
-        def filtered_search(self) -> Any:
-            return self._search if self.offers else None
-
         async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-            return self.query(query, **kwargs)
+            raise AssertionError
 
-        def _search(
-            self, query: VectorStoreQuery, passes: Callable[[BaseNode], bool], *, deadline: float | None = None
+        def filtered_search(
+            self, query: VectorStoreQuery, *, deadline: float | None
         ) -> tuple[VectorStoreQueryResult, str]:
-            kept = [node for node in _parts() if passes(node)][: query.similarity_top_k]
-            return VectorStoreQueryResult(nodes=kept, similarities=[0.5] * len(kept)), f"until {deadline}"
+            asked.append(query)
+            kept = [node for node in _parts() if EVEN_ONLY(node.metadata)][: query.similarity_top_k]
+            return VectorStoreQueryResult(
+                nodes=kept, similarities=[0.5] * len(kept)
+            ), f"in time: {deadline is not None}"
 
-    store = Offering()
-    context = StorageContext.from_defaults(vector_store=store)
+    context = StorageContext.from_defaults(vector_store=Offering())
     index = VectorStoreIndex(_parts(), storage_context=context, embed_model=HashEmbedding())
-
-    async def search() -> list[NodeWithScore]:
-        set_deadline(7.0)
-        return _retriever(index, EVEN, 3).retrieve("valve")
-
-    found = asyncio.run(search())
-    assert [node.node.node_id for node in found] == ["n0", "n2", "n4"]
-    assert _note(found) == "until 7.0"
-    assert not traits_of(index_retriever(index, EVEN, 3, {}), None).native_async  # whatever the store's own query is
-    store.offers = False
-    assert type(index_retriever(index, EVEN, 3, {})) is VectorIndexRetriever
+    found = asyncio.run(searching(KnowledgeSource("docs", index=index, filters=EVEN, hybrid=False), "valve", top_k=3))
+    assert [node.node_id for node in found.nodes] == ["n0", "n2", "n4"]
+    assert found.lists[0].note == "in time: True"
+    limited = {"doc_ids": ["other"]}
+    assert not search(KnowledgeSource("docs", index=index, filters=EVEN, retriever_kwargs=limited), "valve").nodes
+    assert (asked[0].doc_ids, asked[1].doc_ids) == (None, ["other"])

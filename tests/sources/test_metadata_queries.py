@@ -206,16 +206,16 @@ def test_a_store_answers_from_its_record(tmp_path: Path) -> None:
     assert searched <= {one.document_id for one in kb.documents(name)}
 
 
-class Counting(StoreKind):
+class Counting(StoreKind[Any]):
     """A kind of store that counts, and keeps a node's whole content under a reserved key."""
 
-    def counts(self, store: Any, tree: Any, field: str | None, *, documents: bool) -> list[tuple[Any, int]]:
+    def counts(self, tree: Any, field: str | None, *, documents: bool) -> list[tuple[Any, int]]:
         return [(f"secret {field}", 99)]
 
 
 def test_what_a_store_keeps_under_reserved_keys_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such keys hold all metadata, permissions too: rows are read for them, which have none."""
-    monkeypatch.setattr(metadata, "kind_of", lambda _store: Counting())
+    monkeypatch.setattr(metadata, "kind_of", Counting)
     kb = KnowledgeBase([source(permissions=Permissions(tenant="tenant"))])
     ann = Principal(user="ann", tenant="acme")
     assert counts(kb.facets("films", "genre", principal=ann)["genre"]) == {"secret genre": 99}

@@ -15,7 +15,8 @@ from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource
 from llama_index_agentic_kb._aio import Call, deadline_after, run
 from llama_index_agentic_kb.errors import DeadlineExceededError, RetrievalError
 from llama_index_agentic_kb.guard.resilience import Bulkhead
-from llama_index_agentic_kb.sources.index import with_request_timeouts
+from llama_index_agentic_kb.sources.index import kind_of
+from llama_index_agentic_kb.sources.stores import with_request_timeouts
 from llama_index_agentic_kb.testing import HashEmbedding
 
 
@@ -75,7 +76,7 @@ def test_a_request_ends_with_its_call(silent: str) -> None:
 
 def test_reading_metadata_ends_too(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped server holds none of the threads that read metadata."""
-    monkeypatch.setattr("llama_index_agentic_kb.sources.index.WITHOUT_DEADLINE", 0.1)
+    monkeypatch.setattr("llama_index_agentic_kb.sources.stores.WITHOUT_DEADLINE", 0.1)
     with httpx.Client(base_url=silent, timeout=None) as session:
         index = VectorStoreIndex.from_vector_store(store_over(session), embed_model=HashEmbedding())
         source = KnowledgeSource("docs", index=index, hybrid=False)
@@ -89,4 +90,4 @@ def test_other_stores_are_left_as_they_are() -> None:
         store = store_over(session)
         assert with_request_timeouts(store) is store
     simple = SimpleVectorStore()
-    assert with_request_timeouts(simple) is simple
+    assert kind_of(simple).store is simple

@@ -16,8 +16,8 @@ from llama_index_agentic_kb.errors import DeniedError
 from llama_index_agentic_kb.schema import Condition, FilterOperator
 from llama_index_agentic_kb.search.dialects import Elasticsearch, elastic_fields
 from llama_index_agentic_kb.server.azure import find_passage
-from llama_index_agentic_kb.sources import stores
-from llama_index_agentic_kb.sources.stores import kind_of
+from llama_index_agentic_kb.sources import elastic
+from llama_index_agentic_kb.sources.index import kind_of
 from tests.sources.conftest import search
 from tests.stores.elastic import ElasticServer, elasticsearch_store, opensearch_store
 from tests.stores.kinds import DIMENSIONS, index_over
@@ -76,7 +76,7 @@ def test_a_hybrid_search_is_filtered_on_both_sides(server: ElasticServer, source
         store.retrieval_strategy = type(store.retrieval_strategy)(hybrid=True, text_field="content")
     server.requests.clear()
     tree = Condition(key="tenant", value="b")
-    found = kind_of(store).narrowed(store, tree).query(asked).nodes
+    found = kind_of(store).narrowed(tree).query(asked).nodes
     assert {node.metadata["tenant"] for node in found} == {"b"}
     assert str(server.bodies("_search")[-1]).count(str(PERMITTED[0])) == 2
 
@@ -87,7 +87,7 @@ def test_rows_are_counted_by_the_store(
     """Groups come in pages, and no row is read but under permissions: a store counts an item of a list."""
     kb, own = KnowledgeBase([source, KnowledgeSource("open", index=source.index)]), "tenant eq 'b'"
     assert kb.count("rows", principal=Principal(tenant="b"), per="chunk") == 3
-    monkeypatch.setattr(stores, "ELASTIC_PAGE", 1)
+    monkeypatch.setattr(elastic, "ELASTIC_PAGE", 1)
     server.requests.clear()
     assert kb.count("open", filters=own, per="chunk") == 3
     assert kb.count("open", filters=own) == 2
@@ -101,7 +101,7 @@ def test_rows_are_read_in_pages(
     server: ElasticServer, source: KnowledgeSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under permissions every page is read, and each row is checked here."""
-    monkeypatch.setattr(stores, "ELASTIC_PAGE", 2)
+    monkeypatch.setattr(elastic, "ELASTIC_PAGE", 2)
     server.requests.clear()
     kb = KnowledgeBase([source])
     found = kb.facets("rows", "size", principal=Principal(tenant="b"), per="chunk")["size"]
@@ -117,7 +117,7 @@ def test_what_the_store_converts_is_not_what_was_asked_for(server: ElasticServer
     source = KnowledgeSource("rows", index=index, permissions=Permissions(tenant="tenant"), hybrid=False)
     who = Principal(tenant="12")
     tree = source.permitted(who)
-    assert kind_of(index.vector_store).counts(index.vector_store, tree, None, documents=False) == [(None, 3)]
+    assert kind_of(index.vector_store).counts(tree, None, documents=False) == [(None, 3)]
     assert [node.metadata["size"] for node in search(source, "row", tree, top_k=3).nodes] == [1]
     kb = KnowledgeBase([source])
     assert (kb.count("rows", principal=who, per="chunk"), len(kb.documents("rows", principal=who))) == (1, 1)
