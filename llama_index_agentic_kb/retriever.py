@@ -48,8 +48,8 @@ from llama_index_agentic_kb.planning.effort import (
     as_limits,
     planned_use,
 )
-from llama_index_agentic_kb.planning.planner import PlanningModel
-from llama_index_agentic_kb.planning.rounds import FoundStep, PlanOutcome, Task
+from llama_index_agentic_kb.planning.planner import PlanningModel, Task
+from llama_index_agentic_kb.planning.rounds import FoundStep, PlanOutcome
 from llama_index_agentic_kb.planning.tool_turn import search_turn
 from llama_index_agentic_kb.schema import (
     ActivityRecord,

@@ -10,25 +10,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Final, TypeAlias
 
 from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import excerpt, normalize, one_line, sentence_spans
-from llama_index_agentic_kb.account import ActivityLog
+from llama_index_agentic_kb._types import JsonObject, Work
 from llama_index_agentic_kb.errors import PlanningError
 from llama_index_agentic_kb.evidence.candidates import Candidate, Fusion, best_of, shown_metadata
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, draw
 from llama_index_agentic_kb.guard.text import plain_value, strip_invisible
 from llama_index_agentic_kb.llm import read_json
-from llama_index_agentic_kb.planning.plan_graph import PlannerSource, Proposal, read_proposals, refers
-from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel, describe_sources
-from llama_index_agentic_kb.planning.scope import Scope
+from llama_index_agentic_kb.planning.plan_graph import PlannerSource, Proposal, proposals_in, refers
+from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel, Task, describe_sources
 from llama_index_agentic_kb.prompts import ON_SEARCHING, Passage, format_passages, with_instructions
 from llama_index_agentic_kb.schema import Confidence, Finding
 from llama_index_agentic_kb.sources.base import KnowledgeSource
@@ -71,7 +70,6 @@ _BREAK: Final = re.compile(
 class ShownPassage:
     """A passage as shown to the model."""
 
-    ref: int
     node: NodeWithScore
     source: KnowledgeSource
     title: str
@@ -100,30 +98,15 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 @dataclass(slots=True)
 class PassageSet:
-    """The passages of one prompt, numbered from 0, and shortened to ``words``, by node id."""
+    """The passages of one prompt, by their numbers."""
 
-    words: Mapping[str, int] = field(default_factory=dict)
     passages: dict[int, ShownPassage] = field(default_factory=dict)
-    seen: set[NodeKey] = field(default_factory=set)
-
-    def add(self, query: str, found: Sequence[Candidate]) -> None:
-        """Add the passages that a query found, best first, each shortened around the query's words."""
-        for candidate in found:
-            node, source = candidate.node, candidate.search.source
-            key = node_key(node.node)
-            if key in self.seen or len(self.passages) >= MAX_PASSAGES:
-                continue
-            self.seen.add(key)
-            ref, data = len(self.passages), source.source_data(node)
-            shown = passage_excerpt(data.content, query, self.words.get(node.node_id, PASSAGE_WORDS))
-            metadata = shown_metadata(node, source.permissions, (data.title, data.content, data.url))
-            self.passages[ref] = ShownPassage(ref, node, source, data.title, shown, metadata)
 
     def as_prompt(self, spotlight: Spotlight = PLAIN) -> str:
         """Return the passages as prompt text, marked as data by ``spotlight``."""
         return format_passages(
-            Passage(one.ref, one.title, one.content, one.source.name, spotlight=spotlight, metadata=one.metadata)
-            for one in self.passages.values()
+            Passage(ref, one.title, one.content, one.source.name, spotlight=spotlight, metadata=one.metadata)
+            for ref, one in self.passages.items()
         )
 
     def refs(self) -> dict[str, int]:
@@ -167,34 +150,41 @@ def best_passages(
     searches: Sequence[SourceSearch],
     per_query: Mapping[str, int],
     fusion: Fusion,
-    proof: Sequence[str],
-    in_full: Iterable[str],
-    known: Iterable[str],
-    whole: int,
+    proof: Sequence[str] = (),
+    in_full: Iterable[str] = (),
+    known: Collection[str] = (),
+    whole: int = 0,
 ) -> PassageSet:
     """Return the passages for a prompt: those of ``proof`` (node ids), then ``per_query`` of each search.
 
-    A page whose title is a ``known`` value in the search's query comes before its others. ``in_full`` are passages that
-    the model asked for; the ``whole`` best of each search are shortened as proof is.
+    A page whose title is a ``known`` value in the search's query comes before its others. Each is shortened around the
+    words of its query: those of ``proof`` and the ``whole`` best of each search less than others, and those of
+    ``in_full``, which the model asked for, least.
     """
     by_query: dict[str, list[SourceSearch]] = {}
     for search in searches:
         by_query.setdefault(search.sub_query.id, []).append(search)
-    best: dict[str, tuple[str, list[Candidate]]] = {}
+    best: dict[str, list[tuple[str, Candidate]]] = {}  # with the query that found it
     for name, found in by_query.items():
         query = found[0].sub_query.query
         values, ranked = {value for value in known if value in normalize(query)}, best_of(found, fusion)
         if values:
             ranked.sort(key=lambda one: normalize(one.search.source.source_data(one.node).title) not in values)
-        best[name] = (query, ranked)
-    shown = [(best[name][0], best[name][1][:count]) for name, count in per_query.items() if name in best]
-    supports = [*proof, *(one.node.node_id for _, found in shown for one in found[:whole])]
+        best[name] = [(query, one) for one in ranked]
+    shown = [best[name][:count] for name, count in per_query.items() if name in best]
+    supports = [*proof, *(one.node.node_id for found in shown for _, one in found[:whole])]
     words = {**dict.fromkeys(supports, PROOF_WORDS), **dict.fromkeys(in_full, ASKED_WORDS)}
-    passages = PassageSet(words)
-    by_id = {one.node.node.node_id: (query, [one]) for query, found in [*best.values(), *shown[::-1]] for one in found}
-    for query, ranked in [*(by_id[node_id] for node_id in proof if node_id in by_id), *shown]:
-        passages.add(query, ranked)
-    return passages
+    by_id = {one.node.node_id: (query, one) for found in [*best.values(), *shown[::-1]] for query, one in found}
+    made: dict[NodeKey, ShownPassage] = {}
+    for query, candidate in [*(by_id[one] for one in proof if one in by_id), *chain.from_iterable(shown)]:
+        node, source = candidate.node, candidate.search.source
+        key = node_key(node.node)
+        if key not in made and len(made) < MAX_PASSAGES:
+            data = source.source_data(node)
+            content = passage_excerpt(data.content, query, words.get(node.node_id, PASSAGE_WORDS))
+            metadata = shown_metadata(node, source.permissions, (data.title, data.content, data.url))
+            made[key] = ShownPassage(node, source, data.title, content, metadata)
+    return PassageSet(dict(enumerate(made.values())))
 
 
 # -- answers of steps ----------------------------------------------------------------------------------------------
@@ -209,41 +199,38 @@ class StepAnswer:
     whole: Collection[str] = ()  # node ids of passages whose full text the model asked for
 
 
-Take: TypeAlias = Callable[[str, StepAnswer], Coroutine[object, object, None]]
+Take: TypeAlias = Callable[[str, StepAnswer], Work[None]]
 """Callback that is awaited with a step's id and its answer."""
 
 
 async def read_findings(
+    task: Task,
     models: PlanningModel,
-    question: str,
-    steps: Mapping[str, str],
     passages: PassageSet,
     take: Take,
     *,
+    steps: Mapping[str, str],
     later: Mapping[str, str],
     known: Mapping[str, Iterable[Finding]],
-    deadline: float | None,
-    log: ActivityLog,
 ) -> ModelCall:
     """Ask the model for the answers of steps; ``take`` gets each as soon as its line is complete.
 
     ``steps`` are searched queries by id. ``later`` are queries that wait for answers: those that the passages answer
     have a line too. ``known`` are findings of earlier calls, which the reply may correct.
     """
-    call, spotlight = ModelCall(), draw(models.spotlighting)
-    intake = FindingsIntake(steps, {*steps, *later, *known}, passages, take, spotlight)
-    found = {name: as_found(answers, passages.refs()) for name, answers in known.items()}
-    with call.recorded(log, models.model, "findings"):
+    call, spotlight, deadline = ModelCall(), draw(models.spotlighting), task.call_deadline
+    intake, refs = FindingsIntake(steps, {*steps, *later, *known}, passages, take, spotlight), passages.refs()
+    with call.recorded(task.log, models, "findings"):
         messages = models.messages(
             "findings_prompt",
             passages.as_prompt(spotlight),
             max_answers=str(MAX_BRANCHES),
-            query_str=question,
+            query_str=task.scope.question,
             steps=_one_a_line(steps),
             later_steps=_one_a_line(later),
-            found=_one_a_line(found),
+            found=_one_a_line({name: as_found(answers, refs) for name, answers in known.items()}),
         )
-        reply = await models.model.read(messages, intake.read, deadline=deadline, max_chars=MAX_REPLY)
+        reply = await models.read(messages, intake.read, deadline, MAX_REPLY)
         call.usage = reply.usage
         if not intake.is_complete:
             repair = partial(lines_in, reply.text)
@@ -396,6 +383,11 @@ class Verdict(ModelCall):
     proposals: list[Proposal] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
+    def report(self) -> JsonObject:
+        """Return the proposed queries, and what is missing."""
+        queries = [proposal.query for proposal in self.proposals]
+        return {"sub_queries": queries, "warning": "; ".join([*self.gaps, *self.warnings]) or None}
+
     def read(self, text: str, steps: Collection[str], passages: PassageSet, spotlight: Spotlight) -> None:
         """Fill the fields by a reply, for the open ``steps``; raise ``PlanningError`` if it contains no verdict."""
         value = read_json(spotlight.unmarked(text))
@@ -413,7 +405,7 @@ class Verdict(ModelCall):
                 self.values[step] = found
         if self.sufficient or not isinstance(proposed, list):
             return
-        proposals = read_proposals({"sub_queries": proposed}, "r")  # "q1" is a step of the plan
+        proposals = proposals_in(proposed, "r")  # "q1" is a step of the plan
         if any(proposal.filter for proposal in proposals):
             self.warnings.append("filters of the revision were left out: filters come only from the user's messages")
         for item in proposals:
@@ -423,35 +415,31 @@ class Verdict(ModelCall):
 
 
 async def look_for_gaps(
+    task: Task,
     models: PlanningModel,
-    scope: Scope,
+    passages: PassageSet,
     searches: Mapping[str, str],
     open_steps: Collection[str],
-    passages: PassageSet,
     sources: Sequence[PlannerSource],
-    *,
-    limit: int,
-    deadline: float | None,
-    log: ActivityLog,
 ) -> Verdict:
-    """Ask whether the evidence is sufficient, or for at most ``limit`` further searches; a failure is in the result."""
-    verdict, spotlight = Verdict(fields={"sub_queries": []}), draw(models.spotlighting)
-    with verdict.recorded(log, models.model, "revision"):
+    """Ask whether the evidence is sufficient, or for further searches; a failure is in the result.
+
+    ``searches`` are queries with their findings, ``open_steps`` those of which the reply may state the answers, and
+    ``sources`` those that may be searched.
+    """
+    verdict, spotlight, deadline = Verdict(), draw(models.spotlighting), task.call_deadline
+    with verdict.recorded(task.log, models, "revision"):
         messages = models.messages(
             "revision_prompt",
             passages.as_prompt(spotlight),
-            max_sub_queries=str(limit),
+            max_sub_queries=str(task.limits.sub_queries),
             sources=describe_sources(sources),
             searches=_one_a_line(searches),
-            query_str=scope.question,
+            query_str=task.scope.question,
         )
-        messages = with_instructions(messages, scope.retrieval_instructions, ON_SEARCHING)
+        messages = with_instructions(messages, task.scope.retrieval_instructions, ON_SEARCHING)
         reply = await models.model.chat(messages, deadline=deadline)
         verdict.usage = reply.usage
         read = partial(verdict.read, reply.text, open_steps, passages, spotlight)
         await Call(sync=read, deadline=deadline, what="reading the verdict")
-        verdict.fields = {
-            "sub_queries": [proposal.query for proposal in verdict.proposals],
-            "warning": "; ".join([*verdict.gaps, *verdict.warnings]) or None,
-        }
     return verdict

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from graphlib import TopologicalSorter
-from operator import attrgetter
-from types import MappingProxyType
 from typing import Final
 
 from llama_index_agentic_kb._text import normalize, one_line, without_surrogates
-from llama_index_agentic_kb._types import JsonMapping
 from llama_index_agentic_kb.errors import PlanningError
 from llama_index_agentic_kb.llm import read_json, strip_code_fence
 from llama_index_agentic_kb.planning.effort import MAX_SOURCES, EffortLimits
@@ -36,6 +33,7 @@ _REFERENCE: Final = re.compile(
     r"#([\w-]{1,60}(?:\.\d{1,3}){0,2})|(?<!\{)\{++#?([^\s{}#][^{}]{0,60})\}+|<#?([^\s<>#][^<>]{0,60})>|\[#?([^][\s#]{1,60})\]"
 )
 _STEP_ID: Final = re.compile(r"(?:q|r\d{1,3}\.)\d+")
+_OWN_REFERENCE: Final = re.compile(rf"#({_STEP_ID.pattern})(?![\w-]|\.\d)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,59 +58,49 @@ class Proposal:
     filter: str = ""
 
 
-def plain_plan(scope: Scope, sources: Sequence[PlannerSource], limits: EffortLimits | None = None) -> QueryPlan:
+def plain_plan(scope: Scope, sources: Sequence[PlannerSource], limits: EffortLimits) -> QueryPlan:
     """Return the plan made without a model: the intents, or else the question, each searched in all sources."""
-    names: list[str] = list(map(attrgetter("name"), sources))
     origin = SubQueryOrigin.INTENT if scope.intents else SubQueryOrigin.QUESTION
-    by_form: dict[str, str] = {}
+    names, queries = [source.name for source in sources], dict[str, SubQuery]()
     for text in scope.intents or (scope.question,):
-        by_form.setdefault(normalize(text), text)
-    allowed = [*by_form.values()][: None if limits is None else limits.sub_queries]
-    listed = [SubQuery(id=f"q{at}", query=text, sources=names, origin=origin) for at, text in enumerate(allowed)]
-    many = f"{len(by_form)} intents were cut to {len(allowed)} (EffortLimits.sub_queries)"
-    return QueryPlan(sub_queries=listed, warnings=[many] if len(allowed) < len(by_form) else [])
+        queries.setdefault(normalize(text), SubQuery(id=f"q{len(queries)}", query=text, sources=names, origin=origin))
+    plan = QueryPlan(sub_queries=[*queries.values()][: limits.sub_queries])
+    if len(queries) > limits.sub_queries:
+        plan.warnings.append(f"{len(queries)} intents were cut to {limits.sub_queries} (EffortLimits.sub_queries)")
+    return plan
 
 
+@dataclass(eq=False)
 class PlanGraph:
-    """A plan to which the model's proposals are added as they arrive; its first sub-query is the question.
+    """A plan to which the model's proposals are added as they arrive; its first sub-query is the question."""
 
-    ``revision`` is the number of the revision that it is for (0 is the plan), and ``steps`` are earlier sub-queries
-    that a revision may depend on.
-    """
+    plan: QueryPlan
+    sources: Sequence[PlannerSource]
+    limits: EffortLimits
+    _: KW_ONLY
+    revision: int = 0  # number of the revision that the graph is for; 0 is the plan
+    steps: Mapping[str, SubQuery] = field(default_factory=dict)  # earlier sub-queries that a revision may depend on
+    first_round: int = 1
+    finds: dict[str, str] = field(default_factory=dict)
+    """Description of each sub-query's answer, by id, with ``#q1`` as the placeholder for the answer of q1."""
+    _ids: dict[str, str] = field(default_factory=dict)  # our ids by the model's ids
+    _by_query: dict[str, SubQuery] = field(default_factory=dict)
+    _parents: dict[str, tuple[str, ...]] = field(default_factory=dict)  # as the model wrote them, by our id
+    _seen: set[Proposal] = field(default_factory=set)
+    _unknown: set[str] = field(default_factory=set)
+    _cut: int = 0
 
-    def __init__(
-        self,
-        plan: QueryPlan,
-        sources: Sequence[PlannerSource],
-        limits: EffortLimits,
-        *,
-        revision: int = 0,
-        steps: Mapping[str, SubQuery] = MappingProxyType({}),
-        first_round: int = 1,
-    ) -> None:
-        self.plan = plan
-        # Description of each sub-query's answer, by id, with ``#q1`` as the placeholder for the answer of q1.
-        self.finds: dict[str, str] = {}
-        self._prefix = f"r{revision}." if revision else "q"
-        self._origin = SubQueryOrigin.REVISION if revision else SubQueryOrigin.PLANNER
-        self._steps = steps
-        self._first_round = first_round
-        self.sources = sources
-        self._limit = limits.sub_queries
-        self._ids = dict(zip(steps, steps, strict=True))  # our ids by the model's ids
-        self._by_query: dict[str, SubQuery] = {}
-        for one in plan.sub_queries:
+    def __post_init__(self) -> None:
+        """Note what the plan and the earlier steps have."""
+        self._ids = dict(zip(self.steps, self.steps, strict=True))
+        for one in self.plan.sub_queries:
             first = self._by_query.setdefault(normalize(one.query), one)
             first.sources = self._in_order([*first.sources, *one.sources])
-        self._parents: dict[str, tuple[str, ...]] = {}  # as the model wrote them, by our id
-        self._seen: set[Proposal] = set()
-        self._cut = 0
-        self._unknown: set[str] = set()
 
     @property
     def full(self) -> bool:
         """Whether the maximum number of sub-queries is reached."""
-        return len(self._parents) >= self._limit
+        return len(self._parents) >= self.limits.sub_queries
 
     def add(self, proposals: Sequence[Proposal]) -> list[SubQuery]:
         """Add what is new in the proposals parsed so far; return copies of what to search now, with its new sources."""
@@ -122,21 +110,20 @@ class PlanGraph:
                 continue
             self._seen.add(proposal)
             sub_query, names = self._take(proposal)
-            if sub_query is None or self._parents.get(sub_query.id):
+            if sub_query is None or not names or self._parents.get(sub_query.id):
                 continue
-            if names and all(map(str.isdigit, _names_in(sub_query.query))):  # it waits for no other
+            if all(map(str.isdigit, _names_in(sub_query.query))):  # it waits for no other
                 ready.setdefault(sub_query.id, (sub_query, []))[1].extend(names)
         return [one.model_copy(update={"sources": self._in_order(names)}) for one, names in ready.values()]
 
     def _take(self, proposal: Proposal) -> tuple[SubQuery | None, list[str]]:
         """Return the new or existing sub-query of a proposal (None over the limit), and the sources that it adds."""
-        named = set(map(normalize, proposal.sources))
+        named, form = set(map(normalize, proposal.sources)), normalize(proposal.query)
         known = {source.name: normalize(source.name) for source in self.sources}
         self._unknown |= named.difference(known.values())
-        chosen = [name for name, form in known.items() if form in named] or [*known]
+        chosen = [name for name in known if known[name] in named] or [*known]
         chosen[MAX_SOURCES:] = [source.name for source in self.sources if source.always]
-        names, form = self._in_order(chosen), normalize(proposal.query)
-        same = self._by_query.get(form)
+        names, same = self._in_order(chosen), self._by_query.get(form)
         if same is not None:
             self._ids.setdefault(proposal.id, same.id)
             if same.origin is SubQueryOrigin.QUESTION:
@@ -150,13 +137,13 @@ class PlanGraph:
             self._cut += 1
             return None, []
         sub_query = SubQuery(
-            id=f"{self._prefix}{len(self._parents) + 1}",
+            id=f"{f'r{self.revision}.' if self.revision else 'q'}{len(self._parents) + 1}",
             query=proposal.query,
             sources=names,
             finds=proposal.finds or None,
             filters=self._filters(proposal, names),
-            origin=self._origin,
-            wave=self._first_round,
+            origin=SubQueryOrigin.REVISION if self.revision else SubQueryOrigin.PLANNER,
+            wave=self.first_round,
         )
         self._ids[proposal.id] = sub_query.id
         self._by_query[form] = sub_query
@@ -164,81 +151,85 @@ class PlanGraph:
         self.plan.sub_queries.append(sub_query)
         return sub_query, names
 
-    def _in_order(self, names: Iterable[str]) -> list[str]:
-        chosen = set(names)
-        return [source.name for source in self.sources if source.name in chosen]
+    def _in_order(self, names: Collection[str]) -> list[str]:
+        return [source.name for source in self.sources if source.name in names]
 
-    def _filters(self, proposal: Proposal, names: Sequence[str]) -> dict[str, FilterNode]:
+    def _filters(self, proposal: Proposal, names: Collection[str]) -> dict[str, FilterNode]:
         """Return a proposal's filter by source, for sources with declared fields; an invalid one adds a warning."""
         read: dict[str, FilterNode] = {}
-        for source in [one for one in self.sources if proposal.filter and one.name in names and one.fields]:
-            try:
-                read[source.name] = read_planner_filter(proposal.filter, source.fields)
-            except PlanningError as error:
-                reason = one_line(str(error))
-                self.plan.warnings.append(f"a filter of the plan was left out at {source.name}: {reason}")
+        for source in self.sources if proposal.filter else ():
+            if source.name in names and source.fields:
+                try:
+                    read[source.name] = read_planner_filter(proposal.filter, source.fields)
+                except PlanningError as error:
+                    reason = one_line(str(error))
+                    self.plan.warnings.append(f"a filter of the plan was left out at {source.name}: {reason}")
         return read
 
     def finish(self) -> None:
         """Resolve the dependencies of all sub-queries; unknown parents and cycles are removed, with a warning."""
+        warnings = self.plan.warnings
         planned = {one.id: one for one in self.plan.sub_queries if one.id in self._parents}
-        for sub_query in planned.values():  # it depends on those in its parent list, and on those in its text
-            referred = [name for name in _names_in(sub_query.query) if name in self._ids and not name.isdigit()]
-            named = (*self._parents[sub_query.id], *referred)
-            ids = dict.fromkeys(self._ids.get(name) or self._ids.get(f"q{name}", "") for name in named)
-            known = [name for name in ids if (name in self._parents or name in self._steps) and name != sub_query.id]
-            if any(name not in known and name != "q0" for name in ids):
-                self.plan.warnings.append(f"{sub_query.id} depends on unknown sub-queries; they were left out")
-            sub_query.depends_on = known
-        for sub_query in planned.values():  # of two that depend on each other, the later one keeps its dependency
-            kept = [parent for parent in sub_query.depends_on if not _reaches(parent, sub_query.id, planned)]
-            if len(kept) < len(sub_query.depends_on):
-                self.plan.warnings.append(f"{sub_query.id} depends on itself through others; searched without them")
-                sub_query.depends_on = kept
+        for one in planned.values():  # it depends on those in its parent list, and on those in its text
+            referred = [name for name in _names_in(one.query) if name in self._ids and not name.isdigit()]
+            ids = dict.fromkeys(map(self._own_id, (*self._parents[one.id], *referred)))
+            one.depends_on = [name for name in ids if name != one.id and (name in planned or name in self.steps)]
+            if not ids.keys() <= {*one.depends_on, "q0"}:
+                warnings.append(f"{one.id} depends on unknown sub-queries; they were left out")
+        for one in planned.values():  # of two that depend on each other, the later one keeps its dependency
+            kept = [parent for parent in one.depends_on if not _reaches(parent, one.id, planned)]
+            if len(kept) < len(one.depends_on):
+                warnings.append(f"{one.id} depends on itself through others; searched without them")
+                one.depends_on = kept
         for name in TopologicalSorter({one.id: one.depends_on for one in planned.values()}).static_order():
             if name in planned:
-                self._word(planned[name], [planned.get(one) or self._steps[one] for one in planned[name].depends_on])
+                self._word(planned[name], [planned.get(one) or self.steps[one] for one in planned[name].depends_on])
         if self._unknown:
             names = one_line(", ".join(sorted(self._unknown)))
-            self.plan.warnings.append(f"the plan names unknown sources, which were left out: {names}")
+            warnings.append(f"the plan names unknown sources, which were left out: {names}")
         if self._cut:
-            self.plan.warnings.append(f"{self._cut} sub-queries over the limit of {self._limit} were left out")
+            warnings.append(f"{self._cut} sub-queries over the limit of {self.limits.sub_queries} were left out")
+
+    def _own_id(self, name: str) -> str:
+        """Return our id of a step that the model calls ``name``, or numbers so; "" if it is unknown."""
+        return self._ids.get(name) or self._ids.get(f"q{name}", "")
 
     def _word(self, sub_query: SubQuery, parents: Sequence[SubQuery]) -> None:
         """Set a sub-query's template (references with our ids), query (references described), ``finds`` and round."""
-        words = {parent.id: description_of(parent) for parent in parents}
+        words = {}
+        for parent in parents:
+            words[parent.id] = description_of(parent)
+            if parent.id in self._parents:
+                sub_query.wave = max(sub_query.wave, parent.wave + 1)
         if sub_query.finds:
-            finds, complete = self._with_our_ids(sub_query.finds, sub_query.depends_on)
+            finds, complete = self._with_our_ids(sub_query.finds, words)
             self.finds |= {sub_query.id: finds} if complete else {}
             sub_query.finds = (fill(finds, words, add=False) or None) if complete else None
-        text, complete = self._with_our_ids(sub_query.query, sub_query.depends_on)
+        text, complete = self._with_our_ids(sub_query.query, words)
         if not complete:  # a query with a gap would find nothing useful
             text = sub_query.finds or fill(text, {}) or self.plan.sub_queries[0].query
-        sub_query.query = text
-        if parents:
-            own = [1 + parent.wave for parent in parents if parent.id in self._parents]
-            sub_query.wave = max([self._first_round, *own])
-            sub_query.template = text
-            sub_query.query = fill(text, words, add=False)
+        sub_query.template = text if parents else None
+        sub_query.query = fill(text, words, add=False) if parents else text
 
-    def _with_our_ids(self, text: str, parents: Sequence[str]) -> tuple[str, bool]:
+    def _with_our_ids(self, text: str, parents: Collection[str]) -> tuple[str, bool]:
         """Return a text with references in the form ``#q1`` with our ids, and whether all of them could be resolved."""
-        question, unknown = description_of(self.plan.sub_queries[0]), False
+        unknown = False
 
-        def replacement(name: str, written: str) -> str:
+        def replacement(match: re.Match[str]) -> str:
             nonlocal unknown
-            own = self._ids.get(name) or (self._ids.get(f"q{name}") if name.isdigit() else None)
+            name = _name_in(match)
+            own = self._own_id(name)
             if own in parents:
                 return f"#{own}"
             if own == "q0":
-                return question
+                return description_of(self.plan.sub_queries[0])
             # A bare number refers only to a declared dependency (unlike "the #1 song of 1999").
-            if name.isdigit() or (own is None and not _STEP_ID.fullmatch(name)):
-                return written
+            if name.isdigit() or not (own or _STEP_ID.fullmatch(name)):
+                return match[0]
             unknown = True
             return ""
 
-        return " ".join(_replace(text, replacement).split()), not unknown
+        return " ".join(_REFERENCE.sub(replacement, text).split()), not unknown
 
 
 def description_of(sub_query: SubQuery) -> str:
@@ -253,15 +244,16 @@ def asked_for(query: str) -> str:
 
 def refers(text: str) -> bool:
     """Return whether a text refers to a step of a plan, as ``#q1`` or in another form that models use."""
-    return any(_STEP_ID.fullmatch(name) for name in _names_in(text))
+    return any(map(_STEP_ID.fullmatch, _names_in(text)))
 
 
 def fill(template: str, answers: Mapping[str, str], *, add: bool = True) -> str:
     """Replace the references (``#q1``) in a template by answers, by id; with ``add``, append those it does not name."""
-    text = _replace(template, lambda name, written: answers.get(name, "") if _STEP_ID.fullmatch(name) else written)
-    form, named = normalize(text), _names_in(template)
-    more = [answer for name, answer in answers.items() if name not in named and normalize(answer) not in form]
-    text = " ".join([*text.split(), *(more if add else ())])
+    text, named = _OWN_REFERENCE.sub(lambda one: answers.get(one[1], ""), template), _OWN_REFERENCE.findall(template)
+    form, words = normalize(text), text.split()
+    if add:
+        words += [answer for name, answer in answers.items() if name not in named and normalize(answer) not in form]
+    text = " ".join(words)
     # An answer that would stand twice in a row stands once: "White County, Arkansas" beside "Arkansas".
     for answer in map(re.escape, filter(None, answers.values())):
         if not re.search(rf"(?<!\w){answer}(?!\w)", template):  # "mayor of New York, #q1" keeps its own words
@@ -271,12 +263,11 @@ def fill(template: str, answers: Mapping[str, str], *, add: bool = True) -> str:
 
 def _names_in(text: str) -> list[str]:
     """Return the names in the references of a text, in order."""
-    return [match.group(match.lastindex or 0).strip() for match in _REFERENCE.finditer(text)]
+    return list(map(_name_in, _REFERENCE.finditer(text)))
 
 
-def _replace(text: str, replacement: Callable[[str, str], str]) -> str:
-    """Replace each reference by the result of ``replacement(name, matched_text)``."""
-    return _REFERENCE.sub(lambda match: replacement(match.group(match.lastindex or 0).strip(), match.group()), text)
+def _name_in(match: re.Match[str]) -> str:
+    return match[match.lastindex or 0].strip()
 
 
 def _reaches(start: str, goal: str, by_id: Mapping[str, SubQuery]) -> bool:
@@ -295,12 +286,13 @@ MAX_PARTIAL: Final = 20_000  # while it is streamed; the rest is parsed when it 
 MAX_ITEMS: Final = 2_000  # maximum number of sub-queries read from a reply
 MAX_NUMBER: Final = 2**63  # of an id; Python can't convert integers of thousands of digits to text
 
-_LISTS: Final = ("sub_queries", "subqueries", "sub_questions", "subquestions", "queries", "questions", "plan", "items")
-_QUERIES: Final = ("query", "sub_query", "sub_question", "question", "search", "q", "text")
-_SOURCES: Final = ("sources", "source", "tool_name", "tools", "tool", "source_names", "knowledge_sources")
-_FINDS: Final = ("finds", "answer_is", "looks_for")
+# Keys in the form of ``_fields``; the first that has a value counts.
+_LISTS: Final = ("subqueries", "subquestions", "queries", "questions", "plan", "items")
+_QUERIES: Final = ("query", "subquery", "subquestion", "question", "search", "q", "text")
+_SOURCES: Final = ("sources", "source", "toolname", "tools", "tool", "sourcenames", "knowledgesources")
+_FINDS: Final = ("finds", "answeris", "looksfor")
 _FILTERS: Final = ("filter", "filters")
-_DEPENDS: Final = ("depends_on", "dependson", "dependencies", "parents")
+_DEPENDS: Final = ("dependson", "dependencies", "parents")
 # In these, no two repetitions can match the same text: a hostile reply takes linear time.
 _NUMBERED: Final = re.compile(r"^[ \t]*(?:\(?(\d{1,4})[.):]|[-*•])[ \t]+(\S.*)$", re.MULTILINE)
 _FIRST_ITEM: Final = re.compile(r"\[\s{0,100}(?=\{)")
@@ -310,20 +302,18 @@ LAST_KEY: Final = re.compile(r'"finds"\s{0,3}:\s{0,3}"')
 _DECODER: Final = json.JSONDecoder()
 
 
-def read_proposals(reply: str | JsonMapping, prefix: str = "q") -> list[Proposal]:
-    """Return the proposals of a reply in any form (without an id they get ``prefix`` and their number), or raise."""
-    if isinstance(reply, str):
-        text = reply[:MAX_REPLY]
-        body = strip_code_fence(text)
-        if "}\n{" in body:  # one object a line
-            body = "[" + body[body.find("{") : body.rfind("}") + 1].replace("}\n{", "},\n{") + "]"
-        items = _items(read_json(body, "{["))
-        items = [query for _, query in _NUMBERED.findall(text)] or None if items is None else items
-    else:
-        items = _items(reply)
+def read_proposals(reply: str) -> list[Proposal]:
+    """Return the proposals of a complete reply in any form; raise ``PlanningError`` if it holds no plan."""
+    text = reply[:MAX_REPLY]
+    body = strip_code_fence(text)
+    if "}\n{" in body:  # one object a line
+        body = "[" + body[body.find("{") : body.rfind("}") + 1].replace("}\n{", "},\n{") + "]"
+    items = _items(read_json(body, "{["))
     if items is None:
-        raise PlanningError(f"the model's reply holds no plan: {one_line(str(reply)[:400], 80)!r}")
-    return _proposals(items[:MAX_ITEMS], prefix)
+        items = [query for _, query in _NUMBERED.findall(text)]
+        if not items:
+            raise PlanningError(f"the model's reply holds no plan: {one_line(reply[:400], 80)!r}")
+    return proposals_in(items)
 
 
 def read_partial_plan(text: str) -> list[Proposal]:
@@ -342,12 +332,12 @@ def read_partial_plan(text: str) -> list[Proposal]:
             break
         items.append(item)
         start = _NEXT_ITEM.match(text, end)
-    return _proposals(items)
+    return proposals_in(items)
 
 
 def _items(value: object) -> list[object] | None:
     """Return the list of sub-queries in a JSON value; None if it has no such list."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         items = _listed(value)
         return [value] if items is None and _text(_fields(value), _QUERIES) else items
     if not isinstance(value, list):
@@ -364,20 +354,21 @@ def _listed(item: Mapping[object, object]) -> list[object] | None:
     for name in _LISTS:
         value = fields.get(name)
         if isinstance(value, list):
-            return [*value]
+            return value
         if isinstance(value, dict):
             return _listed(value)
     return None
 
 
-def _proposals(items: Sequence[object], prefix: str = "q") -> list[Proposal]:
+def proposals_in(items: Sequence[object], prefix: str = "q") -> list[Proposal]:
+    """Return the proposals in a list of a reply; those without an id get ``prefix`` and their number."""
     proposals = []
-    for position, item in enumerate(items, start=1):
-        fields = {"query": item} if isinstance(item, str) else _fields(item) if isinstance(item, dict) else {}
+    for position, item in enumerate(items[:MAX_ITEMS], start=1):
+        fields = _fields(item) if isinstance(item, dict) else {"query": item if isinstance(item, str) else ""}
         query = " ".join(_text(fields, _QUERIES)[:MAX_REPLY].split())
         numbered = _NUMBERED.match(query)
-        if numbered and numbered.group(1) in (None, str(position)):  # other numbers belong to the text ("7. Symphonie")
-            query = numbered.group(2)
+        if numbered and numbered[1] in (None, str(position)):  # other numbers belong to the text ("7. Symphonie")
+            query = numbered[2]
         query = query.strip("\"'` ")
         if re.search(r"\w", query):
             name = _text(fields, ("id",)) or f"{prefix}{position}"
@@ -389,14 +380,8 @@ def _proposals(items: Sequence[object], prefix: str = "q") -> list[Proposal]:
 
 
 def _fields(item: Mapping[object, object]) -> dict[str, object]:
-    """Return an object with its keys in snake case: ``subQueries`` and ``Sub-Queries`` become ``sub_queries``."""
-    fields = {}
-    for key, value in item.items():
-        name = str(key)
-        if not (name.islower() and name.isidentifier()):
-            name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("-", "_").replace(" ", "_")
-        fields[name] = value
-    return fields
+    """Return an object with plain keys: ``subQueries``, ``Sub-Queries`` and ``sub_queries`` become ``subqueries``."""
+    return {re.sub(r"[\W_]+", "", str(key)).lower(): value for key, value in item.items()}
 
 
 def _text(fields: Mapping[str, object], names: Sequence[str]) -> str:
@@ -409,7 +394,7 @@ def _names(fields: Mapping[str, object], keys: Sequence[str]) -> tuple[str, ...]
     for key in keys:
         value = fields.get(key)
         if isinstance(value, str):
-            value = without_surrogates(value).split(",")
+            value = value.split(",")
         if isinstance(value, list):
             return tuple(text.strip() for part in value if (text := _as_text(part)))
     return ()

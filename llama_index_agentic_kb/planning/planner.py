@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Final, Literal, TypeAlias
 
@@ -25,11 +26,12 @@ from llama_index.core.callbacks.schema import CBEventType
 from llama_index.core.prompts import BasePromptTemplate
 
 from llama_index_agentic_kb import prompts
-from llama_index_agentic_kb._aio import Call
+from llama_index_agentic_kb._aio import Call, deadline_after, earliest
 from llama_index_agentic_kb._text import error_message, normalize, one_line
-from llama_index_agentic_kb._types import JsonObject
-from llama_index_agentic_kb.account import ActivityLog, describe_error
+from llama_index_agentic_kb._types import JsonObject, Work
+from llama_index_agentic_kb.account import ActivityLog, current_budget, describe_error
 from llama_index_agentic_kb.errors import AgenticKBError, LLMError, PlanningError
+from llama_index_agentic_kb.evidence.candidates import Fusion
 from llama_index_agentic_kb.guard.spotlighting import Spotlighting
 from llama_index_agentic_kb.guard.text import quoted
 from llama_index_agentic_kb.llm import LanguageModel, Reply, Usage, read_json, refuses_form, structured_output
@@ -45,8 +47,16 @@ from llama_index_agentic_kb.planning.plan_graph import (
     read_proposals,
 )
 from llama_index_agentic_kb.planning.scope import KEYS, ClassificationSpec, Scope
-from llama_index_agentic_kb.schema import ModelInfo, ModelQueryPlanningActivity, Outcome, QueryPlan, SubQuery
+from llama_index_agentic_kb.schema import (
+    ModelInfo,
+    ModelQueryPlanningActivity,
+    Outcome,
+    QueryPlan,
+    ReasoningEffort,
+    SubQuery,
+)
 from llama_index_agentic_kb.schema.activity import QueryClass, QueryClassification
+from llama_index_agentic_kb.sources.fan_out import FanOut
 from llama_index_agentic_kb.sources.filters import describe_fields
 
 HISTORY_MESSAGES: Final = 10
@@ -72,6 +82,9 @@ _WORDS: Final = {"true": True, "false": False}
 
 # -- what all calls of the planning model share --------------------------------------------------------------------
 
+Each: TypeAlias = Callable[[str, str], Work[None]]
+"""Callback that is awaited with each piece of a streamed reply, and the text so far."""
+
 
 class PlanningModel:
     """The language model that plans, with its prompts by the names that ``update_prompts`` uses."""
@@ -95,14 +108,40 @@ class PlanningModel:
 
     def messages(self, prompt: str, passages: str = "", **variables: str) -> list[ChatMessage]:
         """Return a prompt's messages with passages and sanitized variables; a block that holds nothing is left out."""
-        values = {name: prompts.as_data(text) for name, text in variables.items()}
-        made = self.prompts[prompt].format_messages(llm=self.model.llm, context_str=passages, **values)
-        for one in made:
-            one.blocks = [
-                TextBlock(text=_EMPTY_BLOCK.sub("", block.text)) if isinstance(block, TextBlock) else block
-                for block in one.blocks
-            ]
+        for name, text in variables.items():
+            variables[name] = prompts.as_data(text)
+        made = self.prompts[prompt].format_messages(llm=self.model.llm, context_str=passages, **variables)
+        for block in chain.from_iterable(map(attrgetter("blocks"), made)):
+            if isinstance(block, TextBlock):
+                block.text = _EMPTY_BLOCK.sub("", block.text)
         return made
+
+    async def read(
+        self, messages: Sequence[ChatMessage], each: Each, deadline: float | None, max_chars: int, **form: object
+    ) -> Reply:
+        """Return a reply, of which ``each`` gets the pieces; it gets none of a model that can't stream."""
+        try:
+            return await self.model.read(messages, each, deadline=deadline, max_chars=max_chars, **form)
+        except NotImplementedError:
+            return await self.model.chat(messages, deadline=deadline, **form)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """The question, limits and components of one request's search."""
+
+    scope: Scope
+    effort: ReasoningEffort
+    limits: EffortLimits
+    model: PlanningModel | None  # plans and reads; without one, the question is searched unplanned
+    fusion: Fusion  # fuses ranked lists of different corpora into the passages that the model reads
+    fan_out: FanOut
+    log: ActivityLog
+
+    @property
+    def call_deadline(self) -> float | None:
+        """``time.monotonic()`` at which a model call that starts now is abandoned."""
+        return earliest(current_budget().retrieval_deadline, deadline_after(self.limits.planning_seconds))
 
 
 @dataclass(slots=True)
@@ -111,37 +150,36 @@ class ModelCall:
 
     usage: Usage = field(default_factory=Usage, kw_only=True)
     error: Exception | None = field(default=None, kw_only=True)
-    fields: JsonObject = field(default_factory=dict, kw_only=True)
-    """Further fields of the call's record in the activity log."""
 
-    def fail(self, error: Exception) -> None:
-        """Store the error of a failed call, and its token usage."""
-        self.error, self.usage = error, getattr(error, "usage", None) or self.usage
+    def report(self) -> JsonObject:
+        """Return further fields of the call's record in the activity log, once the call is over."""
+        return {}
 
     @contextmanager
     def recorded(
-        self, log: ActivityLog, model: LanguageModel, purpose: Literal["plan", "findings", "revision", "tool"]
+        self, log: ActivityLog, models: PlanningModel, purpose: Literal["plan", "findings", "revision", "tool"]
     ) -> Iterator[None]:
         """Record the call in the activity log; an exception of the ``with`` body is stored as the call's error."""
-        info = None if model.name is None else ModelInfo(model_name=model.name)
+        name = models.model.name
+        info = None if name is None else ModelInfo(model_name=name)
         with log.record(ModelQueryPlanningActivity, CBEventType.AGENT_STEP, model=info, purpose=purpose) as record:
             try:
                 yield
             except Exception as error:  # noqa: BLE001 (any failure of a model is reported, and the search goes on)
-                self.fail(error)
+                self.error, self.usage = error, getattr(error, "usage", None) or self.usage
             log.close(
                 record,
                 outcome=Outcome.OK if self.error is None else Outcome.ERROR,
-                error=None if self.error is None else describe_error(self.error, model.name),
+                error=None if self.error is None else describe_error(self.error, name),
                 input_tokens=self.usage.input_tokens,
                 output_tokens=self.usage.output_tokens,
-                **self.fields,
+                **self.report(),
             )
 
 
 # -- the call ------------------------------------------------------------------------------------------------------
 
-Begin: TypeAlias = Callable[[Sequence[SubQuery]], Coroutine[object, object, None]]
+Begin: TypeAlias = Callable[[Sequence[SubQuery]], Work[None]]
 """Callback that starts the search of sub-queries."""
 
 
@@ -149,36 +187,36 @@ Begin: TypeAlias = Callable[[Sequence[SubQuery]], Coroutine[object, object, None
 class Planning(ModelCall):
     """The call that plans: while its reply is streamed, proposals are added to the plan, and searches started."""
 
-    graph: PlanGraph
+    scope: Scope
+    graph: PlanGraph  # the first sub-query of its plan is always the question itself
     begin: Begin | None
-    spec: ClassificationSpec | None
     began: bool = False
     verdicts: dict[str, bool] | None = None
     looks: int = 0
 
     @property
     def plan(self) -> QueryPlan:
-        """The plan; its first sub-query is always the question itself."""
+        """The plan."""
         return self.graph.plan
 
-    async def ask(self, models: PlanningModel, messages: list[ChatMessage], deadline: float | None) -> Reply:
+    @property
+    def keys(self) -> dict[str, str]:
+        """The classes that the question is checked for; see ``ClassificationSpec``."""
+        return {} if self.scope.classification is None else self.scope.classification.keys
+
+    async def ask(self, models: PlanningModel, deadline: float | None) -> Reply:
         """Ask for structured output if the model supports it, or for plain text once its server has refused that."""
-
-        async def ask(form: dict[str, object]) -> Reply:
-            try:
-                return await models.model.read(messages, self.read, deadline=deadline, max_chars=MAX_REPLY, **form)
-            except NotImplementedError:
-                return await models.model.chat(messages, deadline=deadline, **form)
-
-        schema = plan_schema(self.graph.sources, self.spec)
-        form = structured_output(models.model.llm, "query_plan", schema) if models.structured else None
+        messages = _messages(models, self)
+        form = None
+        if models.structured:
+            form = structured_output(models.model.llm, "query_plan", plan_schema(self.graph.sources, self.keys))
         if form is not None:
             try:
-                return await ask(form)
+                return await models.read(messages, self.read, deadline, MAX_REPLY, **form)
             except Exception as error:
                 if not refuses_form(error):
                     raise
-        reply = await ask({})
+        reply = await models.read(messages, self.read, deadline, MAX_REPLY)
         models.structured = models.structured and form is None
         return reply
 
@@ -187,14 +225,13 @@ class Planning(ModelCall):
         ends = "}" in delta or "]" in delta or LAST_KEY.search(text, max(0, len(text) - len(delta) - 15)) is not None
         if ends and self.looks < MAX_LOOKS and not self.graph.full:
             self.looks += 1
-            if self.spec is not None and self.verdicts is None:
-                self.verdicts = read_verdicts(text, self.spec, whole=False)
+            if self.verdicts is None:
+                self.verdicts = read_verdicts(text, self.keys, whole=False)
             await self.take(read_partial_plan(text))
 
     def read_whole(self, reply: str) -> list[Proposal]:
         """Return the proposals of a complete reply, and store its verdicts, which are valid without a plan."""
-        if self.spec is not None:
-            self.verdicts = read_verdicts(reply, self.spec) or self.verdicts
+        self.verdicts = read_verdicts(reply, self.keys) or self.verdicts
         try:
             return read_proposals(reply)
         except PlanningError:
@@ -209,61 +246,50 @@ class Planning(ModelCall):
             if self.begin is not None:
                 await self.begin(ready)
 
-
-async def plan_searches(
-    models: PlanningModel,
-    scope: Scope,
-    sources: Sequence[PlannerSource],
-    limits: EffortLimits,
-    *,
-    deadline: float | None,
-    log: ActivityLog,
-    begin: Begin | None = None,
-) -> Planning:
-    """Plan the searches of a question, and classify it in the same call if the scope asks for it.
-
-    What was parsed before a failure is kept. ``begin`` gets independent sub-queries while the reply is streamed.
-    """
-    spec = scope.classification if scope.classification and scope.classification.keys else None
-    planning = Planning(PlanGraph(plain_plan(scope, sources), sources, limits), begin, spec)
-    plan = planning.plan
-    if scope.history and (note := prompts.shortened(scope.history, HISTORY_MESSAGES, HISTORY_CHARACTERS)):
-        plan.warnings.append(f"in the planner's prompt, {note}")
-    with planning.recorded(log, models.model, "plan"):
-        try:
-            reply = await planning.ask(models, _messages(models, scope, sources, limits, spec), deadline)
-            planning.usage = reply.usage
-            read = partial(planning.read_whole, reply.text)
-            await planning.take(await Call(sync=read, deadline=deadline, what="reading the plan"))
-            if reply.cut_short:
-                plan.warnings.append("the model ran out of tokens while planning; the plan may be incomplete")
-        except Exception as error:  # noqa: BLE001 (any failure of a model ends in a sane plan, and is reported)
-            planning.fail(error)
-            kept = "what was planned by then is searched" if planning.began else "the question is searched as it is"
+    def report(self) -> JsonObject:
+        """Complete the plan, with a warning if the call failed, and return the fields of its record."""
+        plan = self.plan
+        if (error := self.error) is not None:
+            kept = "what was planned by then is searched" if self.began else "the question is searched as it is"
             why = error_message(error)
             if not isinstance(error, LLMError):  # a client's own message may be a page of HTML
                 name = error.code if isinstance(error, AgenticKBError) else type(error).__name__
                 why = f"{name}: {one_line(why, 200)}"
             plan.warnings.append(f"planning failed, {kept}: {why}")
-        planning.graph.finish()
-        if scope.classification is not None:
-            classify(plan, scope.classification, planning.verdicts)
-        planning.fields = {
+        self.graph.finish()
+        classify(plan, self.scope.classification, self.verdicts or {})
+        return {
             "warning": "; ".join(plan.warnings) or None,
             "sub_queries": list(map(attrgetter("query"), plan.sub_queries)),
             "classifications": plan.classifications,
             "labels": plan.labels or None,
         }
+
+
+async def plan_searches(
+    task: Task, models: PlanningModel, sources: Sequence[PlannerSource], begin: Begin | None = None
+) -> Planning:
+    """Plan the searches of a question, and classify it in the same call if the scope asks for it.
+
+    What was parsed before a failure is kept. ``begin`` gets independent sub-queries while the reply is streamed.
+    """
+    scope, deadline = task.scope, task.call_deadline
+    planning = Planning(scope, PlanGraph(plain_plan(scope, sources, task.limits), sources, task.limits), begin)
+    warnings = planning.plan.warnings
+    if scope.history and (note := prompts.shortened(scope.history, HISTORY_MESSAGES, HISTORY_CHARACTERS)):
+        warnings.append(f"in the planner's prompt, {note}")
+    with planning.recorded(task.log, models, "plan"):
+        reply = await planning.ask(models, deadline)
+        planning.usage = reply.usage
+        read = partial(planning.read_whole, reply.text)
+        await planning.take(await Call(sync=read, deadline=deadline, what="reading the plan"))
+        if reply.cut_short:
+            warnings.append("the model ran out of tokens while planning; the plan may be incomplete")
     return planning
 
 
-def _messages(
-    models: PlanningModel,
-    scope: Scope,
-    sources: Sequence[PlannerSource],
-    limits: EffortLimits,
-    spec: ClassificationSpec | None,
-) -> list[ChatMessage]:
+def _messages(models: PlanningModel, planning: Planning) -> list[ChatMessage]:
+    scope, sources, limits = planning.scope, planning.graph.sources, planning.graph.limits
     rules = prompts.DEPENDENT.format(max_rounds=limits.rounds) if limits.rounds > 1 else prompts.INDEPENDENT
     if any(map(attrgetter("fields"), sources)):
         rules += f"\n- {prompts.FILTERS}"
@@ -280,16 +306,16 @@ def _messages(
         query_str=scope.question,
     )
     messages = prompts.with_instructions(messages, scope.retrieval_instructions, prompts.ON_SEARCHING)
-    if spec is None:
+    if scope.classification is None or not planning.keys:
         return messages
     lines = []
-    for key, name in spec.keys.items():
+    for key, name in planning.keys.items():
         definition = prompts.CLASSES.get(key)
         if definition is None:  # the application's names can't end a line
-            about = one_line(prompts.as_data(spec.labels[name]), 400)
+            about = one_line(prompts.as_data(scope.classification.labels[name]), 400)
             definition = prompts.LABEL.format(name=quoted(name)) + (f": {about}" if about else ".")
         lines.append(f'- "{key}": {definition}')
-    form = json.dumps({PART: dict.fromkeys(spec.keys, False)})[:-1] + ', "sub_queries": [...]}'
+    form = json.dumps({PART: dict.fromkeys(planning.keys, False)})[:-1] + ', "sub_queries": [...]}'
     return prompts.with_rules(messages, prompts.CLASSIFICATION.format(classes="\n".join(lines), form=form))
 
 
@@ -304,44 +330,43 @@ def describe_sources(sources: Sequence[PlannerSource]) -> str:
     return "\n".join(lines)
 
 
-def strict_object(properties: Mapping[str, object]) -> dict[str, object]:
-    """Return the JSON schema of an object with these properties, in the strict form of OpenAI's structured outputs."""
-    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+def plan_schema(sources: Sequence[PlannerSource], keys: Collection[str] = ()) -> JsonObject:
+    """Return the strict JSON schema of a plan over these sources, with the verdicts of ``keys`` before it."""
 
+    def strict(properties: JsonObject) -> JsonObject:
+        return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
-def plan_schema(sources: Sequence[PlannerSource], spec: ClassificationSpec | None = None) -> dict[str, object]:
-    """Return the JSON schema of a plan over these sources, with the verdicts of ``spec`` before the sub-queries."""
-    text = {"type": "string"}
-    sub_query = {
+    text, names = {"type": "string"}, list(map(attrgetter("name"), sources))
+    sub_query: JsonObject = {
         "id": text,
         "query": text,
-        "sources": {"type": "array", "items": {"type": "string", "enum": list(map(attrgetter("name"), sources))}},
+        "sources": {"type": "array", "items": {"type": "string", "enum": names}},
         "depends_on": {"type": "array", "items": text},
         **({"filter": text} if any(map(attrgetter("fields"), sources)) else {}),
         "finds": text,
     }
-    plan: dict[str, object] = {"sub_queries": {"type": "array", "items": strict_object(sub_query)}}
-    if spec is not None:
-        plan = {PART: strict_object({key: {"type": "boolean"} for key in spec.keys}), **plan}
-    return strict_object(plan)
+    verdicts = {PART: strict({key: {"type": "boolean"} for key in keys})} if keys else {}
+    return strict({**verdicts, "sub_queries": {"type": "array", "items": strict(sub_query)}})
 
 
 # -- classification ------------------------------------------------------------------------------------------------
 
 
-def read_verdicts(reply: str, spec: ClassificationSpec, *, whole: bool = True) -> dict[str, bool] | None:
+def read_verdicts(reply: str, keys: Mapping[str, str], *, whole: bool = True) -> dict[str, bool] | None:
     """Return the verdicts of a reply by key; None if it contains no clear verdict.
 
     A model may repeat the user's text, with fake verdicts, before its own: a class is positive if any set says so, and
     negative only if all do. While the reply is being written (``whole=False``), only its start is read.
     """
+    if not keys:
+        return None
     text = reply[: MAX_REPLY if whole else MAX_READ]
     parts = _parts(text) if whole or _STARTS.match(text) else []
     if whole and not parts:
         value = read_json(text)
         values = value if isinstance(value, list) else [value]
         parts = [item[PART] for item in values if isinstance(item, dict) and isinstance(item.get(PART), dict)]
-    known = {_form(name): key for key, name in spec.keys.items()} | {_form(key): key for key in spec.keys}
+    known = {_form(name): key for key, name in keys.items()} | {_form(key): key for key in keys}
     said: list[dict[str, bool]] = []
     for part in parts:
         read: dict[str, bool] = {}
@@ -350,7 +375,7 @@ def read_verdicts(reply: str, spec: ClassificationSpec, *, whole: bool = True) -
             if isinstance(verdict, bool) and (key := known.get(_form(name))) is not None:
                 read[key] = read.get(key, False) or verdict
         said.append(read)
-    agreed = {key: _agreed([verdicts.get(key) for verdicts in said]) for key in spec.keys}
+    agreed = {key: _agreed([verdicts.get(key) for verdicts in said]) for key in keys}
     return {key: verdict for key, verdict in agreed.items() if verdict is not None} or None
 
 
@@ -379,11 +404,12 @@ def _form(name: str) -> str:
     return re.sub(r"[\W_]+", "", normalize(str(name)[:400])).removesuffix("query")
 
 
-def classify(plan: QueryPlan, spec: ClassificationSpec, verdicts: Mapping[str, bool] | None) -> None:
+def classify(plan: QueryPlan, spec: ClassificationSpec | None, verdicts: Mapping[str, bool]) -> None:
     """Set a plan's ``classifications`` (None without a verdict) and ``labels``; warn of classes without a verdict."""
-    said = verdicts or {}
-    judged = {item: said[KEYS[item]] for item in spec.types if item in KEYS and KEYS[item] in said}
-    labels = {name: said.get(key) for key, name in spec.keys.items() if key not in prompts.CLASSES}
+    if spec is None:
+        return
+    judged = {item: verdicts[KEYS[item]] for item in spec.types if item in KEYS and KEYS[item] in verdicts}
+    labels = {name: verdicts.get(key) for key, name in spec.keys.items() if key not in prompts.CLASSES}
     plan.labels = [name for name, fits in labels.items() if fits]
     fits_any = _agreed([*labels.values()])
     if fits_any is not None:

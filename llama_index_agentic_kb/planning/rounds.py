@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice, product, zip_longest
+from itertools import chain, islice, product, zip_longest
 from operator import attrgetter
 from typing import Final
 
@@ -26,11 +26,10 @@ from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb._aio import Call, deadline_after, earliest, start, wait
 from llama_index_agentic_kb._text import normalize
-from llama_index_agentic_kb.account import ActivityLog, Budget, current_budget
+from llama_index_agentic_kb.account import Budget, current_budget
 from llama_index_agentic_kb.errors import LLMError, PlanningError
-from llama_index_agentic_kb.evidence.candidates import Fusion, Proof, provenance
+from llama_index_agentic_kb.evidence.candidates import Proof, provenance
 from llama_index_agentic_kb.llm import Usage
-from llama_index_agentic_kb.planning.effort import EffortLimits
 from llama_index_agentic_kb.planning.findings import (
     MAX_BRANCHES,
     MAX_PASSAGES,
@@ -44,8 +43,8 @@ from llama_index_agentic_kb.planning.findings import (
     read_findings,
 )
 from llama_index_agentic_kb.planning.plan_graph import PlanGraph, PlannerSource, asked_for, fill, plain_plan
-from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel, classify, plan_searches
-from llama_index_agentic_kb.planning.scope import Scope, coverage_of, is_simple
+from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel, Task, classify, plan_searches
+from llama_index_agentic_kb.planning.scope import coverage_of, is_simple
 from llama_index_agentic_kb.schema import (
     Confidence,
     EffortUse,
@@ -58,7 +57,7 @@ from llama_index_agentic_kb.schema import (
     SubQuery,
     SubQueryOrigin,
 )
-from llama_index_agentic_kb.sources.fan_out import FanOut, SourceSearch
+from llama_index_agentic_kb.sources.fan_out import SourceSearch
 
 # Seconds that the model call of a round waits for searches that none of its steps depends on.
 OTHERS_SECONDS: Final = 1.0
@@ -70,19 +69,6 @@ WHOLE: Final = 2
 MAX_SEARCHES: Final = 2 * MAX_BRANCHES
 
 _SURE: Final = {Confidence.PARTIAL: 1, Confidence.IMPLIED: 2, Confidence.STATED: 3}
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """The question, limits and components of one request's search."""
-
-    scope: Scope
-    effort: ReasoningEffort
-    limits: EffortLimits
-    model: PlanningModel | None  # plans and reads; without one, the question is searched unplanned
-    fusion: Fusion  # fuses ranked lists of different corpora into the passages that the model reads
-    fan_out: FanOut
-    log: ActivityLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +134,7 @@ async def search_question(task: Task) -> PlanOutcome:
     ]
     plain = plain_plan(scope, sources, task.limits)
     if task.model is None or task.effort is ReasoningEffort.MINIMAL or scope.intents:
-        if scope.classification is not None:
-            classify(plain, scope.classification, None)
+        classify(plain, scope.classification, {})
         return PlanOutcome(plain, await fan_out.search(plain))
     loop = MultiHopSearch(task, task.model, sources)
     if task.effort is not ReasoningEffort.AUTO:
@@ -175,12 +160,9 @@ class MultiHopSearch:
         self._sources = sources
         self._limits = task.limits
         self._deadline = current_budget().retrieval_deadline
-        every = {name: chosen.source for name, chosen in task.fan_out.selected.items()}
-        self._planned = self._readable = {*every}  # the names of sources; see ``search``
-        learns = {
-            name: {other for other, read in every.items() if source.may_learn_from(read)}
-            for name, source in every.items()
-        }
+        every = list(map(attrgetter("source"), task.fan_out.selected.values()))
+        learns = {one.name: {other.name for other in every if one.may_learn_from(other)} for one in every}
+        self._planned = self._readable = {*learns}  # the names of sources; see ``search``
         self._steps = Steps(learns)
         self._running: list[SourceSearch] = []  # started searches, in the order in which they were planned
         self._in_full: set[str] = set()  # ids of passages whose full text the model asked for
@@ -195,24 +177,21 @@ class MultiHopSearch:
     ) -> PlanOutcome:
         """Plan and search, beside the question, until the evidence is complete or a limit is reached."""
         self._decide(why)
-        task, deadline, begin = self._task, self._call_deadline, self._search
-        work = plan_searches(
-            self._model, task.scope, self._sources, task.limits, deadline=deadline, log=task.log, begin=begin
-        )
-        planning = start(work)
+        task, outcome, steps = self._task, self._outcome, self._steps
+        planning = start(plan_searches(task, self._model, self._sources, self._search))
         await asyncio.sleep(0)  # the planning call is recorded first
         await self._search(question.sub_queries, first)
         await wait([planning])
         made = planning.result()
         self._count(made)
-        outcome, steps, planned = self._outcome, self._steps, made.plan
-        plan = outcome.plan
-        plan.warnings, plan.classifications, plan.labels = planned.warnings, planned.classifications, planned.labels
-        steps.plan(planned.sub_queries, made.graph.finds)
-        own = [one for one in planned.sub_queries if one.origin is SubQueryOrigin.PLANNER]
-        self._planned = set[str]().union(*map(attrgetter("sources"), own)) if own else {*steps.learns}
+        outcome.plan = made.plan.model_copy(update={"sub_queries": []})
+        steps.plan(made.plan.sub_queries, made.graph.finds)
+        planned = set[str]()
+        for one in made.plan.sub_queries:
+            planned.update(one.sources if one.origin is SubQueryOrigin.PLANNER else ())
+        self._planned = planned or {*steps.learns}
         # Passages that only the question found are not read if a planned source could then get no further query.
-        self._readable = self._planned | set[str].intersection(*map(set, map(steps.learns.__getitem__, self._planned)))
+        self._readable = self._planned | {*steps.learns}.intersection(*(steps.learns[name] for name in self._planned))
         await self._follow(1)
         while outcome.revisions < task.limits.revisions and await self._revised():
             await self._follow(outcome.rounds + 1)
@@ -224,25 +203,22 @@ class MultiHopSearch:
             self._warn(f"{name}: {reason}")
             outcome.withheld.append(MissingPart(what=name, outcome=Outcome.SKIPPED, reason=reason))
         outcome.plan.sub_queries = list(steps.searched.values())
-        outcome.findings = [finding for found in steps.found.values() for finding in found]
+        outcome.findings = list(chain.from_iterable(steps.found.values()))
         outcome.searches, outcome.chain, outcome.proof = self._done, steps.chain(), self._proof()
         warning = "; ".join(outcome.plan.warnings) or None
-        records = [one for one in task.log.records if isinstance(one, ModelQueryPlanningActivity)]
-        record = next((one for one in records if one.purpose == "plan"), None)
+        record = task.log.last(ModelQueryPlanningActivity, "plan")
         if record is not None and record.warning != warning:  # later warnings than the planning call's
             task.log.amend(record, warning=warning)
         return outcome
 
     async def _search(self, sub_queries: Sequence[SubQuery], running: Sequence[SourceSearch] | None = None) -> None:
         """Start the searches of sub-queries (embedded in one batch), or record ``running`` searches as started."""
-        if not sub_queries:
-            return
         copies = list(map(SubQuery.model_copy, sub_queries))  # the recorded ones may get further sources later
-        names = list(map(attrgetter("name"), self._sources))
         for one in sub_queries:
-            self._steps.note(one, names)
+            self._steps.note(one)
             self._outcome.rounds = max(self._outcome.rounds, one.wave)
-        self._running += running or self._task.fan_out.begin(QueryPlan(sub_queries=copies))
+        if copies:
+            self._running += running or self._task.fan_out.begin(QueryPlan(sub_queries=copies))
 
     async def _search_steps(self, steps: Iterable[SubQuery], number: int) -> None:
         """Search steps, with the answers that are known so far filled in."""
@@ -330,17 +306,10 @@ class MultiHopSearch:
         names = [(search.sub_query.id, search.record.id) for search in self._readable_searches]
         unread = [name for name, record in names if record not in self._seen or name in unproven]
         passages = await self._passages(dict.fromkeys([*searches, *unread], share))
-        return await read_findings(
-            self._model,
-            self._task.scope.question,
-            {name: steps.searched[name].query for name in searches},
-            passages,
-            take,
-            later={one.id: one.template or one.query for one in steps.waiting.values()},
-            known={name: answers for name, answers in steps.found.items() if answers},
-            deadline=self._call_deadline,
-            log=self._task.log,
-        )
+        asked_for = {name: steps.searched[name].query for name in searches}
+        later = {one.id: one.template or one.query for one in steps.waiting.values()}
+        known = {name: answers for name, answers in steps.found.items() if answers}
+        return await read_findings(self._task, self._model, passages, take, steps=asked_for, later=later, known=known)
 
     def _take(self, name: str, answers: list[Finding]) -> None:
         """Store a step's answers; a step that waits needs no search if a passage states its answer."""
@@ -417,7 +386,7 @@ class MultiHopSearch:
         share = min(max(1, MAX_PASSAGES // max(1, len(unstated))), PASSAGES_PER_QUERY)
         shown = {name: share if name in own or not own else min(share, QUESTIONS_OWN) for name in unstated}
         passages = await self._passages(shown, whole=WHOLE)
-        task, refs, made = self._task, passages.refs(), dict[str, str]()  # each search, with its findings
+        refs, made = passages.refs(), dict[str, str]()  # each search, with its findings
         with_nodes = {search.sub_query.id for search in self._readable_searches if search.nodes}
         for step in steps.chain():
             early = [step.id] if step.id in steps.found and step.id not in steps.searched else []
@@ -426,17 +395,8 @@ class MultiHopSearch:
                 found = as_found(steps.found.get(name, []), refs)
                 if found or name not in with_nodes:
                     made[name] += f" -> {found or 'nothing was found'}"
-        verdict = await look_for_gaps(
-            self._model,
-            task.scope,
-            made,
-            steps.open,
-            passages,
-            self._may_revise,
-            limit=task.limits.sub_queries,
-            deadline=self._call_deadline,
-            log=task.log,
-        )
+        allowed = self._may_revise
+        verdict = await look_for_gaps(self._task, self._model, passages, made, steps.open, allowed)
         self._rests_on += [passages.passages[ref].node.node_id for ref in verdict.refs]
         for name, answers in verdict.values.items():
             self._take(name, answers)
@@ -474,11 +434,6 @@ class MultiHopSearch:
     def _last_round(self) -> int:
         """The number of the last round that may search: each revision adds one to the effort's rounds."""
         return self._limits.rounds + self._outcome.revisions
-
-    @property
-    def _call_deadline(self) -> float | None:
-        """``time.monotonic()`` at which a model call that starts now is abandoned."""
-        return earliest(self._deadline, deadline_after(self._limits.planning_seconds))
 
     def _count(self, call: ModelCall) -> None:
         """Add a call's token usage, and record if the model gave no reply (its error has the client's as its cause)."""
@@ -524,12 +479,11 @@ class Steps:
         self.learns = learns  # by source, the names of the sources whose passages its queries may be made of
         self._serves: dict[str, set[str]] = {}  # ids of steps by the id of the search that provides their results
 
-    def note(self, sub_query: SubQuery, names: Sequence[str]) -> None:
-        """Record that a search was started; ``names`` are the names of all sources, in order."""
+    def note(self, sub_query: SubQuery) -> None:
+        """Record that a search was started."""
         self._serves.setdefault(sub_query.id, set()).add(sub_query.part_of or sub_query.id)
         known = self.searched.setdefault(sub_query.id, sub_query)
-        chosen = {*known.sources, *sub_query.sources}
-        known.sources = list(filter(chosen.__contains__, names))
+        known.sources = list(filter({*known.sources, *sub_query.sources}.__contains__, self.learns))
 
     def searches_of(self, steps: Collection[str]) -> list[str]:
         """Return the ids of the searches that provide results for any of these steps."""

@@ -32,8 +32,8 @@ from llama_index_agentic_kb.guard.links import LinkFilter
 from llama_index_agentic_kb.guard.permissions import current_principal
 from llama_index_agentic_kb.guard.text import strip_invisible
 from llama_index_agentic_kb.llm import parsed, read_json
-from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel
-from llama_index_agentic_kb.planning.rounds import PlanOutcome, Task, search_question
+from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel, Task
+from llama_index_agentic_kb.planning.rounds import PlanOutcome, search_question
 from llama_index_agentic_kb.planning.scope import Scope
 from llama_index_agentic_kb.schema import (
     DialogueStage,
@@ -257,7 +257,7 @@ async def _choose(
     current = f"{state.tool} {json.dumps(state.slots, ensure_ascii=False)}" if state.tool in tools else "nothing"
     said = [f"{number}: {one_line(text, 2_000)}" for number, text in enumerate(messages, start=1)]
     prompt = models.messages("tool_prompt", tools="\n".join(lines), current=current, messages="\n".join(said))
-    with choice.recorded(log, models.model, "tool"):
+    with choice.recorded(log, models, "tool"):
         reply = await models.model.chat(prompt, deadline=deadline)
         choice.usage = reply.usage
         name, given = await parsed(partial(read_choice, reply.text), reply.text, deadline=deadline)

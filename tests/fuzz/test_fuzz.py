@@ -110,16 +110,8 @@ def _plan(text: str) -> None:
     for cut in {len(text), len(text) // 2, len(text) * 3 // 4}:
         for proposal in read_partial_plan(text[:cut]):
             _check_proposal(proposal)
-    with suppress(ValueError, RecursionError):
-        arguments = json.loads(text)
-        if isinstance(arguments, dict):
-            _check_proposals(arguments)
-    _check_proposals(text)
-
-
-def _check_proposals(reply: str | dict[str, Any]) -> None:
     with suppress(AgenticKBError):
-        for proposal in read_proposals(reply):
+        for proposal in read_proposals(text):
             _check_proposal(proposal)
 
 
@@ -155,7 +147,7 @@ def _reading() -> PassageSet:
     source = KnowledgeSource("docs", retriever=MemoryRetriever(["x"]), description="x")
     node = NodeWithScore(node=TextNode(text="Ada Lund was born in 1961 (Bergen).", metadata={"title": "Lund"}))
     made = PassageSet()
-    made.passages[1] = ShownPassage(1, node, source, "Lund", "Ada Lund was born in 1961 (Bergen).")
+    made.passages[1] = ShownPassage(node, source, "Lund", "Ada Lund was born in 1961 (Bergen).")
     return made
 
 

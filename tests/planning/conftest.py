@@ -134,7 +134,9 @@ def queries_of(made: Retrieval) -> dict[str, str]:
 SOURCE = KnowledgeSource("docs", retriever=MemoryRetriever([]))
 
 
-def found_by(nodes: Sequence[NodeWithScore]) -> SourceSearch:
-    """A search of the question that has found these nodes."""
-    record = SourceActivity(id=0, knowledge_source_name="docs", sub_query_id="q0")
-    return SourceSearch(SubQuery(id="q0", query="x", sources=["docs"]), SOURCE, record, (NodeList("dense", [*nodes]),))
+def found_by(nodes: Sequence[NodeWithScore], name: str = "q0", query: str = "x") -> SourceSearch:
+    """A search that has found these nodes."""
+    record = SourceActivity(id=0, knowledge_source_name="docs", sub_query_id=name)
+    return SourceSearch(
+        SubQuery(id=name, query=query, sources=["docs"]), SOURCE, record, (NodeList("dense", [*nodes]),)
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from llama_index.core.llms import LLM
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import TextNode
 
-from llama_index_agentic_kb import AgenticRetriever, EffortLimits, FilterField, KnowledgeSource, QueryPlan
+from llama_index_agentic_kb import AgenticRetriever, EffortLimits, FilterField, KnowledgeSource, QueryPlan, interleave
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.errors import ConfigurationError
@@ -31,6 +32,7 @@ from llama_index_agentic_kb.planning.planner import (
     HISTORY_MESSAGES,
     Planning,
     PlanningModel,
+    Task,
     plan_schema,
     plan_searches,
 )
@@ -39,6 +41,7 @@ from llama_index_agentic_kb.schema import (
     Condition,
     FilterGroup,
     ModelQueryPlanningActivity,
+    ReasoningEffort,
     RetrievalRequest,
     SourceActivity,
     SubQuery,
@@ -46,6 +49,7 @@ from llama_index_agentic_kb.schema import (
     to_odata,
 )
 from llama_index_agentic_kb.schema.activity import QueryClass
+from llama_index_agentic_kb.sources.fan_out import FanOut
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM, ScriptedReply
 from tests.faulty_server import Fault
 
@@ -72,6 +76,12 @@ def planner(llm: LLM) -> PlanningModel:
     return PlanningModel(LanguageModel(llm, lambda: manager))
 
 
+def task(scope: Scope, limits: EffortLimits) -> Task:
+    log = ActivityLog(CallbackManager())
+    fan_out = FanOut({}, log, top_k=1, search_seconds=1)
+    return Task(scope, ReasoningEffort.LOW, limits, None, interleave, fan_out, log)
+
+
 def plan(
     llm: LLM | PlanningModel,
     *,
@@ -83,9 +93,9 @@ def plan(
     seconds: float = 60,
 ) -> Planning:
     asked, scope = llm if isinstance(llm, PlanningModel) else planner(llm), Scope(question, tuple(history), (), spec)
-    deadline, log = time.monotonic() + seconds, ActivityLog(CallbackManager())
-    planning = run(plan_searches(asked, scope, sources, limits or EffortLimits(), deadline=deadline, log=log))
-    assert_sane(planning.plan, sources, limits or EffortLimits(), question)
+    limits = replace(limits or EffortLimits(), planning_seconds=seconds)
+    planning = run(plan_searches(task(scope, limits), asked, sources))
+    assert_sane(planning.plan, sources, limits, question)
     return planning
 
 
@@ -163,8 +173,7 @@ def test_sub_queries_are_begun_while_the_plan_is_written() -> None:
         begun.extend((one.query, time.monotonic()) for one in sub_queries)
 
     asked = planner(ScriptedLLM(ScriptedReply(reply, chunk_size=20, chunk_delay=0.02)))
-    log, limits = ActivityLog(CallbackManager()), EffortLimits(sub_queries=4)
-    run(plan_searches(asked, Scope(QUESTION), SOURCES, limits, deadline=None, log=log, begin=begin))
+    run(plan_searches(task(Scope(QUESTION), EffortLimits(sub_queries=4)), asked, SOURCES, begin))
     assert [query for query, _ in begun] == ["a", "d"]
     assert time.monotonic() - begun[0][1] > 0.2
 

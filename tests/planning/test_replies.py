@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +18,6 @@ from llama_index_agentic_kb import EffortLimits, interleave
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.errors import PlanningError
-from llama_index_agentic_kb.evidence.candidates import best_of
 from llama_index_agentic_kb.llm import LanguageModel
 from llama_index_agentic_kb.planning import Scope
 from llama_index_agentic_kb.planning.findings import (
@@ -28,6 +28,7 @@ from llama_index_agentic_kb.planning.findings import (
     PassageSet,
     ShownPassage,
     StepAnswer,
+    best_passages,
     read_findings,
 )
 from llama_index_agentic_kb.planning.plan_graph import (
@@ -41,8 +42,16 @@ from llama_index_agentic_kb.planning.plan_graph import (
     read_proposals,
     refers,
 )
-from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel
-from llama_index_agentic_kb.schema import Confidence, Finding, ModelQueryPlanningActivity, Outcome, SubQuery
+from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel, Task
+from llama_index_agentic_kb.schema import (
+    Confidence,
+    Finding,
+    ModelQueryPlanningActivity,
+    Outcome,
+    ReasoningEffort,
+    SubQuery,
+)
+from llama_index_agentic_kb.sources.fan_out import FanOut
 from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
 from tests.planning.conftest import SOURCE, found_by
 
@@ -51,7 +60,8 @@ SOURCES = [PlannerSource("docs", ""), PlannerSource("wiki", "")]
 
 
 def graph(*proposals: Proposal, sub_queries: int = 10) -> tuple[PlanGraph, list[SubQuery]]:
-    made = PlanGraph(plain_plan(Scope(QUESTION), SOURCES), SOURCES, EffortLimits(sub_queries=sub_queries))
+    limits = EffortLimits(sub_queries=sub_queries)
+    made = PlanGraph(plain_plan(Scope(QUESTION), SOURCES, limits), SOURCES, limits)
     ready = made.add(proposals)
     made.finish()
     return made, ready
@@ -119,7 +129,7 @@ def test_no_reference_is_left_without_its_step(proposal: Proposal, query: str) -
 
 def test_what_can_be_searched_is_given_once() -> None:
     """Ready are steps that build on nothing, and later their further sources alone; each is a copy."""
-    made = PlanGraph(plain_plan(Scope(QUESTION), SOURCES), SOURCES, EffortLimits())
+    made = PlanGraph(plain_plan(Scope(QUESTION), SOURCES, EffortLimits()), SOURCES, EffortLimits())
     first = step("q1", "rain", sources=("wiki",))
     (ready,) = made.add([first, step("q2", "of #q1", "q1"), step("q3", "on {q7}")])
     assert (ready.id, ready.sources) == ("q1", ["wiki"])
@@ -184,7 +194,7 @@ TEXT = json.dumps(PLAN)
 @pytest.mark.parametrize(
     "reply",
     [
-        TEXT, PLAN, json.dumps(PLAN, indent=2), f"{TEXT}\n\nI hope this helps.",
+        TEXT, json.dumps(PLAN, indent=2), f"{TEXT}\n\nI hope this helps.",
         f"Here you are:\n```json\n{TEXT}\n```\nAnything else?", f"```JSON{TEXT}```", json.dumps(PLAN["sub_queries"]),
         json.dumps({"plan": PLAN}), f'{{"thought": "two facts"}}\n{TEXT}',
         TEXT.replace('"sub_queries"', '"subQueries"').replace('"depends_on"', '"dependsOn"'),
@@ -193,7 +203,7 @@ TEXT = json.dumps(PLAN)
         "\ufeff" + TEXT,
     ],
 )  # fmt: skip
-def test_plans_are_read_in_whatever_dress_they_come(reply: str | dict[str, Any]) -> None:
+def test_plans_are_read_in_whatever_dress_they_come(reply: str) -> None:
     """Preamble, fences, wrappers, other spellings of keys and small breaks change nothing."""
     assert read_proposals(reply) == READ
 
@@ -227,7 +237,10 @@ def test_fields_are_taken_as_they_may_be_meant() -> None:
             {"query": "Snow", "sources": [{"name": "docs"}, "wiki"]},
         ]
     }
-    assert read_proposals(reply) == [Proposal("1", "Rain", ("docs", "wiki"), ("2",)), Proposal("q2", "Snow", ("wiki",))]
+    assert read_proposals(json.dumps(reply)) == [
+        Proposal("1", "Rain", ("docs", "wiki"), ("2",)),
+        Proposal("q2", "Snow", ("wiki",)),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -310,7 +323,7 @@ def passages(*texts: str) -> PassageSet:
     made = PassageSet()
     for ref, text in enumerate(texts or TEXTS, start=1):
         node = NodeWithScore(node=TextNode(id_=f"n{ref}", text=text, metadata={"title": f"Page {ref}"}))
-        made.passages[ref] = ShownPassage(ref, node, SOURCE, f"Page {ref}", text)
+        made.passages[ref] = ShownPassage(node, SOURCE, f"Page {ref}", text)
     return made
 
 
@@ -321,18 +334,18 @@ class Read:
         self.llm = ScriptedLLM(said)
         manager = CallbackManager()
         self.log = ActivityLog(manager)
+        limits, fan_out = EffortLimits(planning_seconds=seconds), FanOut({}, self.log, top_k=1, search_seconds=1)
+        scope = Scope("Where was the director born?")
         self.found: list[tuple[str, list[Finding]]] = []
         self.result: ModelCall = run(
             read_findings(
+                Task(scope, ReasoningEffort.MEDIUM, limits, None, interleave, fan_out, self.log),
                 PlanningModel(LanguageModel(self.llm, lambda: manager), spotlighting),
-                "Where was the director born?",
-                WANTED,
                 reading or passages(),
                 self._take,
+                steps=WANTED,
                 later={"q3": "Where was #q1 born?"},
                 known={"q0": [Finding(sub_query_id="q0", value="a film")]},
-                deadline=time.monotonic() + seconds,
-                log=self.log,
             )
         )
         (record,) = self.log.records
@@ -496,33 +509,29 @@ def node(name: str, text: str | None = None) -> NodeWithScore:
     return NodeWithScore(node=TextNode(id_=name, text=text or f"text of {name}", metadata={"title": name}), score=0.5)
 
 
-def reading(*nodes: NodeWithScore, query: str = "x") -> PassageSet:
-    made = PassageSet()
-    made.add(query, best_of([found_by(nodes)], interleave))
-    return made
+def reading(*searches: Sequence[NodeWithScore], query: str = "x") -> PassageSet:
+    found = [found_by(nodes, f"q{at}", query) for at, nodes in enumerate(searches)]
+    return best_passages(found, {one.sub_query.id: 20 for one in found}, interleave)
 
 
 def test_passages_are_numbered_and_shown_once() -> None:
     """Two searches that found the same share a passage."""
     a, b, c = node("a"), node("b"), node("c")
-    made = reading(a, b)
-    made.add("x", best_of([found_by([b, c])], interleave))
+    made = reading([a, b], [b, c])
     assert [(ref, one.title) for ref, one in made.passages.items()] == [(0, "a"), (1, "b"), (2, "c")]
     assert made.as_prompt().count("<passage ") == 3
 
 
 def test_no_prompt_has_too_many_passages() -> None:
     """Whatever the number of searches."""
-    made = PassageSet()
-    for query in range(10):
-        made.add("x", best_of([found_by([node(f"{query}-{n}") for n in range(20)])], interleave))
+    made = reading(*([node(f"{query}-{n}") for n in range(20)] for query in range(10)))
     assert len(made.passages) == MAX_PASSAGES
 
 
 def test_passages_are_cut_around_what_is_asked() -> None:
     """A long document is shown where it speaks of the query."""
     text = "Rain. " * 500 + "The keeper lives in Bergen now. " + "Snow. " * 500
-    (passage,) = reading(node("a", text), query="where does the keeper live").passages.values()
+    (passage,) = reading([node("a", text)], query="where does the keeper live").passages.values()
     assert "The keeper lives in Bergen now." in passage.content
     assert passage.content.startswith("Rain. ")
     assert passage.content.endswith(f"Snow. {CUT}")
@@ -544,5 +553,5 @@ def test_what_a_passage_says(value: str, says: bool) -> None:
     text = (
         "Lee (Ann) was born in Columbia in 1985, 2-0; South-East Asia, northwest Africa, 16th-century; 彼は東京に住む。"
     )
-    (passage,) = reading(node("The Title", text)).passages.values()
+    (passage,) = reading([node("The Title", text)]).passages.values()
     assert passage.says(value) == says

@@ -29,7 +29,7 @@ from llama_index_agentic_kb.planning.plan_graph import (
 from llama_index_agentic_kb.planning.scope import coverage_of, is_simple
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import Confidence, Outcome, ReasoningEffort, SubQuery
-from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedReply
+from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
 from tests.planning.conftest import (
     World,
     found_by,
@@ -177,6 +177,22 @@ def test_a_child_begins_while_the_findings_are_still_written() -> None:
     assert read.completed_at is not None
     assert began["q2"] < began["q4"]
     assert (read.completed_at - began["q2"]).total_seconds() > 0.2
+
+
+class Whole(ScriptedLLM):
+    """A model that can't stream."""
+
+    async def astream_chat(self, messages: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_a_model_that_can_not_stream_reads_answers_too() -> None:
+    """Its whole reply is read, as a plan is."""
+    searched = world()
+    searched.llm = Whole(searched._say)
+    made = searched.search(QUESTION)
+    assert queries_of(made)["q2"] == FILLED
+    assert made.plan.warnings == []
 
 
 def test_a_step_that_is_answered_already_is_not_searched() -> None:
@@ -509,7 +525,8 @@ def test_any_plan_and_any_reading_end_in_a_finished_search(plan: str, reading: s
 
 def planned_steps(plan: str) -> list[SubQuery]:
     sources = [PlannerSource("docs", "")]
-    graph = PlanGraph(plain_plan(Scope(QUESTION), sources), sources, DEFAULT_LIMITS[ReasoningEffort.MEDIUM])
+    limits = DEFAULT_LIMITS[ReasoningEffort.MEDIUM]
+    graph = PlanGraph(plain_plan(Scope(QUESTION), sources, limits), sources, limits)
     graph.add(read_proposals(plan))
     graph.finish()
     return graph.plan.sub_queries
