@@ -179,18 +179,14 @@ def test_a_child_begins_while_the_findings_are_still_written() -> None:
     assert (read.completed_at - began["q2"]).total_seconds() > 0.2
 
 
-class Whole(ScriptedLLM):
-    """A model that can't stream."""
+def test_a_model_that_can_not_stream_reads_answers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its whole reply is read, as a plan is."""
 
-    async def astream_chat(self, messages: Any, **kwargs: Any) -> Any:
+    async def refuse(*_: Any, **__: Any) -> None:
         raise NotImplementedError
 
-
-def test_a_model_that_can_not_stream_reads_answers_too() -> None:
-    """Its whole reply is read, as a plan is."""
-    searched = world()
-    searched.llm = Whole(searched._say)
-    made = searched.search(QUESTION)
+    monkeypatch.setattr(ScriptedLLM, "astream_chat", refuse)
+    made = world().search(QUESTION)
     assert queries_of(made)["q2"] == FILLED
     assert made.plan.warnings == []
 
