@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from types import MethodType
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import json_repair
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole, ToolCallBlock
@@ -75,6 +75,9 @@ __all__ = [
     "tokens_of",
     "warm_up_llm",
 ]
+
+if TYPE_CHECKING:
+    from llama_index.core.tools import BaseTool
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -398,40 +401,35 @@ class LanguageModel(NotPickled):
             self._ready = (key, once(with_handlers(self.llm, self._manager()), self.llm))
         return self._ready[1]
 
-    def chat(self, messages: Sequence[ChatMessage], *, deadline: float | None, **kwargs: Any) -> Work[Reply]:
-        """Return a coroutine that requests a complete reply, without streaming; for its errors see ``read``."""
+    async def chat(self, messages: Sequence[ChatMessage], *, deadline: float | None, **kwargs: object) -> Reply:
+        """Return a complete reply, requested without streaming; for errors see ``read``."""
+        llm, method, prompt, arguments = self._arguments("chat", messages, kwargs)
+        response = await self._calls.call(llm, method, prompt, policy=self._retries, deadline=deadline, **arguments)
+        reply = self._billed(Reply.of(response))
+        reply.check()
+        return reply
 
-        async def attempt(until: float | None) -> Reply:
-            llm, method, prompt, arguments = self._arguments("chat", messages, kwargs)
-            reply = self._billed(Reply.of(await self._calls.call(llm, method, prompt, deadline=until, **arguments)))
-            reply.check()
-            return reply
-
-        return retried(attempt, policy=self._retries, deadline=deadline)
-
-    def call_tool(
-        self, messages: Sequence[ChatMessage], tool: Any, *, deadline: float | None, **kwargs: Any
-    ) -> Work[Reply]:
-        """Return a coroutine that asks a model to call one tool; see the reply's ``tool_arguments``."""
+    async def call_tool(
+        self, messages: Sequence[ChatMessage], tool: BaseTool, *, deadline: float | None, **kwargs: object
+    ) -> Reply:
+        """Ask a function-calling model to call one tool; see the reply's ``tool_arguments``."""
+        llm: Any = self.ready()
         arguments = {"tools": [tool], "chat_history": list(messages), "tool_required": True, **kwargs}
-
-        async def attempt(until: float | None) -> Reply:
-            llm: Any = self.ready()
-            response: ChatResponse = await self._calls.call(llm, "chat_with_tools", deadline=until, **arguments)
-            reply, message = self._billed(Reply.of(response)), response.message
-            blocks = [str(block.tool_kwargs) for block in message.blocks if isinstance(block, ToolCallBlock)]
-            written = "".join(blocks) or str(message.additional_kwargs.get("tool_calls", ""))
-            if len(written) > MAX_REPLY:
-                raise LLMError(f"the model's reply is longer than {MAX_REPLY:,} characters", usage=reply.usage)
-            read = partial(llm.get_tool_calls_from_response, response, error_on_no_tool_call=False)
-            calls = await parsed(read, written, deadline=until)
-            if calls:
-                reply.tool_arguments = dict(calls[0].tool_kwargs)
-            else:
-                reply.check()
-            return reply
-
-        return retried(attempt, policy=self._retries, deadline=deadline)
+        response: ChatResponse = await self._calls.call(
+            llm, "chat_with_tools", policy=self._retries, deadline=deadline, **arguments
+        )
+        reply, message = self._billed(Reply.of(response)), response.message
+        blocks = [str(block.tool_kwargs) for block in message.blocks if isinstance(block, ToolCallBlock)]
+        written = "".join(blocks) or str(message.additional_kwargs.get("tool_calls", ""))
+        if len(written) > MAX_REPLY:
+            raise LLMError(f"the model's reply is longer than {MAX_REPLY:,} characters", usage=reply.usage)
+        read = partial(llm.get_tool_calls_from_response, response, error_on_no_tool_call=False)
+        calls = await parsed(read, written, deadline=deadline)
+        if calls:
+            reply.tool_arguments = dict(calls[0].tool_kwargs)
+        else:
+            reply.check()
+        return reply
 
     def stream(
         self,

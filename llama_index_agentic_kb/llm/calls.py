@@ -18,7 +18,7 @@ import sys
 import time
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -33,9 +33,9 @@ from llama_index.core.utils import get_tokenizer
 
 from llama_index_agentic_kb._aio import END, Call, open_stream
 from llama_index_agentic_kb._text import know_secrets
-from llama_index_agentic_kb._types import JsonObject
+from llama_index_agentic_kb._types import JsonObject, Work
 from llama_index_agentic_kb.errors import DeadlineExceededError
-from llama_index_agentic_kb.guard.resilience import Bulkhead, Permit
+from llama_index_agentic_kb.guard.resilience import Bulkhead, Permit, RetryPolicy, retried
 
 if TYPE_CHECKING:
     import httpx
@@ -166,33 +166,42 @@ class ModelCalls:
         self._clients: dict[str, tuple[Any, Any]] = {}
         know_secrets(secrets_of(model))
 
-    async def call(self, model: Any, method: str, *args: Any, deadline: float | None, **kwargs: Any) -> Any:
+    def call(
+        self, model: Any, method: str, *args: object, policy: RetryPolicy, deadline: float | None, **kwargs: object
+    ) -> Work[Any]:
         """Call a method of ``model``, a copy, by its sync name; the async method has the prefix "a"."""
-        held, permit = _HeldSocket(deadline), Permit()
-        work = self._works(held, model, method, args, kwargs)
-        try:
-            return await self.bulkhead.call(Call(*work, deadline=deadline, what=self.what), permit)
-        except Exception as error:  # noqa: BLE001 (raised again, in one kind)
-            self._raise(error, deadline)
-        finally:
-            held.hang_up(permit)
+
+        async def attempt(until: float | None) -> Any:
+            with self._held(until) as permit:
+                work = self._works(permit, model, method, args, kwargs)
+                return await self.bulkhead.call(Call(*work, deadline=until, what=self.what), permit)
+
+        return retried(attempt, policy=policy, deadline=deadline)
 
     async def stream(
-        self, model: Any, method: str, *args: Any, deadline: float | None, **kwargs: Any
+        self, model: Any, method: str, *args: object, deadline: float | None, **kwargs: object
     ) -> AsyncGenerator[Any, None]:
         """Open a stream and yield its chunks; see ``call``."""
-        held, permit = _HeldSocket(deadline), Permit()
-        sync, native = self._works(held, model, method, args, kwargs)
-        through = partial(self.bulkhead.call, permit=permit, deadline=deadline)
-        opened = open_stream(sync=sync, native=native, what=self.what, through=through)
+        with self._held(deadline) as permit:
+            sync, native = self._works(permit, model, method, args, kwargs)
+            through = partial(self.bulkhead.call, permit=permit, deadline=deadline)
+            opened = open_stream(sync=sync, native=native, what=self.what, through=through)
+            try:
+                while (chunk := await opened.next(deadline=deadline)) is not END:
+                    yield chunk
+            finally:
+                opened.close()  # otherwise the model would continue to generate billed tokens
+
+    @contextmanager
+    def _held(self, deadline: float | None) -> Iterator[_SocketPermit]:
+        """Yield the permit of a call; its errors are raised in one kind, and what still runs is ended."""
+        permit = _SocketPermit(deadline=deadline)
         try:
-            while (chunk := await opened.next(deadline=deadline)) is not END:
-                yield chunk
+            yield permit
         except Exception as error:  # noqa: BLE001 (raised again, in one kind)
             self._raise(error, deadline)
         finally:
-            opened.close()  # otherwise the model would continue to generate billed tokens
-            held.hang_up(permit)
+            permit.hang_up()
 
     def _raise(self, error: Exception, deadline: float | None) -> NoReturn:
         """Raise a failed call's error: ``DeadlineExceededError`` after the deadline, else that of ``as_failure``."""
@@ -207,13 +216,13 @@ class ModelCalls:
         raise failure from error
 
     def _works(
-        self, held: _HeldSocket, model: Any, method: str, args: tuple[Any, ...], kwargs: JsonObject
+        self, permit: _SocketPermit, model: Any, method: str, args: tuple[object, ...], kwargs: JsonObject
     ) -> tuple[Callable[[], Any], Callable[[], Awaitable[Any]] | None]:
         """Return functions that call a method synchronously and natively async; the latter is None if unsupported."""
         speaks, async_method = self._speaks_openai, f"a{method}"
 
         def sync() -> Any:
-            _held_socket.set(held)  # each call has its own context
+            _held_socket.set(permit)  # each call has its own context
             if speaks:
                 self._set_client(model, is_async=False)
             return getattr(model, method)(*args, **kwargs)
@@ -322,18 +331,18 @@ def once(twin: Any, model: Any) -> Any:
 
 
 @dataclass(slots=True, eq=False)
-class _HeldSocket:
-    """The socket of a sync call with a deadline, which another thread can shut down to end the call."""
+class _SocketPermit(Permit):
+    """The permit of a call with a deadline; another thread can shut down a sync call's socket to end the call."""
 
-    _deadline: float | None
+    deadline: float | None = None
     _socket: Any = None
     _hung_up: bool = False
 
     def cut(self, timeouts: dict[str, float | None]) -> dict[str, float | None]:
         """Return the timeouts of a request's phases, limited to the call's remaining time."""
-        if self._deadline is None:
+        if self.deadline is None:
             return timeouts
-        left = max(0.001, self._deadline + GRACE_SECONDS - time.monotonic())
+        left = max(0.001, self.deadline + GRACE_SECONDS - time.monotonic())
         own = {phase: timeouts.get(phase) for phase in ("connect", "read", "write", "pool")}
         return {phase: left if seconds is None else min(left, seconds) for phase, seconds in own.items()}
 
@@ -344,9 +353,9 @@ class _HeldSocket:
         if self._hung_up:
             self._shut_down()
 
-    def hang_up(self, permit: Permit) -> None:
+    def hang_up(self) -> None:
         """Shut down the socket of a call that still runs after it was abandoned, so that it returns at once."""
-        if permit.at_work:
+        if self.at_work:
             self._hung_up = True
             self._shut_down()
 
@@ -356,8 +365,8 @@ class _HeldSocket:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
 
-_held_socket: ContextVar[_HeldSocket | None] = ContextVar("agentic_kb_held_socket", default=None)
-"""The socket holder of the current call."""
+_held_socket: ContextVar[_SocketPermit | None] = ContextVar("agentic_kb_held_socket", default=None)
+"""The permit of the current call."""
 
 
 def _ending_client(client: Any) -> Any:

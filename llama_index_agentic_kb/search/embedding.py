@@ -32,7 +32,7 @@ from llama_index_agentic_kb._aio import Call, Job, WorkerPool, as_exception, gat
 from llama_index_agentic_kb.account import with_handlers
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, DeadlineExceededError
 from llama_index_agentic_kb.guard.permissions import current_principal
-from llama_index_agentic_kb.guard.resilience import NO_RETRIES, RetryPolicy, retried
+from llama_index_agentic_kb.guard.resilience import NO_RETRIES, RetryPolicy
 from llama_index_agentic_kb.llm.calls import calls_of, is_a, once, retries_itself
 from llama_index_agentic_kb.schema.request import Principal
 
@@ -306,13 +306,9 @@ async def _call(
     what = f"embedding model {model.model_name}"
     if _is_local(model):
         return await Call(partial(getattr(watched, method), argument), None, deadline, EMBEDDING_POOL, what)
-    calls, copied = calls_of(model, what, lambda error: error), once(watched, model)
-
-    async def attempt(until: float | None) -> Any:
-        return await calls.call(copied, method, argument, deadline=until)
-
     policy = NO_RETRIES if retries_itself(model) else RetryPolicy()
-    return await retried(attempt, policy=policy, deadline=deadline)
+    calls = calls_of(model, what, lambda error: error)
+    return await calls.call(once(watched, model), method, argument, policy=policy, deadline=deadline)
 
 
 def _still_running(model: BaseEmbedding) -> DeadlineExceededError:
