@@ -22,10 +22,10 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextvars
-import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator
+from concurrent.futures import Future
 from contextlib import closing
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
@@ -94,9 +94,8 @@ _HELPERS = WorkerPool("bridge", max_workers=256)
 def run(work: Work[T]) -> T:
     """Perform a coroutine and return its result. Works inside a running event loop too (and blocks it)."""
     with closing(_Bridge(work, contextvars.copy_context())) as bridge:
-        drive = bridge.driver()
         while not bridge.root.done():
-            drive()
+            bridge.drive()
         return bridge.root.result()
 
 
@@ -136,7 +135,7 @@ def iterate(work: Work[Any], context: contextvars.Context | None = None) -> Gene
 def _iterate(work: Work[Any], context: contextvars.Context | None) -> Generator[Any, None, None]:
     with closing(_Bridge(work, context or contextvars.copy_context(), emits=True)) as bridge:
         while not bridge.root.done():
-            bridge.driver()()
+            bridge.drive()
             while bridge.emitted:
                 yield bridge.emitted.popleft()
         bridge.root.result()
@@ -195,7 +194,7 @@ class _Bridge(Generic[T]):
             ending = self._loop.create_task(self._close())
             ending.add_done_callback(self._stop)
             while not ending.done():
-                self.driver()()
+                self.drive()
         finally:
             close_unstarted(self._work)
             self._loop.close()
@@ -218,30 +217,24 @@ class _Bridge(Generic[T]):
         self.emitted.append(item)
         self._loop.stop()
 
-    def driver(self) -> Callable[[], None]:
-        """Return what runs the loop until an item is emitted, or the root task or the closing task ends."""
+    def drive(self) -> None:
+        """Run the loop until an item is emitted, or the root task or the closing task ends."""
         if asyncio._get_running_loop() is None:  # noqa: SLF001 (get_running_loop would be the context of every error)
-            return self._loop.run_forever
-        return self._drive_on_helper
+            self._loop.run_forever()
+            return
+        ended: Future[None] = Future()
 
-    def _drive_on_helper(self) -> None:
-        done = threading.Event()
-        failures: list[BaseException] = []
-
-        def drive() -> None:
+        def run_loop() -> None:
             try:
-                self._loop.run_forever()
+                ended.set_result(self._loop.run_forever())
             except BaseException as error:  # noqa: BLE001 (raised in the caller's thread)
-                failures.append(error)
-            finally:
-                done.set()
+                ended.set_exception(error)
 
-        _HELPERS.submit(drive)
+        _HELPERS.submit(run_loop)
         try:
-            done.wait()
+            ended.result()
         except BaseException:  # the user's interrupt: the loop must stop before it is closed
-            self._loop.call_soon_threadsafe(self.root.cancel)
-            done.wait()
+            if not ended.done():
+                self._loop.call_soon_threadsafe(self.root.cancel)
+                ended.exception()
             raise
-        if failures:
-            raise failures[0]

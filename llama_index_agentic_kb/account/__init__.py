@@ -164,26 +164,20 @@ def current_budget() -> Budget:
 # -- the activity log --------------------------------------------------------------------------------------------------
 
 
-class ActivityStartEvent(BaseEvent):
+class _ActivityEvent(BaseEvent):
+    activity: JsonObject
+
+    @classmethod
+    def class_name(cls) -> str:
+        return f"AgenticKB{cls.__name__}"
+
+
+class ActivityStartEvent(_ActivityEvent):
     """A stage has begun; ``activity`` is its open activity record in JSON form."""
 
-    activity: JsonObject
 
-    @classmethod
-    def class_name(cls) -> str:
-        """Name the event's class."""
-        return "AgenticKBActivityStartEvent"
-
-
-class ActivityEndEvent(BaseEvent):
+class ActivityEndEvent(_ActivityEvent):
     """A stage has ended; ``activity`` is its closed activity record in JSON form."""
-
-    activity: JsonObject
-
-    @classmethod
-    def class_name(cls) -> str:
-        """Name the event's class."""
-        return "AgenticKBActivityEndEvent"
 
 
 def is_heard() -> bool:
@@ -286,7 +280,7 @@ class ActivityLog:
                 return record
         return None
 
-    def _report(self, record: ActivityRecord, event: type[ActivityStartEvent | ActivityEndEvent] | None = None) -> None:
+    def _report(self, record: ActivityRecord, event: type[_ActivityEvent] | None = None) -> None:
         """Send an event, whose JSON form is built only if a handler is registered, and call the observer."""
         if event is not None and self._is_heard:
             dispatcher.event(event(activity=record.to_dict()))
@@ -381,24 +375,19 @@ class _GuardedHandler(BaseCallbackHandler):
 
     @classmethod
     def of(cls, handler: BaseCallbackHandler) -> _GuardedHandler:
-        """Return a handler wrapped; one that is wrapped already is returned unchanged."""
         return handler if isinstance(handler, cls) else cls(handler)
 
     def on_event_start(self, *args: Any, **kwargs: Any) -> str:
-        """Forward the start of an event."""
         self._try(self.handler.on_event_start, *args, **kwargs)
         return str(kwargs.get("event_id", ""))
 
     def on_event_end(self, *args: Any, **kwargs: Any) -> None:
-        """Forward the end of an event."""
         self._try(self.handler.on_event_end, *args, **kwargs)
 
     def start_trace(self, *args: Any, **kwargs: Any) -> None:
-        """Forward the start of a trace."""
         self._try(self.handler.start_trace, *args, **kwargs)
 
     def end_trace(self, *args: Any, **kwargs: Any) -> None:
-        """Forward the end of a trace."""
         self._try(self.handler.end_trace, *args, **kwargs)
 
     def _try(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

@@ -386,41 +386,35 @@ class Bulkhead:
     async def call(self, call: Call[T], permit: Permit | None = None, *, deadline: float | None = None) -> T:
         """Make a call on this bulkhead's pool once a permit is available; without one by its deadline, never."""
         permit = permit or Permit()
-        await self._enter(permit, call.what, earliest(deadline, call.deadline))
+        permit.bulkhead = self
         try:
+            await self._enter(permit, call.what, earliest(deadline, call.deadline, call_deadline()))
             return await call.perform(deadline, self._pool, permit)
         finally:
             if permit.ended is None:
                 self.leave(permit)
 
     async def _enter(self, permit: Permit, what: str, deadline: float | None) -> None:
-        permit.bulkhead = self
         loop = asyncio.get_running_loop()
         with self.lock:
             if len(self.held) < self.max_concurrency and not self._waiting:
                 self.held.add(permit)
                 return
             self._refuse_if_hung(what)
-            if len(self._waiting) >= MAX_WAITING:
+            if (waiting := len(self._waiting)) >= MAX_WAITING:
                 raise BulkheadFullError(
-                    f"{what} was not begun: {self.max_concurrency} calls are under way, and {len(self._waiting)} wait "
-                    "already"
+                    f"{what} was not begun: {self.max_concurrency} calls are under way, and {waiting} wait already"
                 )
             granted = loop.create_future()
             permit.wake = partial(on_loop, loop, granted.set_result, None)
             self._waiting[permit] = None
-        deadline = earliest(deadline, call_deadline())
-        try:
-            while True:
-                left = HANGS_AFTER if deadline is None else min(HANGS_AFTER, max(0.0, deadline - time.monotonic()))
-                await asyncio.wait([granted], timeout=left)
-                with self.lock:
-                    if permit in self.held:
-                        return
-                    self._refuse_if_hung(what, deadline)
-        except BaseException:
-            self.leave(permit)
-            raise
+        while True:
+            left = HANGS_AFTER if deadline is None else min(HANGS_AFTER, max(0.0, deadline - time.monotonic()))
+            await asyncio.wait([granted], timeout=left)
+            with self.lock:
+                if permit in self.held:
+                    return
+                self._refuse_if_hung(what, deadline)
 
     def _refuse_if_hung(self, what: str, deadline: float | None = None) -> None:
         """Raise after the deadline, or if calls abandoned more than ``HANGS_AFTER`` seconds ago occupy all permits."""

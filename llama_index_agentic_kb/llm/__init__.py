@@ -16,6 +16,7 @@ from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
+from traceback import walk_tb
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -167,17 +168,15 @@ class Reply:
             raise LLMError(f"the model's reply is empty{why}", empty=True, usage=self.usage)
 
 
-def _choice_of(raw: Any) -> tuple[bool, str | None, str]:
+def _choice_of(raw: object) -> tuple[bool, str | None, str]:
     """Return whether a raw response or chunk has a choice, with its finish reason and (a piece of) its refusal."""
-    choices = _get(raw, "choices")
-    if not choices:
+    if not (choices := _get(raw, "choices")):
         return False, None, ""
-    reason = _get(choices[0], "finish_reason")
-    said = _get(choices[0], "message") or _get(choices[0], "delta")
+    reason, said = _get(choices[0], "finish_reason"), _get(choices[0], "message") or _get(choices[0], "delta")
     return True, reason if isinstance(reason, str) else None, _get(said, "refusal") or ""
 
 
-def _get(thing: Any, name: str) -> Any:
+def _get(thing: object, name: str) -> Any:
     return thing.get(name) if isinstance(thing, dict) else getattr(thing, name, None)
 
 
@@ -229,9 +228,7 @@ def read_json(text: str, opening: str = "{") -> Any:
 
 # -- reasoning text ---------------------------------------------------------------------------------------------------
 
-_THOUGHTS: Final = ("think", "thinking", "thought", "reasoning")
-_OPEN: Final = re.compile(rf"(?<!`)<({'|'.join(_THOUGHTS)})>", re.IGNORECASE)
-_CLOSE: Final = re.compile(rf"(?<!`)</(?:{'|'.join(_THOUGHTS)})>", re.IGNORECASE)
+_TAG: Final = re.compile(r"(?<!`)<(/?)(think|thinking|thought|reasoning)>", re.IGNORECASE)
 _BEGUN: Final = re.compile(r"</?[a-z]{0,9}\Z", re.IGNORECASE)
 
 
@@ -245,45 +242,40 @@ class ThoughtFilter:
 
     left_out: int = 0  # number of reasoning characters removed so far
     _held: str = ""
-    _inside: str | None = None
+    _inside: str = ""  # the name of the tag whose block is read
     _started: bool = False  # whether any visible text was returned
-    _last: str = ""
+    _last: str = ""  # the last character that was read: a backquote makes a tag normal text
 
     def feed(self, delta: str) -> str:
         """Process a piece of the reply and return the text that can be shown now."""
-        text, passed, self._held = self._held + delta, "", ""
-        while text:
-            if self._inside is not None:
-                end, tag = text.lower().find(f"</{self._inside}>"), len(self._inside) + 3
-                cut = end if end >= 0 else max(0, len(text) - tag + 1)
-                self.left_out += cut
-                if end >= 0:
-                    self._inside, text = None, text[end + tag :]
-                else:
-                    self._held, text = text[cut:], ""
-                continue
-            # The previous character decides whether this is a tag: a backquote makes it text.
-            found = _OPEN.search(self._last + text) or None
-            ended = _CLOSE.search(self._last + text)
-            if ended is not None and (found is None or ended.start() < found.start()):
-                self.left_out += len(passed) + ended.end() - len(self._last)
-                text, passed, self._last = text[ended.end() - len(self._last) :], "", ""
-            elif found is not None:
-                start = found.start() - len(self._last)
-                passed += text[:start]
-                text = text[found.end() - len(self._last) :]
-                self._inside, self._last = found[1].lower(), ""
+        text, at, passed = self._last + self._held + delta, len(self._last), ""
+        while True:
+            if self._inside:
+                tag = f"</{self._inside}>"
+                end = text.lower().find(tag, at)
+                to = end if end >= 0 else max(at, len(text) - len(tag) + 1)
+                self.left_out += to - at
+                if end < 0:
+                    break
+                self._inside, at = "", end + len(tag)
+            elif (found := _TAG.search(text, at)) is None:
+                begun = _BEGUN.search(text, at)
+                to = len(text) if begun is None else begun.start()
+                passed += text[at:to]
+                break
+            elif found[1]:  # what came before was reasoning
+                self.left_out += len(passed) + found.end() - at
+                passed, at = "", found.end()
             else:
-                begun = _BEGUN.search(text)
-                at = len(text) if begun is None else begun.start()
-                passed += text[:at]
-                self._last, self._held, text = (text[:at] or self._last)[-1:], text[at:], ""
+                passed += text[at : found.start()]
+                self._inside, at = found[2].lower(), found.end()
+        self._last, self._held = text[max(0, to - 1) : to], text[to:]
         return self._given(passed)
 
     def close(self) -> str:
         """Return the remaining text at the end of the reply; an unclosed reasoning block is removed."""
         rest, self._held = self._held, ""
-        if self._inside is not None:
+        if self._inside:
             self.left_out += len(rest)
             return ""
         return self._given(rest)
@@ -300,27 +292,26 @@ class ThoughtFilter:
 
 def as_llm_error(error: Exception) -> LLMError:
     """Return an ``LLMError`` that describes an error of the model's client, to be raised ``from`` it."""
-    status, body = status_of(error), getattr(error, "body", None)
     if isinstance(error, LLMError):
         return error
+    status, body = status_of(error), getattr(error, "body", None)
     if status is not None:
-        said = _message_in(body) if isinstance(body, dict) else str(error)
-        reason = f"the model's server answered with status {status}: {_words(said)}"
-    elif isinstance(error, AgenticKBError):
-        reason = error_message(error)
-    elif (sent := _sent_instead(error, body)) is not None:
-        reason = f"the model's server sent {sent}"
-    elif breaks_connection(error):  # OpenAI's client says only "Connection error."
-        reason = f"the connection to the model's server failed: {_named(error.__cause__ or error)}"
-    else:
-        reason = _named(error)
-    return LLMError(reason)
+        return LLMError(
+            f"the model's server answered with status {status}: {_words(body if isinstance(body, dict) else error)}"
+        )
+    if isinstance(error, AgenticKBError):
+        return LLMError(error_message(error))
+    if (sent := _sent_instead(error, body)) is not None:
+        return LLMError(f"the model's server sent {sent}")
+    if breaks_connection(error):  # OpenAI's client says only "Connection error."
+        return LLMError(f"the connection to the model's server failed: {_named(error.__cause__ or error)}")
+    return LLMError(_named(error))
 
 
 def _sent_instead(error: Exception, body: object) -> str | None:
     """Return a description of an unusable response from the server; None if the error has another cause."""
     if isinstance(error, json.JSONDecodeError):
-        return f"JSON that is broken off or malformed: {_words(str(error))}"
+        return f"JSON that is broken off or malformed: {_words(error)}"
     page = getattr(error, "obj", None)
     if isinstance(error, AttributeError) and isinstance(page, str):
         kind = "a web page" if page.lstrip().startswith("<") else "plain text"
@@ -330,32 +321,25 @@ def _sent_instead(error: Exception, body: object) -> str | None:
         body = getattr(reply, "error", None)
         if not body:
             return None if reply is None else "a reply without choices"
-    return f"an error in place of a reply: {_words(_message_in(body))}"
+    return f"an error in place of a reply: {_words(body)}"
 
 
-def _reply_in(error: Exception) -> Any:
+def _reply_in(error: Exception) -> object:
     """Return the parsed reply without choices that a client failed on, taken from the error's traceback."""
-    reply, traceback = None, error.__traceback__
-    while traceback is not None:
-        response = traceback.tb_frame.f_locals.get("response")
-        if hasattr(response, "choices"):
-            reply = response
-        traceback = traceback.tb_next
-    return reply if reply is not None and not reply.choices else None
+    responses = [frame.f_locals.get("response") for frame, _ in walk_tb(error.__traceback__)]
+    reply = next((one for one in reversed(responses) if hasattr(one, "choices")), None)
+    return None if getattr(reply, "choices", None) else reply
 
 
 def _named(error: BaseException) -> str:
-    words = one_line(redacted_excerpt(str(error), READ), SHOWN)
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+    kind = type(error).__name__
+    return f"{kind}: {_words(error)}" if str(error).strip() else kind
 
 
-def _message_in(body: Any) -> str:
-    message = body.get("message") if isinstance(body, dict) else None
-    return str(message or body)
-
-
-def _words(text: str) -> str:
-    return one_line(redacted_excerpt(text, READ), SHOWN) or "nothing said"
+def _words(said: object) -> str:
+    """Return an excerpt of an error, of text, or of the message in a JSON object, as one line without secrets."""
+    message = (said.get("message") or said) if isinstance(said, dict) else said
+    return one_line(redacted_excerpt(str(message), READ), SHOWN) or "nothing said"
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------
@@ -601,7 +585,6 @@ class _Meter(EventHandler):
         parent_id: str = "",
         **_: Any,
     ) -> str:
-        """Note that a call began."""
         if event_type is CBEventType.LLM:
             self._open[event_id] = parent_id in self._open
         return event_id
@@ -609,7 +592,6 @@ class _Meter(EventHandler):
     def on_event_end(
         self, event_type: CBEventType, payload: JsonObject | None = None, event_id: str = "", **_: Any
     ) -> None:
-        """Count a call that ended with a reply."""
         ended = payload or {}
         response = ended.get(EventPayload.RESPONSE) or ended.get(EventPayload.COMPLETION)
         if event_type is CBEventType.LLM and not self._open.pop(event_id, False) and response is not None:
