@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import uuid
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Self
@@ -41,7 +41,7 @@ from llama_index_agentic_kb.schema.answer import NEW_SESSION
 from llama_index_agentic_kb.server.catalog import MODELS, Conditions, Kind, Stored
 from llama_index_agentic_kb.server.errors import ForbiddenError, NotAcceptableError, error_body, status_of
 from llama_index_agentic_kb.server.http import GONE, ServerContext, logger, read_body, request_id, streamed, unless_gone
-from llama_index_agentic_kb.server.service import KnowledgeService, ServedBase
+from llama_index_agentic_kb.server.service import KnowledgeService
 from llama_index_agentic_kb.sources import KnowledgeSource, ShardedSource
 from llama_index_agentic_kb.sources.index import kind_of, refusal
 from llama_index_agentic_kb.store.sessions import SessionStore
@@ -60,11 +60,6 @@ _COUNTERS: Final = (
 ).split()
 
 
-def api_version(request: Request) -> str:
-    """Return the API version of a request; the newest if it names none."""
-    return known_version(request.query_params.get("api-version", ""))
-
-
 def wants_events(accept: str) -> bool:
     """Return whether an ``Accept`` header asks for server-sent events; JSON is the default."""
     found = re.search(rf"(?:^|,)\s*{_EVENTS}\s*(;[^,]*)?(?:,|$)", accept.lower())
@@ -76,23 +71,24 @@ def wants_events(accept: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Retrieval:
-    """One ``retrieve`` request, decoded and authorised, with the stored defaults; ``address`` is the server's URL.
+    """One ``retrieve`` request, decoded and authorised."""
 
-    ``state`` is where the conversation's state is kept; None if the request names no session.
-    """
-
-    served: ServedBase
-    request: RetrievalRequest
+    base: KnowledgeBase
+    request: RetrievalRequest  # with the stored defaults
     context: ServerContext
-    address: str
+    address: str  # URL of the server
     tenant: str
-    state: KeptState | None
-    headers: Mapping[str, str]  # of the response: they name the session
+    state: KeptState | None  # where the conversation's state is kept; None if the request names no session
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of the response: they name the session."""
+        return {} if self.state is None else {SESSION: self.state.id}
 
     async def respond(self, version: str) -> Response:
         """Return the response as JSON of an API version."""
         async with self.context.queue.place(self.tenant):
-            response = await self.served.base.aretrieve(self.request)
+            response = await self.base.aretrieve(self.request)
         await self._made(response)
         body = response.to_json()
         if version != VERSIONS[-1]:
@@ -103,7 +99,10 @@ class Retrieval:
         if self.state is not None:
             await self.state.keep(response)
         self.context.count(response)
-        link_passages(response, self.address, self.served.base.name)
+        for reference in response.references:  # their citations lead to the server's page, which shows the passage
+            parts = {"kb": self.base.name, "source": reference.knowledge_source_name, "passage": reference.node_id}
+            named = "&".join(f"{name}={quote(value, safe='')}" for name, value in parts.items())
+            reference.citation_url = f"{self.address}#{named}"
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         """Yield the events of the stream, and a comment where none came for ``HEARTBEAT_SECONDS``.
@@ -137,7 +136,7 @@ class Retrieval:
 
     async def _answer(self, queue: asyncio.Queue[bytes | None]) -> None:
         """Put the events of the answer into a queue; the first says what was asked."""
-        base, started, completed = self.served.base, set[int](), set[int]()
+        base, started, completed = self.base, set[int](), set[int]()
         mode = self.request.output_mode or base.output_mode
         effort = self.request.retrieval_reasoning_effort or base.retriever.effort
         begun = {
@@ -186,22 +185,21 @@ def retrieval_routes(context: ServerContext) -> APIRouter:
     async def retrieve(name: str, request: Request) -> Response:
         """Answer a question, or return its evidence; with ``Accept: text/event-stream`` as events."""
         principal, tenant = await context.access.asker(request)
-        version = api_version(request)
+        version = known_version(request.query_params.get("api-version", ""))
         streams = wants_events(request.headers.get("accept", ""))
         if streams and version < STREAMING_SINCE:
             raise NotAcceptableError(f"{_EVENTS}: api-version {STREAMING_SINCE} and later stream; this is {version}")
         served = await context.service.base(name)
         sent = decode_retrieve(await read_body(request, context.limits.body_bytes), api_version=version)
         update: JsonObject = {"principal": principal}
-        named, state, headers = request.headers.get(SESSION), None, dict[str, str]()
-        if named is not None:
+        state = None
+        if (named := request.headers.get(SESSION)) is not None:
             state = await KeptState.opened(context.service.sessions, principal, named)
             update |= parsed_states({} if state.is_new else await state.store.aget_states(state.owner, state.id))
-            headers = {SESSION: state.id}
         asked = served.request(sent.model_copy(update=update))
-        retrieval = Retrieval(served, asked, context, str(request.base_url), tenant, state, headers)
+        retrieval = Retrieval(served.base, asked, context, str(request.base_url), tenant, state)
         if streams:
-            return await streamed(request, retrieval.chunks(), f"{_EVENTS}; charset=utf-8", headers)
+            return await streamed(request, retrieval.chunks(), f"{_EVENTS}; charset=utf-8", retrieval.headers)
         return await unless_gone(request.receive, retrieval.respond(version)) or GONE
 
     @router.get("/knowledgebases/{name}/passage", operation_id="get_passage")
@@ -259,14 +257,6 @@ class KeptState:
 # -- passages ----------------------------------------------------------------------------------------------------------
 
 
-def link_passages(response: RetrievalResponse, address: str, base: str) -> None:
-    """Set the citation URL of each reference: the page of the server, at ``address`` with a slash, that shows it."""
-    for reference in response.references:
-        parts = {"kb": base, "source": reference.knowledge_source_name, "passage": reference.node_id}
-        named = "&".join(f"{name}={quote(value, safe='')}" for name, value in parts.items())
-        reference.citation_url = f"{address}#{named}"
-
-
 async def find_passage(base: KnowledgeBase, source: str, node_id: str, principal: Principal | None) -> JsonObject:
     """Return a passage as data; raise ``NotFoundError`` if there is none, or none that the principal may see."""
     found = base.sources.get(source)
@@ -316,7 +306,7 @@ def definition_routes(context: ServerContext) -> APIRouter:
 
     async def check_admin(request: Request) -> None:
         await context.access.caller(request, admin=True)
-        api_version(request)
+        known_version(request.query_params.get("api-version", ""))
 
     router = APIRouter(tags=["definitions"], dependencies=[Depends(check_admin)])
     _add(router, context.service, "knowledgeBase")

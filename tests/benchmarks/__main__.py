@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from tests.benchmarks.measure import Row, print_rows, write_rows
+from tests.benchmarks.measure import Row, print_rows, write_json
 
 BENCHMARKS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "import": ("engines.import_time", {"runs": 11}, {"runs": 1}),
@@ -39,7 +40,7 @@ def main() -> None:
     # ten times slower on a busy machine, for whichever contestant has fewer of them. Read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     rows = [row for name in arguments.only or BENCHMARKS for row in run(name, quick=arguments.quick)]
-    write_rows(rows, arguments.out)
+    write_json([asdict(row) for row in rows], arguments.out)
     print_rows(rows)
 
 

@@ -24,7 +24,6 @@ from typing import Final
 import numpy as np
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.vector_stores.types import VectorStoreQuery
-from rich.console import Console
 from rich.table import Table
 
 from llama_index_agentic_kb.evaluation.capacity import RECORDED, ServiceTimes
@@ -34,6 +33,7 @@ from llama_index_agentic_kb.sources import KnowledgeSource, ShardedSource
 from llama_index_agentic_kb.store import KnowledgeStore, default_embed_model
 from llama_index_agentic_kb.store.database import Chunk, StoredDocument
 from llama_index_agentic_kb.testing import HashEmbedding
+from tests.benchmarks.measure import show
 
 CASES: Final = ((5_000, 1), (14_000, 1), (10_000, 2), (24_000, 3), (30_000, 6))
 """Chunks and shards."""
@@ -176,7 +176,7 @@ def main() -> None:
             real = question_seconds(stores)
         table.add_row(f"{size:,}", str(shards), f"{1e3 * said:.1f}", f"{1e3 * real:.1f}", f"{said / real - 1:+.0%}")
         print(table.row_count, "of", len(CASES))
-    Console(width=140).print(table)
+    show(table)
 
 
 if __name__ == "__main__":

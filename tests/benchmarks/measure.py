@@ -8,9 +8,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, TypeAlias
@@ -168,10 +168,15 @@ async def _longest_gap(ask: Callable[[], Awaitable[Any]]) -> float:
     return longest * 1000
 
 
-def write_rows(rows: Iterable[Row], path: Path) -> None:
-    """Write rows as a JSON list."""
+def write_json(data: Any, path: Path) -> None:
+    """Write data as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def show(table: Table) -> None:
+    """Print a table; a pipe has no width of its own, and 80 columns would fold every cell."""
+    Console(width=None if Console().is_terminal else 160).print(table)
 
 
 def print_rows(rows: Sequence[Row]) -> None:
@@ -183,14 +188,14 @@ def print_rows(rows: Sequence[Row]) -> None:
     for row in rows:
         if row.name != before:
             table.add_section()
-        shown = [_number(value) for value in (row.ours, row.peer, row.ratio)]
+        shown = [shown_number(value) for value in (row.ours, row.peer, row.ratio)]
         table.add_row(row.name if row.name != before else "", row.peer_name, *shown, row.unit, str(row.runs))
         before = row.name
-    # A pipe has no width of its own, and 80 columns would fold every cell.
-    Console(width=None if Console().is_terminal else 160).print(table)
+    show(table)
 
 
-def _number(value: float | None) -> str:
+def shown_number(value: float | None) -> str:
+    """Return a number for a table."""
     return "-" if value is None else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
 
 

@@ -29,16 +29,17 @@ from typing import Any, Final
 
 import chromadb
 import numpy as np
+import psutil  # type: ignore[import-untyped]  # has no types
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import PrivateAttr
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.table import Table
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, RetrieverOptions
 from llama_index_agentic_kb.schema import ActivityRecord, Condition, SourceActivity
 from llama_index_agentic_kb.store.database import Chunk, MetadataValue, StoredDocument
 from llama_index_agentic_kb.store.directory import DirectoryStore
+from tests.benchmarks.measure import show, shown_number, write_json
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -166,21 +167,15 @@ class ScaleStore:
         self.corpus = ScaleCorpus(size, clustered=clustered)
         self.embedding = ScaleEmbedding(self.corpus)
 
-    def build(self, progress: Callable[[str], None] = print) -> float:
-        """Build it unless it is there (what was left half built is thrown away); return the seconds that it took."""
-        return self._once("built.json", lambda: self._build(progress))
-
-    def build_lexical(self) -> float:
-        """Build the lexical index unless it is there; returns seconds as ``build`` does."""
-        return self._once("lexical-built.json", self._build_lexical)
-
-    def _once(self, mark: str, work: Callable[[], float]) -> float:
-        built = self.folder / mark
+    def build(self, progress: Callable[[str], None] = print) -> Numbers:
+        """Build it unless it is there (what was left half built is thrown away); return the seconds of its parts."""
+        built = self.folder / "built.json"
         if not built.is_file():
-            built.write_text(json.dumps({"seconds": work()}), encoding="utf-8")
-        return float(json.loads(built.read_text(encoding="utf-8"))["seconds"])
+            built.write_text(json.dumps(self._build(progress)), encoding="utf-8")
+        seconds: Numbers = json.loads(built.read_text(encoding="utf-8"))
+        return seconds
 
-    def _build(self, progress: Callable[[str], None]) -> float:
+    def _build(self, progress: Callable[[str], None]) -> Numbers:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         shape = (self.corpus.size, DIMENSION)
@@ -200,28 +195,18 @@ class ScaleStore:
             started = time.perf_counter()
             store.update_graph(SOURCE)
             seconds += time.perf_counter() - started
-        np.save(self.folder / GROUPS, groups)
-        return seconds
-
-    def _build_lexical(self) -> float:
-        with self.open() as store, store.writing():
             started = time.perf_counter()
             store.lexical(SOURCE).update()
-            return time.perf_counter() - started
+        np.save(self.folder / GROUPS, groups)
+        return {"seconds": seconds, "seconds of BM25": time.perf_counter() - started}
 
     def open(self, *, create: bool = False) -> DirectoryStore:
         """Open the store; the caller closes it."""
         return DirectoryStore.open(self.folder / "store", embed_model=self.embedding, create=create)
 
-    def vectors(self) -> Floats:
-        """Return all vectors, on disk, shape (size, 384)."""
-        loaded: Floats = np.load(self.folder / VECTORS, mmap_mode="r")
-        return loaded
-
-    def groups(self) -> Ints:
-        """Return each chunk's ``hundredth``, shape (size,)."""
-        loaded: Ints = np.load(self.folder / GROUPS)
-        return loaded
+    def rows(self) -> tuple[Floats, Ints]:
+        """Return all vectors, on disk, shape (size, 384), and each chunk's ``hundredth``."""
+        return np.load(self.folder / VECTORS, mmap_mode="r"), np.load(self.folder / GROUPS)
 
 
 def store_block(store: DirectoryStore, block: Block, shard: int = 0, shards: int = 1) -> None:
@@ -265,12 +250,10 @@ class Times:
 
     def observe(self, record: ActivityRecord) -> None:
         """Note what a closed search says of its ways."""
-        if not isinstance(record, SourceActivity) or record.outcome is None:
-            return
-        for lane in record.lanes or []:
+        for lane in (record.lanes or []) if isinstance(record, SourceActivity) and record.outcome else []:
+            self.note = lane.note or self.note
             if lane.elapsed_ms is not None:
                 self.lanes.setdefault(lane.kind, []).append(lane.elapsed_ms / 1000)
-            self.note = lane.note or self.note
 
     def numbers(self) -> Numbers:
         """Return the percentiles, in ms."""
@@ -313,11 +296,11 @@ def measure_filtered(store: DirectoryStore, at: ScaleStore, key: str, modulus: i
     times, first = Times(), Times()
     # Each chunk for itself, so that what is found can be compared with what Chroma finds.
     options = RetrieverOptions(join_neighbours=False, max_per_document=None)
-    retrievers = []
-    for value in values:
-        filters = Condition(key=key, value=value)
-        source = KnowledgeSource(SOURCE, index=store.index(SOURCE), filters=filters, hybrid=False)
-        retrievers.append(_retriever(source, times, options=options))
+    wholes = [
+        KnowledgeSource(SOURCE, index=store.index(SOURCE), filters=Condition(key=key, value=value), hybrid=False)
+        for value in values
+    ]
+    retrievers = [_retriever(source, times, options=options) for source in wholes]
     for retriever, query in zip(retrievers, queries, strict=False):
         asyncio.run(_timed(retriever, query, first))
     recalls = []
@@ -337,13 +320,13 @@ def _chromas_own(at: ScaleStore, key: str, modulus: int, values: Sequence[int], 
     database = chromadb.PersistentClient(str(at.folder / f"chroma-{key}"))
     hnsw: Any = {"hnsw": {"space": "cosine", "ef_search": 400}}
     collection: Any = database.get_or_create_collection(SOURCE, embedding_function=None, configuration=hnsw)
-    vectors, groups = at.vectors(), at.groups() % modulus
+    vectors, groups = at.rows()
+    groups %= modulus
     for start in range(collection.count(), len(vectors), BATCH):
         rows = range(start, min(start + BATCH, len(vectors)))
         listed = [{key: int(groups[row])} for row in rows]
         collection.add(ids=[f"chunk-{row}" for row in rows], embeddings=np.array(vectors[list(rows)]), metadatas=listed)
-    taken, recalls = [], []
-    deadline = time.monotonic() + PLAIN_SECONDS
+    taken, recalls, deadline = [], [], time.monotonic() + PLAIN_SECONDS
     for number, vector in enumerate(at.corpus.query_vectors.tolist()):
         started = time.perf_counter()
         found = collection.query(query_embeddings=[vector], n_results=TOP_K, where={key: values[number % FILTERS]})
@@ -368,8 +351,8 @@ async def _timed(retriever: AgenticRetriever, query: str, times: Times) -> set[s
 
 def exact(at: ScaleStore, values: Sequence[int], modulus: int, block: int = 10_000) -> list[set[str]]:
     """Return each query's nearest rows among those whose group is its value, by comparing with every row."""
-    vectors, groups, queries = at.vectors(), at.groups() % modulus, at.corpus.query_vectors
-    wanted = np.asarray(values)
+    (vectors, groups), queries, wanted = at.rows(), at.corpus.query_vectors, np.asarray(values)
+    groups %= modulus
     scores = np.full((len(queries), 0), 0.0, dtype=np.float32)
     rows = np.full((len(queries), 0), 0, dtype=np.int64)
     for start in range(0, len(vectors), block):
@@ -402,16 +385,15 @@ Result = dict[str, Any]
 
 
 def build(cache: Path, size: int, *, clustered: bool = True) -> Result:
-    """Build vectors and records of a size unless they are there."""
+    """Build a size unless it is there."""
     at = ScaleStore(cache, size, clustered=clustered)
     seconds = at.build(lambda text: print(text, file=sys.stderr, flush=True))
-    return {"seconds": seconds, **_disk(at, "graphs", "documents.db"), "peak memory MB": _peak_megabytes()}
-
-
-def build_lexical(cache: Path, size: int) -> Result:
-    """Build the lexical index of a size unless it is there."""
-    at = ScaleStore(cache, size)
-    return {"seconds": at.build_lexical(), **_disk(at, "lexical"), "peak memory MB": _peak_megabytes()}
+    sizes = {}
+    for part in ("graphs", "lexical", "documents.db"):
+        path = at.folder / "store" / part
+        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+        sizes[f"{part} MB"] = sum(file.stat().st_size for file in files) / MEGABYTE
+    return {**seconds, **sizes, "peak memory MB": _peak_megabytes()}
 
 
 def measure(cache: Path, size: int, searches: int, *, clustered: bool = True) -> Result:
@@ -438,27 +420,12 @@ def measure(cache: Path, size: int, searches: int, *, clustered: bool = True) ->
     return result
 
 
-def _disk(at: ScaleStore, *parts: str) -> dict[str, float]:
-    sizes = {}
-    for part in parts:
-        path = at.folder / "store" / part
-        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-        sizes[f"{part} MB"] = sum(file.stat().st_size for file in files) / MEGABYTE
-    return sizes
-
-
 def _megabytes() -> float:
-    """Return this process's memory."""
-    status = Path("/proc/self/status")
-    if not status.is_file():
-        return _peak_megabytes()
-    line = next(line for line in status.read_text(encoding="ascii").splitlines() if line.startswith("VmRSS"))
-    return int(line.split()[1]) / 1024
+    return float(psutil.Process().memory_info().rss) / MEGABYTE
 
 
 def _peak_megabytes() -> float:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / MEGABYTE if sys.platform == "darwin" else peak / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _in_a_process(step: str, size: int, clustered: bool, arguments: argparse.Namespace) -> Result:
@@ -479,16 +446,12 @@ def _print(results: list[Result]) -> None:
     for name in names:
         quantities = dict.fromkeys(quantity for result in results for quantity in result.get(name, {}))
         for quantity in quantities:
-            shown = [_number(result.get(name, {}).get(quantity)) for result in results]
+            shown = [shown_number(result.get(name, {}).get(quantity)) for result in results]
             table.add_row(name, quantity, *shown)
         table.add_section()
-    Console(width=None if Console().is_terminal else 140).print(table)
+    show(table)
     if any("vectors" in result for result in results):
         print("* vectors without clusters, the hardest there are for Chroma's graph")
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def _sizes(text: str) -> list[int]:
@@ -510,7 +473,6 @@ def main() -> None:
         size, clustered = arguments.sizes[0], not arguments.unclustered
         steps: dict[str, Callable[[], Result]] = {
             "build": lambda: build(arguments.cache, size, clustered=clustered),
-            "build BM25": lambda: build_lexical(arguments.cache, size),
             "measure": lambda: measure(arguments.cache, size, arguments.searches, clustered=clustered),
         }
         print(json.dumps(steps[arguments.step]()))
@@ -518,11 +480,9 @@ def main() -> None:
     results: list[Result] = []
     cases = [*((size, True) for size in arguments.sizes), *([(arguments.hard, False)] if arguments.hard else [])]
     for size, clustered in cases:
-        names = ("build", "build BM25") if clustered else ("build",)
-        built = {name: _in_a_process(name, size, clustered, arguments) for name in names}
-        results.append({**built, **_in_a_process("measure", size, clustered, arguments)})
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        built = _in_a_process("build", size, clustered, arguments)
+        results.append({"build": built, **_in_a_process("measure", size, clustered, arguments)})
+        write_json(results, arguments.out)
     _print(results)
 
 

@@ -8,7 +8,6 @@ slow. Stores are built once and kept; a size that ``make bench-scale`` has built
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +16,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Final
 
-from rich.console import Console
 from rich.table import Table
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, Resilience, RetrieverOptions, ShardedSource
 from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.testing import MemoryRetriever
+from tests.benchmarks.measure import show, write_json
 from tests.benchmarks.scale import SOURCE, TOP_K, ScaleStore, exact, percentile, store_block
 
 SHARDS: Final = 8
@@ -97,13 +96,12 @@ def ask(source: KnowledgeSource, queries: Sequence[str], best: Sequence[set[str]
 
 def waiting(shards: int, factor: int, grace: float | None) -> Numbers:
     """Return times over shards that only wait, the first so many times longer, after it was as fast as the others."""
-    first = MemoryRetriever(["rain"], latency=WAIT, mode="async")
-    retrievers = [first, *(MemoryRetriever([f"rain {at}"], latency=WAIT, mode="async") for at in range(1, shards))]
+    retrievers = [MemoryRetriever([f"rain {at}"], latency=WAIT, mode="async") for at in range(shards)]
     resilience = Resilience(straggler_grace=grace)
     made = [KnowledgeSource(f"s{at}", retriever=one, resilience=resilience) for at, one in enumerate(retrievers)]
     source = ShardedSource(SOURCE, made)
     ask(source, ["rain"] * 20, [{""}] * 20)
-    first.latency = factor * WAIT
+    retrievers[0].latency = factor * WAIT
     numbers = ask(source, ["rain"] * 100, [{""}] * 100)
     return {name: numbers[name] for name in ("p50", "p99")}
 
@@ -144,17 +142,15 @@ def main() -> None:
     arguments = parser.parse_args()
     at = ScaleStore(arguments.cache, arguments.size)
     at.build(lambda _: None)
-    at.build_lexical()
     results = {}
     for name, numbers in measure(at, arguments.shards, arguments.rounds):
         results[name] = numbers
         print(name, numbers, file=sys.stderr, flush=True)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write_json(results, arguments.out)
     table = Table("", "p50 ms", "p99 ms", "recall@10", title=f"{arguments.size:,} chunks, synthetic vectors")
     for name, numbers in results.items():
         table.add_row(name, *(f"{numbers[key]:.3g}" if key in numbers else "" for key in ("p50", "p99", "recall")))
-    Console(width=None if Console().is_terminal else 140).print(table)
+    show(table)
 
 
 if __name__ == "__main__":
