@@ -15,13 +15,15 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from llama_index_agentic_kb._types import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
     from jinja2 import Template
     from markdown_it import MarkdownIt
+    from markdown_it.rules_core import StateCore
+    from markdown_it.token import Token
     from markupsafe import Markup
 
 Record: TypeAlias = JsonMapping
@@ -30,10 +32,10 @@ ROWS: Final = 100  # maximum rows of a list to show
 LONG: Final = 360  # number of characters above which an extract is collapsed
 MOST: Final = 20_000  # maximum characters of a passage to show
 LIMIT: Final = 15_000  # size in bytes of a fragment for notebooks, which are saved with all that they show
-_SIZES: Final = ((ROWS, MOST), (ROWS, 1_000), (25, 300), (8, 80))
-"""Numbers of rows and of characters of a passage to try until a fragment is small enough."""
-MAX_MARKDOWN: Final = 20_000
-"""Maximum characters of an answer whose Markdown is rendered; longer ones are shown as text."""
+_SIZES: Final = ((ROWS, MOST), (ROWS, 1_000), (25, 300), (8, 80))  # rows, characters of a passage: until it is small
+MAX_MARKDOWN: Final = (
+    20_000  # maximum characters of an answer whose Markdown is rendered; longer ones are shown as text
+)
 MAX_BOXES: Final = 24  # maximum searches in the picture of a plan
 MAX_COLUMNS: Final = 5  # maximum columns in the picture of a plan; later rounds share the last one
 
@@ -43,8 +45,7 @@ _START, _END = "\u2e14", "\u2e15"
 _KEPT: Final = frozenset("\n\t\u200c\u200d")  # the joiners, which some scripts and emoji need
 _MARKER: Final = re.compile(r"[ \t]{0,8}\[ref_id:([0-9]{1,9})\]")
 _INLINE: Final = re.compile(rf"([{_START}{_END}]|[ \t]{{0,8}}\[ref_id:[0-9]{{1,9}}\])")
-_BLOCK: Final = re.compile(r"[ \t]*(?:(?:[-*+]|[0-9]{1,9}[.)]|#{1,6}|>)[ \t]+)*")
-"""The signs of lists, headings and quotes at the start of a line."""
+_BLOCK: Final = re.compile(r"[ \t]*(?:(?:[-*+]|[0-9]{1,9}[.)]|#{1,6}|>)[ \t]+)*")  # of lists, headings and quotes
 _WEB: Final = re.compile(r"https?://[^\s\"'<>\\^`{|}]+", re.IGNORECASE)
 _CAPITAL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _TONES: Final = {"ok": "ok", "empty": "warn", "skipped": "warn", "timeout": "bad", "error": "bad", "denied": "bad"}
@@ -125,7 +126,7 @@ def _template() -> Template:
         "cut": lambda value, limit: _cut(shown(value), limit),
         "number": lambda value: f"{value:,.0f}",
         "preview": lambda text, limit: _cut(" ".join(_plain(text)[: LONG + 1].split()), limit),
-        "unmarked": lambda text: _BLOCK.sub("", _MARKER.sub("", _plain(text)), 1).strip("| "),
+        "unmarked": unmarked,
     }
     environment.globals |= {"verdicts": VERDICTS, "long": LONG}
     environment.tests["web"] = lambda url: isinstance(url, str) and url == _plain(url) and bool(_WEB.fullmatch(url))
@@ -250,10 +251,10 @@ def _markdown() -> MarkdownIt:
     markdown.enable(["table", "strikethrough"]).disable(["image", "entity", "reference"])
     markdown.validateLink = lambda url: bool(_WEB.fullmatch(url))  # type: ignore[method-assign]
 
-    def text(_: object, tokens: Sequence[Any], position: int, __: object, env: JsonObject) -> str:
+    def text(_: object, tokens: Sequence[Token], position: int, __: object, env: JsonObject) -> str:
         return "".join(_inline(piece, env) for piece in _INLINE.split(tokens[position].content) if piece)
 
-    def finish(state: Any) -> None:
+    def finish(state: StateCore) -> None:
         for token in [one for block in state.tokens for one in (block, *(block.children or ()))]:
             if token.type in ("heading_open", "heading_close"):
                 token.tag = "h4"
@@ -322,7 +323,7 @@ def timeline(activity: Sequence[Record]) -> tuple[float, list[JsonObject]]:
                 "tone": _TONES.get(record.get("outcome") or "", "none"),
                 "outcome": record.get("outcome"),
                 "elapsed": record.get("elapsedMs"),
-                "bar": _bar(span, first, total) if span else None,
+                "bar": span and _bar(span[0] - first, span[1] - span[0], total),
                 "facts": " · ".join(filter(None, _facts(record))),
                 "failure": ": ".join(filter(None, (_cut(_plain(error.get(key)), 500) for key in ("code", "message")))),
                 "warning": record.get("warning"),
@@ -338,12 +339,11 @@ def _facts(record: Record) -> list[str]:
     facts = [": ".join(filter(None, asked)), _cut(_plain((record.get("model") or {}).get("modelName")), 80)]
     for key, value in record.items():
         counts = isinstance(value, int | float) and not isinstance(value, bool) and key not in ("id", "elapsedMs")
-        if counts and (value or key == "count"):
-            words = _WORDS.get(key) or _CAPITAL.sub(" ", _plain(key)).lower()
-            if key == "groundingScore":
-                facts.append(f"{words} {value:.2f}")
-            else:
-                facts.append(f"{value:,.0f} {_ONE.get(words, words) if value == 1 else words}")
+        words = _WORDS.get(key) or _CAPITAL.sub(" ", _plain(key)).lower()
+        if counts and value and key == "groundingScore":
+            facts.append(f"{words} {value:.2f}")
+        elif counts and (value or key == "count"):
+            facts.append(f"{value:,.0f} {_ONE.get(words, words) if value == 1 else words}")
     if queries := record.get("subQueries"):
         facts.append(f"{len(queries):,} {'query' if len(queries) == 1 else 'queries'}")
     if narrowed := arguments.get("filter"):
@@ -351,12 +351,10 @@ def _facts(record: Record) -> list[str]:
     return facts
 
 
-def _bar(span: tuple[float, float], first: float, total: float) -> tuple[float, float]:
+def _bar(start: float, took: float, total: float) -> tuple[float, float]:
     """Return the position and width of a bar, in percent of the total time."""
-    if total <= 0:
-        return 0.0, 100.0
-    width = min(100.0, max(0.5, (span[1] - span[0]) / total * 100))
-    return min(100.0 - width, (span[0] - first) / total * 100), width
+    width = min(100.0, max(0.5, took / total * 100)) if total > 0 else 100.0
+    return (min(100.0 - width, start / total * 100) if total > 0 else 0.0), width
 
 
 def _span(record: Record) -> tuple[float, float] | None:
@@ -376,6 +374,11 @@ def _plain(value: object) -> str:
     text = "" if value is None else str(value)
     hidden = {char for char in set(text) - _KEPT if unicodedata.category(char) in ("Cc", "Cf", "Cs")}
     return "".join(char for char in text if char not in hidden) if hidden else text
+
+
+def unmarked(text: object) -> str:
+    """Return a claim without the markers and the signs of Markdown around it."""
+    return _BLOCK.sub("", _MARKER.sub("", _plain(text)), 1).strip("| ")
 
 
 def _cut(text: str, limit: int) -> str:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from llama_index_agentic_kb._html import MAX_MARKDOWN, VERDICTS, timeline, view
+from llama_index_agentic_kb._html import MAX_MARKDOWN, VERDICTS, timeline, unmarked, view
 from llama_index_agentic_kb._text import one_line, printable
 from llama_index_agentic_kb._types import JsonMapping
 from llama_index_agentic_kb.schema import ActivityRecord, QueryPlan, RetrievalResponse
 
 _MARKER: Final = re.compile(r"\[ref_id:(\d+)\]")
-_SIGNS: Final = re.compile(r"\A[ \t]*(?:(?:[-*+|]|\d{1,9}[.)]|#{1,6}|>)[ \t]+)*|[ \t]{0,8}\[ref_id:\d+\]|\*\*")
 _HEADING: Final = re.compile(r"\A#+ [^\n]*\n")
 _COLOURS: Final = {"ok": "green", "warn": "yellow", "bad": "red", "none": ""}
 _PLACES: Final = {"page_label": "p.", "sheet": "sheet"}
@@ -78,19 +77,19 @@ class Watch(Live):
         """Append text of the answer."""
         self._text += text
 
-    def _view(self) -> Any:
+    def _view(self) -> RenderableType:
         _, rows = timeline([record.to_dict() for record in list(self._records.values())])
         lines = _numbered(self._text).wrap(self.console, self.console.width)
         room = max(3, self.console.height - len(rows) - 4)
         return Group(_timeline(rows), *lines[-room:] if self._text else [Text("Searching", "dim")])
 
 
-def _section(console: Console, title: str, body: Any) -> None:
+def _section(console: Console, title: str, body: RenderableType) -> None:
     console.print(Text(title, style="bold cyan"))
     console.print(Padding(body, (0, 0, 1, 2)))
 
 
-def _plan(plan: QueryPlan) -> Any:
+def _plan(plan: QueryPlan) -> RenderableType:
     table = Table.grid(padding=(0, 2), expand=True)
     for ratio in (None, 3, 1, None):
         table.add_column(ratio=ratio, no_wrap=ratio is None)
@@ -131,7 +130,7 @@ def _numbered(text: str) -> Text:
     return _text(_MARKER.sub(lambda marker: f"[{int(marker.group(1)) + 1}]", text))
 
 
-def _answer(text: str) -> Any:
+def _answer(text: str) -> RenderableType:
     """Return the answer's Markdown with its markers replaced by 1-based numbers, as in the list of sources."""
     shown = _numbered(text).plain
     if not shown or len(shown) > MAX_MARKDOWN:
@@ -150,7 +149,7 @@ def _proof(claims: Sequence[JsonMapping]) -> Table:
     table = Table.grid(padding=(0, 1))
     for claim in claims:
         verdict = Text(claim["verdict"], _COLOURS[VERDICTS.get(claim["verdict"], "none")])
-        table.add_row(verdict, _text(one_line(_SIGNS.sub("", claim["text"]), 100)))
+        table.add_row(verdict, _text(one_line(unmarked(claim["text"]).replace("**", ""), 100)))
         best = {support["referenceId"]: support["quote"] for support in reversed(claim.get("supports") or ())}
         for reference, quote in list(reversed(best.items()))[:3]:  # the first of each reference
             table.add_row("", Text(f"[{int(reference) + 1}] \u201c{printable(one_line(quote, 100))}\u201d", "dim"))

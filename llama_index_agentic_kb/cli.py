@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
@@ -531,7 +531,7 @@ def _cache() -> Path:
     return Path(user_cache_path("agentic-kb"))
 
 
-def _ingest(paths: list[str], store: Any, **kwargs: Any) -> IngestReport:
+def _ingest(paths: list[str], store: KnowledgeStore, **kwargs: Any) -> IngestReport:
     from llama_index_agentic_kb.store import ingest  # noqa: PLC0415 (loads SQLite and more)
 
     with _progress() as progress:
@@ -539,13 +539,13 @@ def _ingest(paths: list[str], store: Any, **kwargs: Any) -> IngestReport:
 
 
 @contextmanager
-def _progress(what: str = "Reading") -> Iterator[Any]:
+def _progress(what: str = "Reading") -> Iterator[Callable[[int, int, object], None]]:
     """Show a progress bar if the output is a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task(what, total=None)
 
-        def advance(done: int, total: int, path: Any) -> None:
+        def advance(done: int, total: int, path: object) -> None:
             name = Text(one_line(printable(str(path)), 60)).markup
             bar.update(task, completed=done, total=total, description=name)
 

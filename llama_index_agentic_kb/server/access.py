@@ -32,8 +32,7 @@ from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.server.catalog import ApiKey, Catalog, Setting, hash_of
 from llama_index_agentic_kb.server.errors import ForbiddenError, TooManyRequestsError, UnauthorizedError
 
-QUERY_SOURCE: Final = "x-ms-query-source-authorization"
-"""The header with the token of the user on whose behalf a request searches."""
+QUERY_SOURCE: Final = "x-ms-query-source-authorization"  # has the token of the user on whose behalf a request searches
 _BEARER: Final = "bearer "
 _ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Signatures with public keys alone: a shared secret would let each verifier sign."""
@@ -43,8 +42,7 @@ _JWKS_PAUSE: Final = 10.0  # minimum seconds between two readings, so that forge
 _MAX_RATES: Final = 100_000  # maximum number of callers whose rates are kept
 _NEW_SHARE: Final = 0.1  # how much of the mean time of an answer the newest one makes up
 
-_UNKNOWN_PER_MINUTE: Final = 600
-"""The number of unknown keys in a minute for which the catalog is read anew; further ones are refused without."""
+_UNKNOWN_PER_MINUTE: Final = 600  # unknown keys for which the catalog is read anew; further ones are refused without
 
 
 class Limits(Model):
@@ -208,8 +206,8 @@ class Access:
         if key is not None:
             caller = await self._by_key(key)
         elif authorization.lower().startswith(_BEARER):
-            token = await self._by_token(authorization)
-            caller = replace(token, name=f"user:{token.name}")
+            caller = await self._by_token(authorization)
+            caller = replace(caller, name=f"user:{caller.name}")
         else:
             raise UnauthorizedError("credentials are missing: send the header api-key, or Authorization: Bearer ...")
         request.state.caller = caller.name

@@ -9,11 +9,10 @@ import uuid
 from collections.abc import AsyncGenerator, Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Final, Self
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Query, Request
-from llama_index.core.indices.base import BaseIndex
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.schema import BaseNode, NodeWithScore
 from llama_index.core.vector_stores import SimpleVectorStore
@@ -277,13 +276,17 @@ def _node(source: KnowledgeSource, node_id: str, visible: FilterNode | None) -> 
     index = source.index
     if index is None or source.is_limited_to_ids or refusal(index, visible) is not None:
         return None
+
+    def own(ids: Collection[str]) -> BaseNode | None:  # other indexes may share the document store
+        return index.docstore.get_node(node_id, raise_error=False) if node_id in ids else None
+
     if not isinstance(index, VectorStoreIndex):
-        return _own_node(index, getattr(index.index_struct, "nodes", ()), node_id)
+        return own(getattr(index.index_struct, "nodes", ()))
     store, kind = index.vector_store, kind_of(index.vector_store)
     if isinstance(store, SimpleVectorStore):
-        found = _own_node(index, store.data.embedding_dict, node_id)
+        found = own(store.data.embedding_dict)
     elif not store.stores_text:
-        found = _own_node(index, index.index_struct.nodes_dict.values(), node_id)
+        found = own(index.index_struct.nodes_dict.values())
     else:
         try:
             found = next((one for one in kind.with_ids([node_id]) if one.node_id == node_id), None)
@@ -291,11 +294,6 @@ def _node(source: KnowledgeSource, node_id: str, visible: FilterNode | None) -> 
             return None
     passes = found is not None and (visible is None or node_id in kind.passing([found], visible))
     return found if passes else None
-
-
-def _own_node(index: BaseIndex[Any], own: Collection[str], node_id: str) -> BaseNode | None:
-    """Return a node from the document store, which other indexes may share, if it is the index's own."""
-    return index.docstore.get_node(node_id, raise_error=False) if node_id in own else None
 
 
 # -- definitions -------------------------------------------------------------------------------------------------------

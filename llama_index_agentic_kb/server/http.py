@@ -36,8 +36,9 @@ for _redacting in package_logger.filters:  # a logger's filters do not apply to 
     logger.addFilter(_redacting)
 request_id: Final[ContextVar[str]] = ContextVar("agentic_kb_request_id", default="")
 
-BODY_SECONDS: Final = 30.0
-"""The time in seconds in which a request's body must arrive; until then it has a place among the running requests."""
+BODY_SECONDS: Final = (
+    30.0  # in which a request's body must arrive; until then it has a place among the running requests
+)
 CLIENT_ID: Final = "x-ms-client-request-id"
 _ID: Final = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _ODATA: Final = re.compile(r"/(knowledgebases|knowledgesources|agents)(?:\('((?:[^'/]|'')*)'\))?(/[^?]*)?")
@@ -56,11 +57,9 @@ _ALLOWED_HEADERS: Final = (
     "x-agentic-kb-session"
 )
 _EXPOSED_HEADERS: Final = "request-id, x-ms-client-request-id, x-agentic-kb-session, etag, retry-after"
-GONE: Final = Response(status_code=499)
-"""The response to a client that disconnected: nobody reads it; nginx's status, for log and metrics."""
+GONE: Final = Response(status_code=499)  # to a client that disconnected: nginx's status, for log and metrics
 _METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"})
-_ALWAYS_OPEN: Final = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Paths that are served even if too many requests run."""
+_ALWAYS_OPEN: Final = frozenset({"/healthz", "/readyz", "/metrics"})  # served even if too many requests run
 
 
 class Metrics:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from importlib.metadata import version
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from fastapi import APIRouter, Request
 from mcp.server import Server, ServerRequestContext
@@ -51,10 +51,12 @@ _INPUT: Final[JsonMapping] = {
 
 Target: TypeAlias = tuple[ServedBase, Principal | None, Callable[[], AbstractAsyncContextManager[None]]]
 """The knowledge base and principal of a message, and what holds a question's place."""
-Context: TypeAlias = ServerRequestContext[Any, Any]
+Context: TypeAlias = ServerRequestContext[dict[str, object], Request]
 
 
-def tool_server(target_of: Callable[[Context], Target], count: Callable[[RetrievalResponse], None]) -> Server[Any]:
+def tool_server(
+    target_of: Callable[[Context], Target], count: Callable[[RetrievalResponse], None]
+) -> Server[dict[str, object]]:
     """Return an MCP server with the tool; ``target_of`` says what a message is for, ``count`` gets each response."""
 
     async def list_tools(context: Context, _: PaginatedRequestParams | None) -> ListToolsResult:
@@ -101,12 +103,6 @@ def _request(params: CallToolRequestParams) -> RetrievalRequest:
     return RetrievalRequest.parse({"messages": [{"role": "user", "content": query}], **arguments})
 
 
-def _target_of(context: Context) -> Target:
-    assert context.request is not None  # it came over HTTP
-    target: Target = context.request.scope[_TARGET]
-    return target
-
-
 class _Handled(Response):
     """Passes a request to the MCP library."""
 
@@ -124,7 +120,13 @@ def mcp_routes(context: ServerContext) -> tuple[APIRouter, Callable[[], Abstract
 
     The servers of all knowledge bases are stateless, so that any of several processes may get a message.
     """
-    router, server = APIRouter(tags=["MCP"]), tool_server(_target_of, context.count)
+
+    def target_of(message: Context) -> Target:
+        assert message.request is not None  # it came over HTTP
+        target: Target = message.request.scope[_TARGET]
+        return target
+
+    router, server = APIRouter(tags=["MCP"]), tool_server(target_of, context.count)
     manager: StreamableHTTPSessionManager | None = None
 
     @asynccontextmanager

@@ -28,12 +28,9 @@ from llama_index_agentic_kb.schema.request import OutputMode, ReasoningEffort, R
 from llama_index_agentic_kb.schema.response import RetrievalResponse
 
 VERSIONS: Final = ("2025-05-01-preview", "2025-08-01-preview", "2025-11-01-preview", "2026-04-01", "2026-08-01-preview")
-"""The known API versions, oldest first."""
 _INDEXES, _CONFIGURED, _PREVIEW, _STABLE, _NEWEST = VERSIONS
 
-RANKED: Final = 50
-"""The number of documents that Azure's ranker takes; ``maxDocsForReranker`` is rounded up to a multiple of it."""
-
+RANKED: Final = 50  # documents that Azure's ranker takes; ``maxDocsForReranker`` is rounded up to a multiple of it
 _Fields = JsonObject
 
 
@@ -128,8 +125,10 @@ def decode_retrieve(body: object, *, api_version: str = "") -> RetrievalRequest:
             known = ", ".join(names.efforts)
             raise InvalidRequestError(f"retrievalReasoningEffort: {version} has no {str(kind)[:60]!r}; it has {known}")
         fields |= names.fixed
-    if version == _INDEXES:
-        _check_roles(fields.get("messages"))
+    messages = fields.get("messages") if version == _INDEXES else None
+    for position, message in enumerate(messages if isinstance(messages, list) else []):
+        if isinstance(message, Mapping) and message.get("role") is None:
+            raise InvalidRequestError(f"messages.{position}.role: a role is required")
     if version == _CONFIGURED:
         fields |= _configured(fields)
     if fields.get("outputMode") == "extractedData":  # as examples of the service's documentation have it
@@ -190,12 +189,6 @@ def _renamed(data: object, names: Mapping[str, str], path: str, version: str) ->
         raise InvalidRequestError(f"{path}: an object is expected")
     _check_names(data, names, f"{path}.", version)
     return {names[name]: value for name, value in data.items() if value is not None}
-
-
-def _check_roles(messages: object) -> None:
-    for position, message in enumerate(messages if isinstance(messages, list) else []):
-        if isinstance(message, Mapping) and message.get("role") is None:
-            raise InvalidRequestError(f"messages.{position}.role: a role is required")
 
 
 def _configured(fields: _Fields) -> _Fields:

@@ -24,8 +24,7 @@ Untyped: TypeAlias = Any
 """A protobuf message, its class or its descriptor; they are created at run time and have no static types."""
 Fields: TypeAlias = JsonObject  # fields of a message by JSON name
 
-MAX_DEPTH: Final = 40
-"""Maximum nesting of objects and lists in encoded JSON; deeper values become text. Protobuf's parsers stop at 100."""
+MAX_DEPTH: Final = 40  # of objects and lists in encoded JSON; deeper values become text. Protobuf's parsers stop at 100
 _EXACT: Final = 2**53
 _INT32: Final = 2**31 - 1
 _MAX_LABELS: Final = 64
