@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from google.cloud import discoveryengine_v1 as g
 from hypothesis import settings
 from hypothesis import strategies as st
+from pydantic import AwareDatetime, BaseModel
 
-from llama_index_agentic_kb.schema import QueryClass, QueryClassification, SkippedReason
 from llama_index_agentic_kb.schema import answer as a
 from llama_index_agentic_kb.schema.answer import (
     Answer,
@@ -53,60 +54,33 @@ JSON = st.recursive(
     max_leaves=5,
 )
 DATA = st.dictionaries(TEXTS, JSON, max_size=3)
-CHUNKS = st.builds(
-    a.ChunkReference,
-    chunk=TEXTS,
-    content=TEXTS,
-    relevance_score=st.none() | SCORES,
-    document=TEXTS,
-    uri=TEXTS,
-    title=TEXTS,
-    page_identifier=TEXTS,
-    metadata=DATA,
-)
-REFERENCES = st.one_of(
-    CHUNKS,
-    st.builds(
-        a.DocumentReference,
-        document=TEXTS,
-        uri=TEXTS,
-        title=TEXTS,
-        chunks=st.lists(
-            st.builds(a.ChunkContent, content=TEXTS, page_identifier=TEXTS, relevance_score=st.none() | SCORES),
-            max_size=2,
-        ),
-        metadata=DATA,
-    ),
-    st.builds(a.StructuredReference, document=TEXTS, uri=TEXTS, title=TEXTS, data=DATA),
-)
-RESULTS = st.builds(
-    a.SearchObservation,
-    document=TEXTS,
-    uri=TEXTS,
-    title=TEXTS,
-    snippets=st.lists(st.builds(a.Snippet, snippet=TEXTS, status=TEXTS), max_size=2),
-    chunks=st.lists(CHUNKS, max_size=1),
-    metadata=DATA,
-)
-STEPS = st.builds(
-    a.AnswerStep,
-    state=st.sampled_from([a.AnswerState.IN_PROGRESS, a.AnswerState.FAILED, a.AnswerState.SUCCEEDED]),
-    description=TEXTS,
-    thought=TEXTS,
-    actions=st.lists(
-        st.builds(a.AnswerStepAction, query=st.none() | TEXTS, results=st.none() | st.lists(RESULTS, max_size=2)),
-        max_size=2,
-    ),
-)
-RATINGS = st.builds(
-    a.SafetyRating,
-    category=st.sampled_from(a.HarmCategory),
-    probability=st.none() | st.sampled_from(a.HarmLevel),
-    probability_score=SCORES,
-    severity=st.none() | st.sampled_from(a.HarmLevel),
-    severity_score=SCORES,
-    blocked=st.booleans(),
-)
+
+
+def built(kind: type[BaseModel], **own: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Any model of a kind: each field by its type, but for those that are given."""
+    if kind is a.AnswerStep:
+        own = {"state": st.sampled_from([a.AnswerState.IN_PROGRESS, a.AnswerState.FAILED, a.AnswerState.SUCCEEDED])}
+    fields = {name: _of(field.annotation) for name, field in kind.model_fields.items() if name not in own}
+    return st.fixed_dictionaries({**fields, **own}).map(lambda given: kind(**given))
+
+
+def _of(kind: Any) -> st.SearchStrategy[Any]:
+    plain = {str: TEXTS, float: SCORES, bool: st.booleans(), AwareDatetime: TIMES, NoneType: st.none(), int: st.just(1)}
+    if kind in plain:
+        return plain[kind]
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is list:
+        return st.lists(_of(inner[0]), max_size=2)
+    if origin is dict:
+        return DATA if inner[1] is object else st.dictionaries(TEXTS, TEXTS, max_size=2)
+    if origin in (Union, UnionType, Annotated):
+        return st.one_of(*map(_of, inner[: 1 if origin is Annotated else None]))
+    if origin is Literal:
+        return st.sampled_from(inner)
+    return built(kind) if issubclass(kind, BaseModel) else st.sampled_from(kind)
+
+
+REFERENCES = _of(a.AnswerReference)
 
 
 @st.composite
@@ -114,85 +88,42 @@ def answers(draw: st.DrawFn, *, done: bool = False) -> a.Answer:
     """Any answer; of one that is done, the state is final."""
     text = draw(st.text(st.characters(exclude_categories=()), max_size=30) | st.sampled_from(["Paris. 東京 😀 é."]))
     references = draw(st.lists(REFERENCES, max_size=3))
-    states = [a.AnswerState.SUCCEEDED, a.AnswerState.FAILED]
-    return a.Answer(
-        id=draw(IDS),
-        state=draw(st.sampled_from(states if done else list(a.AnswerState))),
-        text=text,
-        grounding_score=draw(st.none() | SCORES),
-        citations=draw(st.lists(_claims(text, references, _citation), max_size=3)) if text else [],
-        grounding_supports=draw(st.lists(_claims(text, references, _support), max_size=3)) if text else [],
-        references=references,
-        related_questions=draw(st.lists(TEXTS, max_size=2)),
-        steps=draw(st.lists(STEPS, max_size=2)),
-        query_classifications=draw(
-            st.none()
-            | st.lists(
-                st.builds(QueryClassification, type=st.sampled_from(QueryClass), positive=st.booleans()), max_size=2
-            )
-        ),
-        skipped_reasons=draw(st.lists(st.sampled_from(SkippedReason), max_size=2)),
-        created_at=draw(st.none() | TIMES),
-        completed_at=draw(st.none() | TIMES),
-        safety_ratings=draw(st.lists(RATINGS, max_size=2)),
-        language=draw(st.none() | st.just("de")),
-    )
+    states = [a.AnswerState.SUCCEEDED, a.AnswerState.FAILED] if done else list(a.AnswerState)
+    own: dict[str, Any] = {
+        "id": IDS,
+        "state": st.sampled_from(states),
+        "text": st.just(text),
+        "citations": st.lists(_claims(text, references, a.Citation), max_size=3) if text else st.just([]),
+        "grounding_supports": st.lists(_claims(text, references, a.GroundingSupport), max_size=3)
+        if text
+        else st.just([]),
+        "references": st.just(references),
+    }
+    return draw(built(a.Answer, **own))
 
 
 @st.composite
-def _claims(draw: st.DrawFn, text: str, references: list[Any], make: Any) -> Any:
+def _claims(draw: st.DrawFn, text: str, references: list[Any], kind: type[a.Citation]) -> Any:
     start = draw(st.integers(0, len(text) - 1))
     end = draw(st.integers(start + 1, len(text)))
-    sources = draw(st.lists(st.integers(0, len(references) - 1), max_size=3)) if references else []
-    return draw(make(start, end, sources))
-
-
-def _citation(start: int, end: int, sources: list[int]) -> st.SearchStrategy[a.Citation]:
-    return st.just(a.Citation(start=start, end=end, sources=sources))
-
-
-def _support(start: int, end: int, sources: list[int]) -> st.SearchStrategy[a.GroundingSupport]:
-    unchecked = st.just(a.GroundingSupport(start=start, end=end, check_required=False))
-    return unchecked | st.builds(
-        a.GroundingSupport,
-        start=st.just(start),
-        end=st.just(end),
-        score=st.none() | SCORES,
-        check_required=st.sampled_from([None, True]),
-        sources=st.just(sources),
-    )
+    sources = st.lists(st.integers(0, len(references) - 1), max_size=3) if references else st.just([])
+    own = {"start": st.just(start), "end": st.just(end), "sources": sources}
+    if kind is a.Citation:
+        return draw(built(kind, **own))
+    unchecked = {**own, "sources": st.just([]), "score": st.none(), "check_required": st.just(value=False)}
+    return draw(built(kind, **own, check_required=st.sampled_from([None, True])) | built(kind, **unchecked))
 
 
 @st.composite
 def sessions(draw: st.DrawFn) -> Session:
     session_id = draw(IDS)
-    moment = datetime(2026, 1, 1, tzinfo=UTC)
     turns = []
     for number in range(1, 1 + draw(st.integers(0, 2))):
         answer = draw(st.none() | answers(done=True))
-        turn = Turn(
-            session_id=session_id,
-            number=number,
-            query=draw(TEXTS),
-            query_id=draw(TEXTS),
-            answer_id=(answer.id if answer else None) or draw(IDS),
-            answer=answer,
-            query_config=draw(st.dictionaries(TEXTS, TEXTS, max_size=2)),
-            created_at=moment,
-            completed_at=moment,
-        )
-        turns.append(turn)
-    return Session(
-        id=session_id,
-        display_name=draw(TEXTS),
-        user_pseudo_id=draw(TEXTS),
-        turns=turns,
-        labels=draw(st.lists(TEXTS, max_size=2)),
-        is_pinned=draw(st.booleans()),
-        started_at=draw(TIMES),
-        updated_at=moment,
-        ended_at=draw(st.none() | TIMES),
-    )
+        own = {"session_id": session_id, "number": number, "answer": answer}
+        named = IDS if answer is None else st.just(answer.id)
+        turns.append(draw(built(Turn, answer_id=named, **{name: st.just(value) for name, value in own.items()})))
+    return draw(built(Session, id=st.just(session_id), turns=st.just(turns)))
 
 
 STORE = "projects/1/locations/global/collections/default_collection/dataStores/d"
