@@ -32,7 +32,6 @@ from llama_index_agentic_kb.planning.findings import (
 )
 from llama_index_agentic_kb.planning.plan_graph import MAX_QUERY, Proposal, read_partial_plan, read_proposals, refers
 from llama_index_agentic_kb.schema import (
-    Condition,
     FilterNode,
     Finding,
     Message,
@@ -44,7 +43,7 @@ from llama_index_agentic_kb.schema import (
     to_odata,
 )
 from llama_index_agentic_kb.schema.filter_text import MAX_LENGTH
-from llama_index_agentic_kb.schema.filters import matcher
+from llama_index_agentic_kb.schema.filters import conditions, matcher
 from llama_index_agentic_kb.testing import MemoryRetriever
 from llama_index_agentic_kb.wire import google, google_filter, google_messages
 
@@ -90,20 +89,12 @@ def _odata(text: str) -> None:
 
 def _metadata(tree: FilterNode) -> Iterator[dict[str, Any]]:
     """Yield metadata that a filter is about: each condition's own values, of another kind, in lists, and none."""
-    conditions = list(_conditions(tree))[:20]
+    parts = list(conditions(tree))[:20]
     yield {}
-    yield {one.key: one.values[0] for one in conditions}
-    yield {one.key: one.values[-1:] for one in conditions}
-    yield {one.key: str(one.values[0]) + "x" for one in conditions}
-    yield {one.key: number for number, one in enumerate(conditions)}
-
-
-def _conditions(tree: FilterNode) -> Iterator[Condition]:
-    if isinstance(tree, Condition):
-        yield tree
-    else:
-        for child in tree.filters:
-            yield from _conditions(child)
+    yield {one.key: one.values[0] for one in parts}
+    yield {one.key: one.values[-1:] for one in parts}
+    yield {one.key: str(one.values[0]) + "x" for one in parts}
+    yield {one.key: number for number, one in enumerate(parts)}
 
 
 def _plan(text: str) -> None:

@@ -116,7 +116,7 @@ def assert_sane(plan: QueryPlan, sources: Sequence[PlannerSource], limits: Effor
         assert (sub_query.template is not None) == bool(sub_query.depends_on)
         assert not refers(sub_query.query)
         assert len(sub_query.query) <= MAX_QUERY
-    QueryPlan.parse(plan.to_dict())
+    assert QueryPlan.parse(plan.to_dict()) == plan
 
 
 def proposed(*queries: str | dict[str, Any]) -> str:

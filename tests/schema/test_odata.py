@@ -18,11 +18,11 @@ from llama_index_agentic_kb.schema import (
     FilterOperator,
     all_of,
     any_of,
+    filters,
     parse_odata,
     to_odata,
 )
 from llama_index_agentic_kb.schema.filter_text import MAX_DEPTH, MAX_LENGTH, MAX_VALUES
-from llama_index_agentic_kb.schema.filters import _ready
 from llama_index_agentic_kb.schema.odata import MAX_TERMS
 from tests.filter_trees import conditions, trees
 
@@ -170,18 +170,13 @@ def test_limits(good: str, bad: str, message: str) -> None:
 def test_what_is_written_is_read_back(tree: FilterNode, data: st.DataObject) -> None:
     """The tree that is read means the same as the one written, unknowns included, and is written as the same text."""
     text = to_odata(tree)
-    again = parse_odata(text)
+    again, parts = parse_odata(text), list(filters.conditions(tree))
     assert to_odata(again) == text
-    values = st.one_of(SCALARS, st.none(), st.lists(SCALARS, max_size=2), *map(st.just, _values(tree)))
-    metadata = data.draw(st.fixed_dictionaries({}, optional=dict.fromkeys(_keys(tree), values)))
-    assert _ready(again)(metadata) is _ready(tree)(metadata)
-
-
-def _keys(tree: FilterNode) -> set[str]:
-    return {tree.key} if isinstance(tree, Condition) else {key for child in tree.filters for key in _keys(child)}
-
-
-def _values(tree: FilterNode) -> list[Any]:
-    if isinstance(tree, Condition):
-        return [*tree.values, tree.values]
-    return [value for child in tree.filters for value in _values(child)]
+    values = st.one_of(
+        SCALARS,
+        st.none(),
+        st.lists(SCALARS, max_size=2),
+        *(st.just(value) for one in parts for value in (*one.values, one.value)),
+    )
+    metadata = data.draw(st.fixed_dictionaries({}, optional=dict.fromkeys((one.key for one in parts), values)))
+    assert filters._ready(again)(metadata) is filters._ready(tree)(metadata)

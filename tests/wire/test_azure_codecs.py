@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema import (
+    ActivityError,
     AgenticReasoningActivity,
     Condition,
     Message,
@@ -210,12 +211,14 @@ def test_no_version_loses_an_account(
     records: list[Any], references: list[Reference], version: str, shown: bool
 ) -> None:
     """Ids, tokens, counts and warnings are those of the response; the newest form is read back equal."""
-    activity = [one.model_copy(update={"warning": "w"}) for one in records] if shown else None
+    failure = ActivityError(code="late", message="m", target="n")
+    activity = [one.model_copy(update={"warning": "w", "error": failure}) for one in records] if shown else None
     response = RetrievalResponse(activity=activity, references=references)
     written = json.loads(json.dumps(encode_response(response, api_version=version)))
     assert ("activity" in written) == shown
     recorded = written.get("activity", [])
-    assert [(one["id"], one["warning"]) for one in recorded] == [(one.id, "w") for one in activity or []]
+    told = [(one["id"], one["warning"], one["error"]) for one in recorded]
+    assert told == [(one.id, "w", failure.to_dict()) for one in activity or []]
     tokens = ("inputTokens", "outputTokens", "reasoningTokens")
     billed = [("input_tokens", "output_tokens", "reasoning_tokens"), activity or []]
     total = sum(getattr(one, name, 0) or 0 for name in billed[0] for one in billed[1])
