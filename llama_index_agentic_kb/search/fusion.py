@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter, itemgetter, truediv
+from operator import itemgetter, truediv
 from typing import Final, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -108,8 +108,6 @@ def with_coverage(fused: Sequence[Fused[K]], lists: Sequence[Ranked[K]], *, plac
     and is among the first ``places`` keys; if there are more best keys than places, only best keys are. As few keys as
     possible are moved: best keys up and the last other keys down. Keys missing from ``fused`` are not added.
     """
-    if len(fused) <= places and max(map(len, map(attrgetter("keys"), lists)), default=0) < DEPTH:
-        return [*fused]  # none is deep
     bests = {ranked.keys[0] for ranked in lists if ranked.keys and ranked.weight > 0}
     head: list[Fused[K]] = []
     for item in fused:

@@ -41,7 +41,6 @@ from llama_index_agentic_kb.schema import Condition, FilterNode, FilterOperator,
 from llama_index_agentic_kb.schema.filters import INEQUALITIES, ORDERS, Scalar, conditions, flat
 from llama_index_agentic_kb.search.dialects import (
     Chroma,
-    Dialect,
     DuckSql,
     LanceSql,
     Milvus,
@@ -49,7 +48,7 @@ from llama_index_agentic_kb.search.dialects import (
     Qdrant,
     quoted,
 )
-from llama_index_agentic_kb.search.filters import Lowering, lower
+from llama_index_agentic_kb.search.filters import Dialect, Lowering, lower
 
 if TYPE_CHECKING:
     import httpx
