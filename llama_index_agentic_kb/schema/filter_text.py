@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
@@ -37,12 +38,20 @@ class RefusedError(Exception):
 class Syntax:
     """A filter language."""
 
-    parser: Callable[[], Lark]  # returns the parser, built once; it imports lark (0.1 s)
+    grammar: str
+    builder: Callable[[], TreeBuilder]
     words: Mapping[str, str]  # name of each terminal in error messages, besides ``_SIGNS``
     terms: frozenset[str]  # terminals counted against ``max_terms``
     max_terms: tuple[int, str]  # maximum number of terms, and the remedy for the error message
     hints: Sequence[tuple[str, str]]  # pattern for the text at an error, and the correction to suggest
     opens: frozenset[str] = frozenset({"LPAR"})  # terminals that open a parenthesis
+
+    @cached_property
+    def parser(self) -> Lark:
+        """The parser, built at first use."""
+        from lark import Lark  # noqa: PLC0415 (0.1 s, for those who send filters as text only)
+
+        return Lark(self.grammar, parser="lalr", transformer=self.builder())
 
 
 class TreeBuilder:
@@ -64,7 +73,7 @@ def parse(syntax: Syntax, text: str, what: str) -> FilterNode:
 
     if len(text) > MAX_LENGTH:
         raise InvalidRequestError(f"{what}: {len(text)} characters; at most {MAX_LENGTH} are read")
-    parsing: Any = syntax.parser().parse_interactive(text)
+    parsing: Any = syntax.parser.parse_interactive(text)
     limit, remedy = syntax.max_terms
     depth = terms = 0
     token = None

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from llama_index_agentic_kb.errors import InvalidRequestError
@@ -33,7 +33,7 @@ from llama_index_agentic_kb.schema.filter_text import MAX_VALUES, RefusedError, 
 from llama_index_agentic_kb.schema.filters import Condition, FilterLogic, FilterNode, FilterOperator, Scalar
 
 if TYPE_CHECKING:
-    from lark import Lark, Token
+    from lark import Token
 
 MAX_TERMS: Final = 1_000
 _RESERVED: Final = ("or", "and", "not", "in", "eq", "ne", "gt", "ge", "lt", "le", "true", "false", "null")
@@ -98,54 +98,6 @@ _Items: TypeAlias = "tuple[list[Token], list[Scalar]]"
 """The occurrences of a lambda's variable in comparisons, and the values compared with it."""
 
 
-@cache
-def _parser() -> Lark:
-    from lark import Lark  # noqa: PLC0415 (0.1 s, for those who send OData only)
-
-    return Lark(_GRAMMAR, parser="lalr", transformer=_ODataBuilder())
-
-
-_SYNTAX: Final = Syntax(
-    parser=_parser,
-    words={
-        "PATH": "a field",
-        **dict.fromkeys(_VALUES, "a value ('text', 1, 1.5, true, 2024-01-31)"),
-        "OPERATOR": "a comparison (eq, ne, gt, ge, lt, le)",
-        "_IN": "in",
-        "_ANY": "/any(",
-        "_AND": "and",
-        "_OR": "or",
-        "_NOT": "not",
-        "_SEARCH_IN": "search.in",
-        "_CONTAINS": "contains",
-    },
-    terms=frozenset({"PATH", *_VALUES}),
-    max_terms=(MAX_TERMS, "; use search.in for lists"),
-    hints=(
-        (r"[\"`\u2018-\u201f]", "text stands in single quotes: 'acme'"),
-        (r"'|\w+'", "a string is closed by a single quote, and a quote inside it is doubled: 'it''s'"),
-        (r"/all\s*\(", "all is not supported: write not field/any(...)"),
-        (r"\.?\w*\s?\(", "search.in, contains, tolower and any are the only functions"),
-        (r"\.[0-9]", "a number has a digit before its point: 0.5"),
-        (r"[=!<>&|]", "operators are words: eq, ne, gt, ge, lt, le, and, or, not"),
-        (rf"(?:{'|'.join(_RESERVED)})(?!\w)", "a field of such a name stands in brackets: [in]"),
-    ),
-    opens=frozenset({"LPAR", "_ANY"}),
-)
-
-
-def parse_odata(text: str) -> FilterNode:
-    """Parse a filter from OData text; the module docstring describes the supported syntax.
-
-    Raises:
-        InvalidRequestError: The text is no valid filter, or exceeds the limits of length, nesting or terms. The
-            message names the position, the text found there, and the expected tokens.
-    """
-    if not text.strip():
-        raise InvalidRequestError("OData filter: it is empty; leave it out to search everything")
-    return parse(_SYNTAX, text, "OData filter")
-
-
 def _of_field(operator: FilterOperator, tokens: list[Token]) -> FilterNode:
     return Condition(key=_key(tokens[0]), operator=operator, value=_value(tokens[1]) if len(tokens) > 1 else True)
 
@@ -206,6 +158,48 @@ class _ODataBuilder(TreeBuilder):
                 expected = f"inside any only its variable, {str(variable)[:30]!r}, is compared"
                 raise RefusedError(f"found {str(name)[:30]!r}; {expected}", name)
         return Condition(key=_key(field), operator=FilterOperator.ANY, value=values)
+
+
+_SYNTAX: Final = Syntax(
+    grammar=_GRAMMAR,
+    builder=_ODataBuilder,
+    words={
+        "PATH": "a field",
+        **dict.fromkeys(_VALUES, "a value ('text', 1, 1.5, true, 2024-01-31)"),
+        "OPERATOR": "a comparison (eq, ne, gt, ge, lt, le)",
+        "_IN": "in",
+        "_ANY": "/any(",
+        "_AND": "and",
+        "_OR": "or",
+        "_NOT": "not",
+        "_SEARCH_IN": "search.in",
+        "_CONTAINS": "contains",
+    },
+    terms=frozenset({"PATH", *_VALUES}),
+    max_terms=(MAX_TERMS, "; use search.in for lists"),
+    hints=(
+        (r"[\"`\u2018-\u201f]", "text stands in single quotes: 'acme'"),
+        (r"'|\w+'", "a string is closed by a single quote, and a quote inside it is doubled: 'it''s'"),
+        (r"/all\s*\(", "all is not supported: write not field/any(...)"),
+        (r"\.?\w*\s?\(", "search.in, contains, tolower and any are the only functions"),
+        (r"\.[0-9]", "a number has a digit before its point: 0.5"),
+        (r"[=!<>&|]", "operators are words: eq, ne, gt, ge, lt, le, and, or, not"),
+        (rf"(?:{'|'.join(_RESERVED)})(?!\w)", "a field of such a name stands in brackets: [in]"),
+    ),
+    opens=frozenset({"LPAR", "_ANY"}),
+)
+
+
+def parse_odata(text: str) -> FilterNode:
+    """Parse a filter from OData text; the module docstring describes the supported syntax.
+
+    Raises:
+        InvalidRequestError: The text is no valid filter, or exceeds the limits of length, nesting or terms. The
+            message names the position, the text found there, and the expected tokens.
+    """
+    if not text.strip():
+        raise InvalidRequestError("OData filter: it is empty; leave it out to search everything")
+    return parse(_SYNTAX, text, "OData filter")
 
 
 def _key(field: Token) -> str:

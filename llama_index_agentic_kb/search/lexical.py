@@ -18,6 +18,7 @@ import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
@@ -140,39 +141,26 @@ class LexicalIndex:
             try:
                 if clear:
                     writer.delete_all_documents()
-                self._write(writer, put, delete, mark)
+                for node_id in delete:
+                    writer.delete_documents_by_term("id", node_id)
+                has_documents = len(self) > 0
+                for document in put:  # errors of the caller's iterable are not index errors
+                    with self._errors("written"):
+                        if has_documents:
+                            writer.delete_documents_by_term("id", document.node_id)
+                        writer.add_document(_indexed(document))
+                with self._errors("written"):
+                    writer.delete_documents_by_term("mark", _FORMAT)
+                    note = tantivy.Document(mark=_FORMAT)
+                    note.add_bytes("metadata", mark.encode())
+                    writer.add_document(note)
+                    writer.commit()
             except BaseException:
                 writer.rollback()
                 raise
             finally:
                 writer.wait_merging_threads()  # releases the directory's lock
             self.refresh()
-
-    def _write(
-        self, writer: tantivy.IndexWriter, put: Iterable[LexicalDocument], delete: Iterable[str], mark: str
-    ) -> None:
-        for node_id in delete:
-            writer.delete_documents_by_term("id", node_id)
-        has_documents = len(self) > 0
-        for node_id, text, metadata in put:  # errors of the caller's iterable are not index errors
-            with self._errors("written"):
-                if has_documents:
-                    writer.delete_documents_by_term("id", node_id)
-                language, terms = document_terms(text)
-                kept = _comparable(metadata)
-                made = tantivy.Document(id=node_id, language=language, terms=terms)
-                for key, value in kept.items():
-                    items = value if isinstance(value, list) and value else [value]
-                    for term in {_metadata_term(key, item) for item in items if item is not None}:
-                        made.add_text("facts", term)
-                made.add_bytes("metadata", json.dumps(kept).encode())
-                writer.add_document(made)
-        with self._errors("written"):
-            writer.delete_documents_by_term("mark", _FORMAT)
-            note = tantivy.Document(mark=_FORMAT)
-            note.add_bytes("metadata", mark.encode())
-            writer.add_document(note)
-            writer.commit()
 
     def refresh(self) -> None:
         """Load the commits that other writers have made in the directory."""
@@ -209,15 +197,16 @@ class LexicalIndex:
             raise RetrievalError(f"{self._name} can't be {what}: {error}") from error
 
 
+@dataclass(slots=True)
 class _View:
-    """An immutable snapshot of the index at one commit, safe to search from several threads."""
+    """A snapshot of the index at one commit, safe to search from several threads."""
 
-    def __init__(
-        self, schema: tantivy.Schema, searcher: tantivy.Searcher, languages: tuple[str, ...], mark: str | None
-    ) -> None:
-        self.searcher, self.languages, self.mark = searcher, languages, mark
-        self._schema = schema
-        self._values: dict[str, list[tuple[str, object]] | None] = {}
+    schema: tantivy.Schema
+    searcher: tantivy.Searcher
+    languages: tuple[str, ...]
+    mark: str | None
+    values: dict[str, list[tuple[str, object]] | None] = field(default_factory=dict)
+    """The values of each key for which they were read, with their terms; None if they can't be enumerated."""
 
     def __len__(self) -> int:
         """Return the number of documents, excluding the commit's mark."""
@@ -253,7 +242,7 @@ class _View:
         All have the document frequency of the stems together, as with synonyms; otherwise a word would weigh most in
         the language with the fewest documents.
         """
-        queries = {form: Query.term_query(self._schema, "terms", form, "freq") for form in forms}
+        queries = {form: Query.term_query(self.schema, "terms", form, "freq") for form in forms}
         if len(forms) == 1:
             return queries[forms[0]]
         held = {form: count for form in forms if (count := self.searcher.doc_freq("terms", form))}
@@ -287,7 +276,7 @@ class _View:
     def _as_query(self, part: tuple[str, ...] | Query) -> Query:
         if not isinstance(part, tuple):
             return part
-        return Query.term_set_query(self._schema, "facts", part) if part else _any_of([])
+        return Query.term_set_query(self.schema, "facts", part) if part else _any_of([])
 
     def _condition_terms(self, tree: FilterNode) -> tuple[str, ...] | None:
         """Return the terms of all values that match a condition, or its negation; None if they can't be enumerated."""
@@ -297,13 +286,13 @@ class _View:
             return None  # documents without the key have no term of it
         if condition.operator in _EQUALITIES and not negated:
             return tuple(_metadata_term(key, value) for value in condition.values)
-        if key not in self._values:
+        if key not in self.values:
             quoted = json.dumps(key)
             found = self.searcher.terms_with_prefix("facts", f"{quoted}:", None, _MAX_VALUES + 1)
             hashed = self.searcher.terms_with_prefix("facts", f"{quoted[:_KEY_PART]}#", None, 1)
             values = [(term, json.loads(term[len(quoted) + 1 :])) for term, _ in found]
-            self._values[key] = None if hashed or len(found) > _MAX_VALUES else values
-        known = self._values[key]
+            self.values[key] = None if hashed or len(found) > _MAX_VALUES else values
+        known = self.values[key]
         if known is None:
             return None
         passes = matcher(tree)
@@ -323,16 +312,22 @@ def _metadata_term(key: str, value: object) -> str:
     return f"{quoted[:_KEY_PART]}#{digest}"
 
 
-def _comparable(metadata: Mapping[str, object]) -> dict[str, object]:
-    """Convert metadata to JSON types with equal results of ``matches``; values of other types become {}."""
-
-    def plain(value: object) -> object:
-        return value if value is None or isinstance(value, str | int | float) else {}
-
-    return {
-        key: [plain(item) for item in value] if isinstance(value, list | tuple | set | frozenset) else plain(value)
-        for key, value in metadata.items()
-    }
+def _indexed(document: LexicalDocument) -> tantivy.Document:
+    """Return a document of the index. Its metadata have equal results of ``matches``; other than JSON's become {}."""
+    language, terms = document_terms(document.text)
+    made = tantivy.Document(id=document.node_id, language=language, terms=terms)
+    kept: dict[str, object] = {}
+    for key, value in document.metadata.items():
+        listed = list(value) if isinstance(value, list | tuple | set | frozenset) else None
+        items: list[object] = [
+            one if one is None or isinstance(one, str | int | float) else {}
+            for one in ([value] if listed is None else listed)
+        ]
+        kept[key] = items[0] if listed is None else items
+        for term in {_metadata_term(key, item) for item in items or [[]] if item is not None}:  # also "it is empty"
+            made.add_text("facts", term)
+    made.add_bytes("metadata", json.dumps(kept).encode())
+    return made
 
 
 def _stored(document: tantivy.Document) -> bytes:

@@ -20,14 +20,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 from llama_index_agentic_kb.schema.filter_text import MAX_VALUES, RefusedError, Syntax, TreeBuilder, parse, to_number
 from llama_index_agentic_kb.schema.filters import Condition, FilterGroup, FilterNode, FilterOperator, Scalar, all_of
 
 if TYPE_CHECKING:
-    from lark import Lark, Token
+    from lark import Token
 
 _GRAMMAR: Final = r"""
     ?start: expression
@@ -56,57 +55,6 @@ _GRAMMAR: Final = r"""
 _OPERATORS: Final = dict(zip("= < <= > >=".split(), map(FilterOperator, "eq lt le gt ge".split()), strict=True))
 
 
-@cache
-def _parser(*, bare: bool) -> Lark:
-    from lark import Lark  # noqa: PLC0415 (0.1 s, at the first filter)
-
-    has, word = ('| FIELD ":" (FIELD | STRING) -> one_of', "| FIELD") if bare else ("", "")
-    grammar = _GRAMMAR.replace("%HAS%", has).replace("%WORD%", word)
-    return Lark(grammar, parser="lalr", transformer=_GoogleBuilder(), maybe_placeholders=False)
-
-
-_DOCUMENTS: Final = Syntax(
-    parser=partial(_parser, bare=False),
-    words={
-        "FIELD": "a field",
-        "STRING": 'a text in double quotes ("acme")',
-        "NUMBER": "a number",
-        "BOOLEAN": "true, false",
-        "BOUND": "a number or *",
-        "OPERATOR": "one of < <= > >= = (not equal is NOT field = value)",
-        "_ANY": 'ANY("...")',
-        "_IN": "IN(lower, upper)",
-        "_AND": "AND",
-        "_OR": "OR",
-        "_NOT": "NOT",
-    },
-    terms=frozenset({"FIELD", "STRING", "NUMBER"}),
-    max_terms=(4 * MAX_VALUES, ""),
-    hints=(
-        (r"AND\b|OR\b", "AND beside OR is ambiguous without parentheses"),
-        (r"GEO_DISTANCE", "GEO_DISTANCE is not supported: keep what is near to what as a field of its own"),
-        (r"['\"]", r"text stands in double quotes, closed by another; only \" and \\ may follow a backslash"),
-    ),
-)
-_SESSIONS: Final = replace(_DOCUMENTS, parser=partial(_parser, bare=True))
-
-
-def parse_filter(text: str, field: str = "filter") -> FilterNode | None:
-    """Return the tree of a document filter, None for an empty text; ``field`` is its path in errors."""
-    return parse(_DOCUMENTS, text, field) if text.strip() else None
-
-
-def parse_session_filter(text: str, ours: Callable[[Condition], Condition]) -> FilterNode | None:
-    """Return the tree of a session filter, None for an empty text; ``ours`` converts Google's fields and values."""
-
-    def written(tree: FilterNode) -> FilterNode:
-        if isinstance(tree, Condition):
-            return ours(tree)
-        return FilterGroup(logic=tree.logic, filters=[written(child) for child in tree.filters])
-
-    return written(parse(_SESSIONS, text, "filter")) if text.strip() else None
-
-
 class _GoogleBuilder(TreeBuilder):
     def one_of(self, tokens: list[Token]) -> FilterNode:
         field, *values = tokens
@@ -129,6 +77,50 @@ class _GoogleBuilder(TreeBuilder):
     def comparison(self, tokens: list[Token]) -> FilterNode:
         field, operator, value = tokens
         return Condition(key=str(field), operator=_OPERATORS[operator], value=_value(value))
+
+
+_DOCUMENTS: Final = Syntax(
+    grammar=_GRAMMAR.replace("%HAS%", "").replace("%WORD%", ""),
+    builder=_GoogleBuilder,
+    words={
+        "FIELD": "a field",
+        "STRING": 'a text in double quotes ("acme")',
+        "NUMBER": "a number",
+        "BOOLEAN": "true, false",
+        "BOUND": "a number or *",
+        "OPERATOR": "one of < <= > >= = (not equal is NOT field = value)",
+        "_ANY": 'ANY("...")',
+        "_IN": "IN(lower, upper)",
+        "_AND": "AND",
+        "_OR": "OR",
+        "_NOT": "NOT",
+    },
+    terms=frozenset({"FIELD", "STRING", "NUMBER"}),
+    max_terms=(4 * MAX_VALUES, ""),
+    hints=(
+        (r"AND\b|OR\b", "AND beside OR is ambiguous without parentheses"),
+        (r"GEO_DISTANCE", "GEO_DISTANCE is not supported: keep what is near to what as a field of its own"),
+        (r"['\"]", r"text stands in double quotes, closed by another; only \" and \\ may follow a backslash"),
+    ),
+)
+_BARE: Final = _GRAMMAR.replace("%HAS%", '| FIELD ":" (FIELD | STRING) -> one_of').replace("%WORD%", "| FIELD")
+_SESSIONS: Final = replace(_DOCUMENTS, grammar=_BARE)
+
+
+def parse_filter(text: str, field: str = "filter") -> FilterNode | None:
+    """Return the tree of a document filter, None for an empty text; ``field`` is its path in errors."""
+    return parse(_DOCUMENTS, text, field) if text.strip() else None
+
+
+def parse_session_filter(text: str, ours: Callable[[Condition], Condition]) -> FilterNode | None:
+    """Return the tree of a session filter, None for an empty text; ``ours`` converts Google's fields and values."""
+
+    def written(tree: FilterNode) -> FilterNode:
+        if isinstance(tree, Condition):
+            return ours(tree)
+        return FilterGroup(logic=tree.logic, filters=[written(child) for child in tree.filters])
+
+    return written(parse(_SESSIONS, text, "filter")) if text.strip() else None
 
 
 def _value(token: Token) -> Scalar:
