@@ -12,16 +12,19 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.schema import ReasoningEffort
 
 if TYPE_CHECKING:
+    import simpy
     from rich.table import Table
+
+    Events: TypeAlias = Generator[simpy.Event, object, None]
 
 BUSY: Final = 0.7  # share of the time for which a core may be busy; beyond it, waits grow fast
 FILLED: Final = 0.8  # share of a server's memory that its shard may fill
@@ -195,16 +198,16 @@ def simulate(
     per_round = work.searches / work.rounds
     shape = 1 / max(times.spread, 1e-3) ** 2
 
-    def at(resource: Any, seconds: float, *, varies: bool = False) -> Generator[Any, Any, None]:
+    def at(resource: simpy.Resource, seconds: float, *, varies: bool = False) -> Events:
         with resource.request() as turn:
             yield turn
             yield env.timeout(chance.gammavariate(shape, seconds / shape) if varies else seconds)
 
-    def search(server: Any) -> Generator[Any, Any, None]:
+    def search(server: simpy.Resource) -> Events:
         yield from at(server, times.search_seconds(chunks) * per_round, varies=True)
         yield from at(api, times.shard * per_round * shards / number)
 
-    def ask(begins: float) -> Generator[Any, Any, None]:
+    def ask(begins: float) -> Events:
         yield env.timeout(begins)
         yield from at(api, own / 2)
         for _ in range(work.rounds):
@@ -224,26 +227,24 @@ def simulate(
 
 # -- the command ------------------------------------------------------------------------------------------------------
 
-_ROWS: Final[tuple[tuple[str, Callable[[Plan], str]], ...]] = (
-    ("shards, one on each server", lambda plan: f"{plan.shards:,}"),
-    ("servers for each shard", lambda plan: f"{plan.copies:,}"),
-    ("API processes", lambda plan: f"{plan.processes:,}"),
-    ("machines", lambda plan: f"{plan.machines:,}"),
-    ("memory in use, GB", lambda plan: f"{plan.memory_gb:,.0f}"),
-    ("stores on disk, GB", lambda plan: f"{plan.disk_gb:,.0f}"),
-    ("building, core hours", lambda plan: f"{plan.build_hours:,.0f}"),
-    ("a question, p50 / p99 s", lambda plan: f"{plan.latency.p50:.2f} / {plan.latency.p99:.2f}"),
-    ("1,000 questions: model", lambda plan: f"{plan.money[0]:,.2f}"),
-    ("1,000 questions: machines", lambda plan: f"{plan.money[1]:,.2f}"),
-    ("gave way", lambda plan: ", then ".join(plan.limits) or "nothing"),
-)
-
 
 def table_of(plans: Sequence[Plan]) -> Table:
     """Return plans as a table, one column a size."""
     from rich.table import Table  # noqa: PLC0415 (only the command shows one)
 
     table = Table("chunks", *(f"{one.chunks:,.0f}" for one in plans))
-    for name, value in _ROWS:
-        table.add_row(name, *map(value, plans))
+    for name, value in {
+        "shards, one on each server": "{0.shards:,}",
+        "servers for each shard": "{0.copies:,}",
+        "API processes": "{0.processes:,}",
+        "machines": "{0.machines:,}",
+        "memory in use, GB": "{0.memory_gb:,.0f}",
+        "stores on disk, GB": "{0.disk_gb:,.0f}",
+        "building, core hours": "{0.build_hours:,.0f}",
+        "a question, p50 / p99 s": "{0.latency.p50:.2f} / {0.latency.p99:.2f}",
+        "1,000 questions: model": "{0.money[0]:,.2f}",
+        "1,000 questions: machines": "{0.money[1]:,.2f}",
+    }.items():
+        table.add_row(name, *map(value.format, plans))
+    table.add_row("gave way", *(", then ".join(one.limits) or "nothing" for one in plans))
     return table

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from llama_index.core.base.llms.types import LLMMetadata
 from llama_index.core.bridge.pydantic import PrivateAttr
@@ -29,8 +29,6 @@ from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.errors import InvalidRequestError, LLMError
 from llama_index_agentic_kb.prompts import as_data
 from llama_index_agentic_kb.replay import PASSAGE, ReplyingLLM
-
-Row: TypeAlias = JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ def read_dataset(folder: str | Path, *, split: str = "test", limit: int | None =
     return Dataset(path.resolve().name, documents, judged, relevant, tuple(warnings))
 
 
-def json_lines(path: Path) -> Iterator[tuple[Row, str]]:
+def json_lines(path: Path) -> Iterator[tuple[JsonObject, str]]:
     """Yield each line's JSON object and its place; raise ``InvalidRequestError`` for one without an ``_id``."""
     for number, line in enumerate(_text_of(path).split("\n"), start=1):
         where = f"{path}, line {number}"
@@ -103,7 +101,7 @@ def json_lines(path: Path) -> Iterator[tuple[Row, str]]:
         yield {**row, "_id": str(row["_id"])}, where
 
 
-def _rows(path: Path) -> Iterator[tuple[Row, str]]:
+def _rows(path: Path) -> Iterator[tuple[JsonObject, str]]:
     """Yield the objects of a file and their positions, and check that they have a text and unique ids."""
     if not path.is_file():
         raise InvalidRequestError(f"{path} is missing: a BEIR-form folder has corpus.jsonl, queries.jsonl, qrels.tsv")
@@ -117,7 +115,7 @@ def _rows(path: Path) -> Iterator[tuple[Row, str]]:
         yield row, where
 
 
-def _document(row: Row) -> TextNode:
+def _document(row: JsonObject) -> TextNode:
     """Return a document as a node; only its title and text are embedded."""
     known = row["metadata"] if isinstance(row.get("metadata"), dict) else {}
     metadata = {key: value for key, value in known.items() if isinstance(value, (str, int, float, bool))}
@@ -134,7 +132,7 @@ def _document(row: Row) -> TextNode:
     )
 
 
-def _query(row: Row, where: str) -> EvaluationQuery:
+def _query(row: JsonObject, where: str) -> EvaluationQuery:
     kind, turns = row.get("type") or [], row.get("history") or []
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise InvalidRequestError(f"{where}: history is a list of {{role, content}} objects")
@@ -329,7 +327,7 @@ def _step_of(name: str, query: str, steps: Sequence[PlannedStep]) -> PlannedStep
         return re.fullmatch(".+?".join(parts), asked) is not None
 
     def fit(step: PlannedStep) -> tuple[int, bool]:
-        known = [answers.get(parent, ()) for parent in step.depends_on]
-        return sum(any(normalize(value) in asked for value in values) for values in known), name == f"q{step.id}"
+        known = [map(normalize, answers.get(parent, ())) for parent in step.depends_on]
+        return sum(any(value in asked for value in values) for values in known), name == f"q{step.id}"
 
     return max(filter(is_of, steps), key=fit, default=None)

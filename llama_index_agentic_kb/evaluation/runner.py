@@ -23,37 +23,26 @@ from typing import Final, TypeAlias
 import numpy as np
 from llama_index.core.llms import LLM
 from rich.console import Group
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from llama_index_agentic_kb._text import one_line, printable
+from llama_index_agentic_kb._text import error_message, one_line, printable
 from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.evaluation.dataset import (
     Dataset,
     EvaluationQuery,
     PlannedLLM,
-    Steps,
     gold_steps,
     read_dataset,
     recorded_plans,
 )
-from llama_index_agentic_kb.evaluation.systems import (
-    Ask,
-    CorpusIndex,
-    Cost,
-    QueryResult,
-    check_systems,
-    failed,
-    make_systems,
-)
+from llama_index_agentic_kb.evaluation.systems import Ask, CorpusIndex, QueryResult, check_systems, make_systems
 
 BASELINE: Final = "hybrid"  # system that others are compared with: a single query with fused dense and BM25 results
 PLAIN: Final = "minimal"  # this library's system without a plan; a plan's value is measured against it
 ALL: Final = "all"  # name of the group with questions of all kinds
 SAMPLES: Final = 2_000  # number of resamples for a bootstrap interval
-DRAWS_AT_ONCE: Final = 2_000_000
-"""Maximum number of values drawn together: all resamples of 100,000 questions would take gigabytes."""
 
 COSTS: Final = {
     "llm_calls": "LLM calls",
@@ -72,8 +61,6 @@ Summary: TypeAlias = JsonObject
 """Of one system's run: ``system``, ``kinds`` (by kind: ``questions``, ``metrics``, paired ``differences`` from the
 baseline), ``cost``, ``milliseconds``, ``plan_value`` (shares of relevant documents gained and lost beside ``PLAIN``),
 ``failed``, ``warned``."""
-Planning: TypeAlias = "tuple[LLM | None, str, Dataset]"
-"""The planning model, its name in the report, and the dataset of planned questions."""
 
 
 def _ndcg(ranking: Sequence[str], relevant: Relevant, k: int) -> float:
@@ -98,10 +85,8 @@ def mean(values: Sequence[float] | np.ndarray) -> Estimate:
     Values are those of each question, or differences of two systems. "p" is the two-sided p-value for a mean of 0.
     """
     array, generator = np.asarray(values, dtype=float), np.random.default_rng(0)
-    at_once = max(1, DRAWS_AT_ONCE // len(array))
-    sizes = [min(at_once, SAMPLES - start) for start in range(0, SAMPLES, at_once)]
-    draws = [array[generator.integers(0, len(array), size=(size, len(array)))].mean(axis=1) for size in sizes]
-    means = np.concatenate(draws)
+    # one by one: all resamples of 100,000 questions together would take gigabytes
+    means = np.array([array[generator.integers(0, len(array), len(array))].mean() for _ in range(SAMPLES)])
     low, high = np.percentile(means, [2.5, 97.5])
     tail = min(int((means <= 0).sum()), int((means >= 0).sum()))
     p = min(1.0, 2 * (tail + 1) / (SAMPLES + 1))  # never 0, which a finite number of resamples can't show
@@ -146,14 +131,12 @@ class EvaluationRun:
             values = {name: self.values(system, name, kind) for name in self.metrics}
             differences = {}
             if system != BASELINE and BASELINE in self.systems:
-                plain = {name: self.values(BASELINE, name, kind) for name in values}
-                differences = {name: mean(np.subtract(values[name], plain[name])) for name in values}
+                differences = {
+                    name: mean(np.subtract(values[name], self.values(BASELINE, name, kind))) for name in values
+                }
             estimates = {name: mean(found) for name, found in values.items()}
-            kinds[kind] = {
-                "questions": len(next(iter(values.values()))),
-                "metrics": estimates,
-                "differences": differences,
-            }
+            questions = sum(kind in {ALL, *result.kinds} for result in results)
+            kinds[kind] = {"questions": questions, "metrics": estimates, "differences": differences}
         times, value = [result.milliseconds for result in results], None
         if system != PLAIN and PLAIN in self.systems:
             gained = lost = 0
@@ -204,7 +187,7 @@ def evaluate(
             try:
                 result = await systems[name](query)
             except Exception as failure:  # noqa: BLE001 (one question's failure is a result too)
-                result = failed(failure, Cost())
+                result = QueryResult([], error=f"{type(failure).__name__}: {error_message(failure)}")
             result.milliseconds = (time.perf_counter() - start) * 1000
         result.query_id, result.kinds = query.id, list(query.kinds)
         for metric in run.metrics:
@@ -272,11 +255,8 @@ def _kind_cell(kind: Summary, metric: str) -> str:
 
 
 def _table(title: str, first: str, headings: Sequence[str]) -> Table:
-    table = Table(title=Text(printable(title)), title_justify="left")
-    table.add_column(first, overflow="fold")
-    for heading in headings:
-        table.add_column(heading, justify="right", overflow="fold")
-    return table
+    columns = [Column(heading, justify="right", overflow="fold") for heading in headings]
+    return Table(Column(first, overflow="fold"), *columns, title=Text(printable(title)), title_justify="left")
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -325,26 +305,23 @@ def bench(
     return render_run(run, summary)
 
 
-def _planner(plans: str, llm: LLM | None, dataset: Dataset) -> Planning:
+def _planner(plans: str, llm: LLM | None, dataset: Dataset) -> tuple[LLM | None, str, Dataset]:
+    """Return the planning model, its name in the report, and the dataset of planned questions."""
     if plans == "none":
-        return None, "none", dataset
+        return None, plans, dataset
     if plans == "llm":
         if llm is None:
             raise ConfigurationError("--plans llm needs OPENAI_API_KEY, or OPENAI_BASE_URL for a server of your own")
         return llm, f"language model {llm.metadata.model_name}", dataset
     if plans == "oracle":
-        return _planned("ORACLE plans (gold fields)", gold_steps, dataset)
-    if not plans.startswith(RECORDED):
+        name, steps = "ORACLE plans (gold fields)", {query.id: gold_steps(query) for query in dataset.queries}
+    elif plans.startswith(RECORDED):
+        path = Path(plans.removeprefix(RECORDED))
+        name, steps = f"recorded plans ({path.name})", recorded_plans(path)
+        dataset = dataset.only(steps, f"{path.name} holds no plan for them")
+    else:
         raise ConfigurationError(f"--plans: {plans!r} is unknown; known are oracle, recorded:FILE, llm and none")
-    path = Path(plans.removeprefix(RECORDED))
-    recorded = recorded_plans(path)
-    only = dataset.only(recorded, f"{path.name} holds no plan for them")
-    return _planned(f"recorded plans ({path.name})", lambda query: recorded.get(query.id, []), only)
-
-
-def _planned(name: str, steps: Steps, dataset: Dataset) -> Planning:
-    without = sum(not steps(query) for query in dataset.queries)
-    if without:
+    if without := sum(not steps[query.id] for query in dataset.queries):
         warning = f"{without} questions have no steps in the {name}; they are searched as asked"
         dataset = replace(dataset, warnings=(*dataset.warnings, warning))
-    return PlannedLLM(name, steps, dataset.queries), name, dataset
+    return PlannedLLM(name, lambda query: steps[query.id], dataset.queries), name, dataset

@@ -20,7 +20,6 @@ from llama_index.core import VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.callbacks import CallbackManager
-from llama_index.core.callbacks.base_handler import BaseCallbackHandler
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.llms import LLM, MockLLM
 from llama_index.core.retrievers import QueryFusionRetriever
@@ -28,9 +27,8 @@ from llama_index.core.retrievers.fusion_retriever import FUSION_MODES
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
 
 from llama_index_agentic_kb._aio import arun
-from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb._types import JsonMapping, JsonObject
-from llama_index_agentic_kb.account import with_handlers
+from llama_index_agentic_kb.account import EventHandler, with_handlers
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.evaluation.dataset import Dataset, EvaluationQuery
 from llama_index_agentic_kb.llm import count_tokens, text_of, usage_of
@@ -84,16 +82,16 @@ Ask: TypeAlias = Callable[[EvaluationQuery], Awaitable[QueryResult]]
 _System: TypeAlias = Callable[[EvaluationQuery, Cost], Awaitable[QueryResult]]
 
 
-class Meter(BaseCallbackHandler):
+class Meter(EventHandler):
     """Counts each question's calls, through the callback events of the models and retrievers that it is attached to.
 
     Questions may run concurrently, as each has its own context; events outside of a question's are not counted.
     """
 
     def __init__(self) -> None:
-        super().__init__([], [])
+        super().__init__()
         self._question: ContextVar[Cost | None] = ContextVar("question", default=None)
-        self._open: dict[str, tuple[Cost, JsonMapping]] = {}
+        self._open: dict[str, tuple[Cost, JsonMapping]] = {}  # a stream may end in another context
         self._lock = threading.Lock()
 
     @contextmanager
@@ -106,16 +104,10 @@ class Meter(BaseCallbackHandler):
         finally:
             self._question.reset(token)
 
-    def start_trace(self, trace_id: str | None = None) -> None:
-        """Ignore traces."""
-
-    def end_trace(self, trace_id: str | None = None, trace_map: dict[str, list[str]] | None = None) -> None:
-        """Ignore traces."""
-
     def on_event_start(
         self, event_type: CBEventType, payload: JsonObject | None = None, event_id: str = "", *_: Any, **__: Any
     ) -> str:
-        """Record the question of an event, because a stream may end in another context."""
+        """Note the question of an event."""
         cost = self._question.get()
         if cost is not None:
             with self._lock:
@@ -126,31 +118,21 @@ class Meter(BaseCallbackHandler):
     def on_event_end(
         self, event_type: CBEventType, payload: JsonObject | None = None, event_id: str = "", **_: object
     ) -> None:
-        """Count an event for its question."""
+        """Count an event for its question; a failed call of a model has no tokens."""
         ended = payload or {}
+        response = ended.get(EventPayload.RESPONSE) or ended.get(EventPayload.COMPLETION)
         with self._lock:
-            cost, asked = self._open.pop(event_id, (None, {}))
-            if cost is None:
-                return
-            if event_type is CBEventType.LLM:
-                _count_tokens(cost, asked, ended)
+            cost, asked = self._open.pop(event_id, (Cost(), {}))
+            if event_type is CBEventType.LLM and response is not None:
+                messages, usage = asked.get(EventPayload.MESSAGES) or (), usage_of(response)
+                texts = [message.content or "" for message in messages] or [str(asked.get(EventPayload.PROMPT) or "")]
+                cost.input_tokens += usage.input_tokens or count_tokens("\n".join(texts))
+                cost.output_tokens += usage.output_tokens or count_tokens(text_of(response))
             elif event_type is CBEventType.RETRIEVE:
                 cost.searches += 1
             elif event_type is CBEventType.EMBEDDING:
                 cost.embedding_calls += 1
                 cost.embedded_texts += len(ended.get(EventPayload.CHUNKS) or ())
-
-
-def _count_tokens(cost: Cost, asked: JsonMapping, ended: JsonMapping) -> None:
-    """Add the tokens of a language model's call to a cost; a failed call adds none."""
-    response = ended.get(EventPayload.RESPONSE) or ended.get(EventPayload.COMPLETION)
-    if response is None:
-        return
-    messages = asked.get(EventPayload.MESSAGES) or ()
-    texts = [message.content or "" for message in messages] or [str(asked.get(EventPayload.PROMPT) or "")]
-    usage = usage_of(response)
-    cost.input_tokens += usage.input_tokens or count_tokens("\n".join(texts))
-    cost.output_tokens += usage.output_tokens or count_tokens(text_of(response))
 
 
 # -- the corpus --------------------------------------------------------------------------------------------------------
@@ -211,36 +193,31 @@ class CorpusIndex:
             chroma_api_impl="chromadb.api.rust.RustBindingsAPI",
         )
         self._database = chromadb.PersistentClient(folder / "chroma", settings)
+        self.indexes: dict[str, VectorStoreIndex] = {}
+        self.lexical = {name: LexicalRetriever(nodes, self.manager) for name, nodes in groups.items()}
         try:
-            self._fill(groups, complete, progress)
+            for name, nodes in groups.items():
+                self.indexes[name] = self._indexed(name, [] if complete else nodes, progress)
         except BaseException:  # an open database would fail the next try in this process
             self.close()
             raise
         (folder / COMPLETE).touch()
 
-    def _fill(
-        self, groups: Mapping[str, Sequence[TextNode]], complete: bool, progress: Callable[[int, int], None]
-    ) -> None:
+    def _indexed(self, name: str, nodes: Sequence[TextNode], progress: Callable[[int, int], None]) -> VectorStoreIndex:
+        """Return the index of a source, to which nodes are added first."""
         from llama_index.vector_stores.chroma import ChromaVectorStore  # noqa: PLC0415 (takes a second)
 
+        called = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]  # Chroma restricts names
         # With Chroma's 100 candidates, equal searches found different passages in different processes.
         hnsw: Any = {"hnsw": {"space": "cosine", "ef_search": 400}}
-        self.indexes: dict[str, VectorStoreIndex] = {}
-        self.lexical: dict[str, LexicalRetriever] = {}
-        for name, nodes in groups.items():
-            called = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]  # Chroma restricts names
-            collection = self._database.get_or_create_collection(called, embedding_function=None, configuration=hnsw)
-            store = ChromaVectorStore(chroma_collection=collection)
-            for start in range(0, 0 if complete else len(nodes), BATCH):
-                batch = nodes[start : start + BATCH]
-                texts = [node.get_content(MetadataMode.EMBED) for node in batch]
-                vectors = self.embed_model.get_text_embedding_batch(texts)
-                store.add([node.model_copy(update={"embedding": v}) for node, v in zip(batch, vectors, strict=True)])
-                progress(start + len(batch), len(nodes))
-            self.indexes[name] = VectorStoreIndex.from_vector_store(
-                store, embed_model=self.embed_model, callback_manager=self.manager
-            )
-            self.lexical[name] = LexicalRetriever(nodes, self.manager)
+        collection = self._database.get_or_create_collection(called, embedding_function=None, configuration=hnsw)
+        store = ChromaVectorStore(chroma_collection=collection)
+        for start in range(0, len(nodes), BATCH):
+            batch = nodes[start : start + BATCH]
+            vectors = self.embed_model.get_text_embedding_batch([one.get_content(MetadataMode.EMBED) for one in batch])
+            store.add([node.model_copy(update={"embedding": v}) for node, v in zip(batch, vectors, strict=True)])
+            progress(start + len(batch), len(nodes))
+        return VectorStoreIndex.from_vector_store(store, self.embed_model, callback_manager=self.manager)
 
     def _digest(self, groups: Mapping[str, Sequence[TextNode]]) -> str:
         from llama_index_agentic_kb.store.embedding_model import embed_model_fingerprint  # noqa: PLC0415 (loads torch)
@@ -290,17 +267,8 @@ def make_systems(names: Sequence[str], corpus: CorpusIndex, llm: LLM | None, *, 
 
 
 async def _metered(meter: Meter, system: _System, query: EvaluationQuery) -> QueryResult:
-    """Ask, and count the cost; a failed question has the cost of the calls until then."""
     with meter.question() as cost:
-        try:
-            return await system(query, cost)
-        except Exception as failure:  # noqa: BLE001 (one question's failure is a result too)
-            return failed(failure, cost)
-
-
-def failed(failure: Exception, cost: Cost) -> QueryResult:
-    """Return the result of a failed question."""
-    return QueryResult([], cost, error=f"{type(failure).__name__}: {error_message(failure)}")
+        return await system(query, cost)
 
 
 def check_systems(names: Sequence[str], llm: LLM | None) -> None:
