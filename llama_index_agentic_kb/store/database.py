@@ -71,6 +71,12 @@ _BATCH: Final = 256
 """The number of chunks that are inserted together."""
 EXACT_ROWS = 20_000
 """The maximum number of rows searched without a graph: 30 MB at 384 dimensions, 2-4 ms a query (a graph: 2 ms)."""
+Done: TypeAlias = Literal["opened", "read", "written"]
+_ERRORS: Final[Mapping[Done, type[AgenticKBError]]] = {
+    "opened": ConfigurationError,
+    "read": RetrievalError,
+    "written": IngestionError,
+}
 ADVICE: Final = "Restore it, or delete the store's directory and make it again with `agentic-kb ingest`."
 
 
@@ -186,23 +192,17 @@ class DocumentDatabase(ABC):
 
     def read(self, work: Callable[[Statements], T], deadline: float | None = None) -> T:
         """Run a function in a transaction that sees one snapshot; ``DeadlineExceededError`` if it takes too long."""
-        return self._transact(work, RetrievalError, "read", deadline, write=False)
+        return self._transact(work, "read", deadline, write=False)
 
     def write(self, work: Callable[[Statements], T]) -> T:
         """Run a function in a durable transaction; it may run again if the connection breaks."""
-        return self._transact(work, IngestionError, "written")
+        return self._transact(work, "written")
 
     def _transact(
-        self,
-        work: Callable[[Statements], T],
-        error_class: type[AgenticKBError],
-        done: str,
-        deadline: float | None = None,
-        *,
-        write: bool = True,
+        self, work: Callable[[Statements], T], done: Done, deadline: float | None = None, *, write: bool = True
     ) -> T:
         until = min(deadline or math.inf, time.monotonic() + self.timeout)
-        with self._errors(error_class, done):
+        with self._errors(done):
             return self._database.attempt(lambda connection: work(Statements(connection)), until, write=write)
 
     def rows(self, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
@@ -211,22 +211,19 @@ class DocumentDatabase(ABC):
 
     def stream(self, statement: str, parameters: Sequence[object] = ()) -> Iterator[Row]:
         """Yield the rows of a long query as one snapshot, which blocks no other query."""
-        with self._errors(RetrievalError, "read"), self._begun(write=False) as connection:
+        begin = partial(self._database.transaction, write=False, seconds=self.timeout)
+        with self._errors("read"), ExitStack() as stack:  # begun again while the server restarts
+            until = time.monotonic() + self.timeout
+            connection = self._database.retry(lambda: stack.enter_context(begin()), until)
             streamed = connection.execution_options(stream_results=True, max_row_buffer=1_000)
             for rows in Statements(streamed).execute(statement, parameters).partitions(1_000):
                 yield from map(tuple, rows)
 
     @contextmanager
-    def _begun(self, *, write: bool) -> Iterator[Connection]:
-        """Begin a transaction, also once a server has restarted or a connection is free; it ends with the block."""
-        begin = partial(self._database.transaction, write=write, seconds=self.timeout)
-        with ExitStack() as stack:
-            yield self._database.retry(lambda: stack.enter_context(begin()), time.monotonic() + self.timeout)
-
-    @contextmanager
-    def _errors(self, error_class: type[AgenticKBError], done: str) -> Iterator[None]:
+    def _errors(self, done: Done) -> Iterator[None]:
         """Convert the database's errors, and check that this process may use it."""
         self.check_process()
+        error_class = _ERRORS[done]
         try:
             with self._database.translated(f"{self.location!r} can't be {done}", error_class):
                 yield
@@ -391,10 +388,16 @@ class DocumentDatabase(ABC):
         a document with this path is stored whose origin is neither ``document.origin`` nor ``replaces`` (None: no
         other origin; the empty one is that of documents that were passed).
         """
-        if isinstance(pieces, Sequence):
-            return self.write(lambda connection: self._put_document(connection, document, pieces, replaces))
-        with self._errors(IngestionError, "written"), self._begun(write=True) as connection:
-            return self._put_document(Statements(connection), document, pieces, replaces)
+        begun = False
+
+        def work(connection: Statements) -> bool:
+            nonlocal begun
+            if begun and not isinstance(pieces, Sequence):
+                raise IngestionError(f"{self.location!r} was away while a large file was stored: run this again.")
+            begun = True
+            return self._put_document(connection, document, pieces, replaces)
+
+        return self.write(work)
 
     def _put_document(
         self, connection: Statements, document: StoredDocument, pieces: Iterable[Piece], replaces: str | None

@@ -53,6 +53,7 @@ from llama_index_agentic_kb.store.database import (
     TABLES,
     BusyError,
     DocumentDatabase,
+    Done,
     Floats,
     Ids,
     Piece,
@@ -103,8 +104,8 @@ class SqliteDatabase(DocumentDatabase):
         self._pid = os.getpid()
         super().__init__(SqlDatabase(path), str(path), 30.0)
         try:
-            if self._transact(_version, ConfigurationError, "opened", write=False) != _SCHEMA_VERSION:
-                self._transact(self._make_tables, ConfigurationError, "opened")
+            if self._transact(_version, "opened", write=False) != _SCHEMA_VERSION:
+                self._transact(self._make_tables, "opened")
         except BaseException:
             self.close()
             raise
@@ -135,8 +136,8 @@ class SqliteDatabase(DocumentDatabase):
             )
 
     @contextmanager
-    def _errors(self, error_class: type[AgenticKBError], done: str) -> Iterator[None]:
-        with super()._errors(error_class, done):
+    def _errors(self, done: Done) -> Iterator[None]:
+        with super()._errors(done):
             try:
                 yield
             except (DBAPIError, sqlite3.Error, UnicodeDecodeError) as error:  # a damaged schema is quoted, in bytes
@@ -156,7 +157,7 @@ class SqliteDatabase(DocumentDatabase):
 
     def stream(self, statement: str, parameters: Sequence[object] = ()) -> Iterator[Row]:
         """Yield the rows of a query as one snapshot, past SQLAlchemy: it takes ten times as long as SQLite does."""
-        with self._errors(RetrievalError, "read"), closing(self._database.driver()) as connection:
+        with self._errors("read"), closing(self._database.driver()) as connection:
             connection.execute(f"PRAGMA busy_timeout = {int(self.timeout * 1000)}")
             yield from connection.execute(statement, parameters)
 
@@ -488,7 +489,6 @@ class StoredLexicalSearch:
         self._directory = store.lexical_directory(source)
         self._lock = threading.Lock()
         self._index: LexicalIndex | None = None
-        self._in_memory = False
 
     def search(self, query: str, top_k: int, filters: FilterNode | None = None) -> list[NodeWithScore]:
         """Find nodes by the words of a query.
@@ -498,7 +498,8 @@ class StoredLexicalSearch:
 
         Raises:
             ConfigurationError: The source no longer exists.
-            RetrievalError: The index is missing, and another process has the write lock needed to build it.
+            RetrievalError: The index is missing and can't be built, since another process has the write lock, or since
+                the directory can't be written to.
         """
         from llama_index.core.schema import NodeWithScore  # noqa: PLC0415 (takes seconds; a repair needs it not)
 
@@ -545,7 +546,7 @@ class StoredLexicalSearch:
     def _current(self) -> LexicalIndex:
         """Return the index, updated if possible; while another thread updates it, return the previous version."""
         version, index = self._version(), self._index
-        if index is not None and index.mark == version and (self._in_memory or self._directory.is_dir()):
+        if index is not None and index.mark == version and self._directory.is_dir():
             return index
         if not self._lock.acquire(blocking=index is None or index.mark is None) and index is not None:
             return index
@@ -555,7 +556,7 @@ class StoredLexicalSearch:
             self._lock.release()
 
     def _in_step(self, version: str, damage: str = "") -> LexicalIndex:
-        """Return the index, updated, or rebuilt if damaged; in a read-only store, build it in memory."""
+        """Return the index, updated, or rebuilt if damaged; an outdated one if it can't be written now."""
         index = None
         if not damage:
             with suppress(RetrievalError):
@@ -566,22 +567,17 @@ class StoredLexicalSearch:
             with self._store.writing():
                 self._mend(damage)
                 return self._opened()
-        except BusyError as busy:
+        except (IngestionError, RetrievalError, OSError) as error:
             if index is None or index.mark is None:
-                raise RetrievalError(f"The lexical index of the source {self._source!r} is missing: {busy}") from busy
+                raise RetrievalError(f"The lexical index of the source {self._source!r} is missing: {error}") from error
             return index
-        except (IngestionError, RetrievalError, OSError):  # a read-only store
-            self._in_memory = True
-            self._index = LexicalIndex()
-            self._write(self._index)
-            return self._index
 
     def _opened(self) -> LexicalIndex:
         """Open the index, or reload it to see other processes' commits; raise ``RetrievalError`` if it is damaged."""
-        if self._index is None or not (self._in_memory or self._directory.is_dir()):
+        if self._index is None or not self._directory.is_dir():
             with suppress(OSError):  # reported when the index is opened
                 self._directory.parent.mkdir(mode=0o700, exist_ok=True)
-            self._index = LexicalIndex(None if self._in_memory else self._directory)
+            self._index = LexicalIndex(self._directory)
         else:
             self._index.refresh()
         return self._index

@@ -37,7 +37,6 @@ from llama_index_agentic_kb._text import know_secrets, redacted
 from llama_index_agentic_kb.errors import (
     ConfigurationError,
     DeadlineExceededError,
-    IngestionError,
     SessionStoreError,
     StoreDamagedError,
 )
@@ -135,7 +134,7 @@ class PostgresDatabase(DocumentDatabase):
 
     def index_rows(self, source: str, dimension: int, *, anew: bool) -> None:
         """Build a source's HNSW index if it has none, or anew, while others read and write."""
-        with self._errors(IngestionError, "written"):
+        with self._errors("written"):
             build = partial(self._build_index, source, dimension, anew=anew)
             self._database.retry(build, time.monotonic() + self.timeout)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import sqlite3
 import tempfile
 import threading
 import time
@@ -19,7 +20,7 @@ from typing import Any
 from llama_index_agentic_kb import KnowledgeBase
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, StoreDamagedError, StoreMismatchError
 from llama_index_agentic_kb.store import database, ingest, repair_store, vectors
-from llama_index_agentic_kb.store.directory import DirectoryStore, SqliteDatabase
+from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.store.reading import FileReader
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.deep_folders import deep_folders
@@ -248,13 +249,14 @@ def forked() -> float:
 
 @fault("store", "another program holds documents.db locked", "an error says so; afterwards all goes on", deadline=5.0)
 def locked() -> float:
-    with kept() as path, closing(SqliteDatabase(path / "documents.db")) as other, opened(path) as store:
+    with kept() as path, opened(path) as store, closing(sqlite3.connect(path / "documents.db")) as other:
         store.documents.timeout = 0.1
         (path.parent / "docs" / "bergen.md").write_text("# Bergen\n\nHail.")
         began = time.monotonic()
-        with other._begun(write=True):
-            failing(IngestionError, "locked.*wait for that to end", lambda: ingest(path.parent / "docs", store))
-            assert "Oslo" in asked(path)
+        other.execute("BEGIN IMMEDIATE")
+        failing(IngestionError, "locked.*wait for that to end", lambda: ingest(path.parent / "docs", store))
+        assert "Oslo" in asked(path)
+        other.rollback()
         waited = time.monotonic() - began
         assert ingest(path.parent / "docs", store).added == ("docs/bergen.md",)
         return waited

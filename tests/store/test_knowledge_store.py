@@ -288,25 +288,3 @@ def test_readers_do_not_wait_for_a_writer(kept: DirectoryStore, folder: Path) ->
 
     ingest(folder, kept, progress=look)
     assert seen[-1] == ["Hail"]
-
-
-def test_a_forked_child_opens_a_store_again(kept: DirectoryStore) -> None:
-    """Also one whose graph its parent has searched."""
-    code = f"""
-import os, sys
-from llama_index_agentic_kb.store import database
-from llama_index_agentic_kb.store.directory import DirectoryStore
-from llama_index_agentic_kb.testing import HashEmbedding
-database.EXACT_ROWS = 0
-
-def found():
-    with DirectoryStore.open({str(kept.path)!r}, embed_model=HashEmbedding()) as store:
-        return len(store.index("docs").as_retriever().retrieve("snow"))
-
-assert found() == 1
-pid = os.fork()
-if pid == 0:
-    os._exit(found())
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-"""
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 1
