@@ -22,7 +22,7 @@ from llama_index_instrumentation import get_dispatcher
 from pydantic import ValidationError
 
 from llama_index_agentic_kb._aio import aiterate, arun, emit, gather, iterate, run
-from llama_index_agentic_kb._types import JsonMapping, JsonObject, Work
+from llama_index_agentic_kb._types import Closing, JsonMapping, JsonObject, Work
 from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.answering.policy import AnswerPolicy
 from llama_index_agentic_kb.answering.sessions import SessionMemory, session_owner
@@ -67,7 +67,7 @@ GC_THRESHOLD: Final = 10_000
 """The number of new objects after which the garbage collector looks, once ``warm_up`` was called; Python's is 700."""
 
 
-class KnowledgeBase(NotPickled, MetadataQueries):
+class KnowledgeBase(Closing, NotPickled, MetadataQueries):
     """Knowledge sources, a language model and default settings; creates retrievers, query engines and chat engines.
 
         kb = KnowledgeBase([KnowledgeSource("docs", "product manuals", index=index)], llm=llm)
@@ -194,12 +194,6 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         """Close the store that ``from_store`` opened: its files, or its connections to PostgreSQL."""
         if self._opened is not None:
             self._opened.close()
-
-    def __enter__(self) -> Self:  # noqa: D105 (as usual)
-        return self
-
-    def __exit__(self, *_: object) -> None:  # noqa: D105 (same)
-        self.close()
 
     @property
     def llm(self) -> LLM | None:

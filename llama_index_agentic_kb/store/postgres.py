@@ -69,13 +69,6 @@ COUNTED: Final = 1_000
 """The number of chunks up to which a word without statistics is counted."""
 COMMON: Final = 0.1
 """The share of chunks from which a word only weighs, and finds nothing by itself, beside rarer words."""
-_REMEDIES: Final = {
-    "42501": "This user needs the right to create a schema (GRANT CREATE ON DATABASE ...), and the extension vector: "
-    "a superuser runs CREATE EXTENSION vector once.",
-    "0A000": "Install pgvector on the server (https://github.com/pgvector/pgvector), then run this again.",
-    "58P01": "Install pgvector on the server (https://github.com/pgvector/pgvector), then run this again.",
-    "53100": "Make room on the server's disk, then run this again: what was stored before stays.",
-}
 
 
 class PostgresDatabase(DocumentDatabase):
@@ -98,8 +91,7 @@ class PostgresDatabase(DocumentDatabase):
         try:
             database = SqlDatabase(url, DOCUMENTS, timeout=timeout, create=create)
         except (SessionStoreError, DeadlineExceededError) as error:
-            code = str(getattr(getattr(error.__cause__, "orig", None), "sqlstate", None) or "")
-            remedy = _REMEDIES.get(code, "Check the address, the database's name, the user and its password.")
+            remedy = "Check the address, the database's name, the user, its password and its rights."
             raise ConfigurationError(f"The store {location!r} can't be opened: {error}. {remedy}") from error
         super().__init__(database, location, timeout)
 

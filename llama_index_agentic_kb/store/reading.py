@@ -27,9 +27,10 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from llama_index_agentic_kb._text import error_message
+from llama_index_agentic_kb._types import Closing
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError
 from llama_index_agentic_kb.store.database import MetadataValue
 
@@ -87,7 +88,7 @@ class ParsedFile:
     """The scalar fields of the front matter."""
 
 
-class FileReader:
+class FileReader(Closing):
     """A parser of files, one at a time; close it, or use it as a context manager. ``ingest`` has the arguments.
 
     The time limit includes the start of the parser process. ``extractors`` run in this process, without a limit.
@@ -118,12 +119,6 @@ class FileReader:
         if kind in self.extractors:
             return type(self.extractors[kind]).__name__
         return f"{READER_VERSION} ocr" if self.ocr and kind in _OCR else str(READER_VERSION)
-
-    def __enter__(self) -> Self:  # noqa: D105 (as usual)
-        return self
-
-    def __exit__(self, *_: object) -> None:  # noqa: D105 (same)
-        self.close()
 
     def read(self, path: Path) -> ParsedFile:
         """Parse a file by its suffix; NUL characters are removed, and lone surrogates replaced, to make it storable.

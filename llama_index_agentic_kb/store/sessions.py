@@ -23,14 +23,14 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import ColumnElement, Connection, Row
 
 from llama_index_agentic_kb import _text
 from llama_index_agentic_kb._aio import arun, bridged
-from llama_index_agentic_kb._types import JsonMapping, JsonObject
+from llama_index_agentic_kb._types import Closing, JsonMapping, JsonObject
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from llama_index_agentic_kb.schema.answer import (
     NEW_SESSION,
@@ -66,7 +66,7 @@ class _Key(NamedTuple):
     session_id: str
 
 
-class SessionStore:
+class SessionStore(Closing):
     """A store of sessions and answers in SQLite or PostgreSQL; safe for threads, processes and forked children.
 
     Every call takes an owner, an opaque key (of a tenant's user, for example), and finds only this owner's sessions;
@@ -90,12 +90,6 @@ class SessionStore:
         if timeout <= 0:
             raise ConfigurationError("SessionStore: timeout must be positive")
         self._database = SqlDatabase(url, SESSIONS, timeout=timeout)
-
-    def __enter__(self) -> Self:  # noqa: D105 (as usual)
-        return self
-
-    def __exit__(self, *_: object) -> None:  # noqa: D105 (same)
-        self.close()
 
     def close(self) -> None:
         """Close idle connections; the next call opens new ones."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias, TypeVar
 
+from llama_index_agentic_kb._types import Closing
 from llama_index_agentic_kb.errors import (
     ConfigurationError,
     IngestionError,
@@ -51,7 +52,7 @@ RepairProgress: TypeAlias = Callable[[int, int, str], None]
 _MODEL: Final = "embedding model"
 
 
-class KnowledgeStore(ABC):
+class KnowledgeStore(Closing, ABC):
     """A store of sources: their documents, and vectors that all come from one embedding model.
 
     A store is a directory (``store.directory``) or a PostgreSQL database (``store.postgres``). Open it with
@@ -129,12 +130,6 @@ class KnowledgeStore(ABC):
             documents.close()
             raise
         return store
-
-    def __enter__(self) -> Self:  # noqa: D105 (as usual)
-        return self
-
-    def __exit__(self, *_: object) -> None:  # noqa: D105 (same)
-        self.close()
 
     def close(self) -> None:
         """Close the store; a second call does nothing. Indexes obtained from it become unusable."""
@@ -260,7 +255,7 @@ class KnowledgeStore(ABC):
     def lexical(self, source: str) -> LexicalSearch:
         """Return the lexical search of a source; each call returns the same object."""
 
-    def _clean(self, source: str) -> None:  # noqa: B027 (nothing in a database)
+    def _clean(self, source: str) -> None:
         """Delete what is derived from a deleted source."""
 
     @abstractmethod
