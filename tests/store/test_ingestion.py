@@ -28,11 +28,8 @@ FACTS = [
 
 class BrokenEmbedding(MockEmbedding):
     vector: tuple[float, ...] = (1.0, 0.0)
-    error: str = ""
 
     def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
-        if self.error:
-            raise RuntimeError(self.error)
         return [list(self.vector) for _ in texts]
 
 
@@ -332,23 +329,6 @@ def test_documents_can_not_claim_anothers_identity(tmp_path: Path, store: Direct
     assert "_node_type" not in forged_node.metadata
     indexed = store.index("documents").as_retriever().retrieve("Text")
     assert {type(found.node) for found in indexed} == {TextNode}
-
-
-def test_what_was_stored_before_a_failure_stays(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the model fails midway, earlier batches stay, later ones come with the next run."""
-    monkeypatch.setattr(ingestion, "_BATCH_CHUNKS", 1)
-    model = BrokenEmbedding(embed_dim=2)
-
-    def fail_later(done: int, total: int, path: str) -> None:
-        model.error = "quota used up"
-
-    with DirectoryStore.open(tmp_path / "store", embed_model=model, create=True) as store:
-        with pytest.raises(IngestionError, match=r"model failed: RuntimeError: quota.*run the ingestion again"):
-            ingest(folder, store, progress=fail_later)
-        assert len(_in_step(store, "probes")) == 1
-        model.error = ""
-        report = ingest(folder, store)
-        assert (report.added, report.unchanged) == (("probes/long.md",), ("probes/deep/er/short.txt",))
 
 
 @pytest.mark.parametrize("vector", [(1.0, 0.0, 0.0), (float("nan"), 0.0)])

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,12 +30,6 @@ def _small_source(folder: Path) -> Path:
     (folder / "voyager.txt").write_text("Voyager 1 left the heliosphere in 2012.")
     (folder / "rings.txt").write_text("Saturn has rings of ice.")
     return folder
-
-
-def test_missing_store_names_the_command(tmp_path: Path) -> None:
-    """Opening what is not there tells how to make it."""
-    with pytest.raises(ConfigurationError, match=r"There is no store in .*agentic-kb ingest"):
-        DirectoryStore.open(tmp_path / "none")
 
 
 def test_a_store_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,8 +108,9 @@ def test_foreign_and_damaged_databases_are_refused(tmp_path: Path) -> None:
             connection.execute(statement)
         with pytest.raises(ConfigurationError, match=message):
             SqliteDatabase(tmp_path / name)
-    with pytest.raises(ConfigurationError, match="There is no store"):
-        repair_store(tmp_path / "none")
+    for use in (DirectoryStore.open, repair_store):
+        with pytest.raises(ConfigurationError, match=r"There is no store in .*agentic-kb ingest"):
+            use(tmp_path / "none")
     with pytest.raises(ConfigurationError, match="it is 'never' or 'auto'"):
         DirectoryStore.open(tmp_path, repair="perhaps")  # type: ignore[arg-type]
 
@@ -200,46 +193,6 @@ def test_sources_are_listed_and_removed(tmp_path: Path, store: DirectoryStore, m
             use("space")
 
 
-_OTHER = """
-import sys
-from llama_index_agentic_kb.store import database, ingest
-from llama_index_agentic_kb.store.directory import DirectoryStore
-from llama_index_agentic_kb.testing import HashEmbedding
-
-database.EXACT_ROWS = 0
-stores = {}
-for line in sys.stdin:
-    path, folder = line.rstrip("\\n").split("\\t")
-    if path not in stores:
-        stores[path] = DirectoryStore.open(path, embed_model=HashEmbedding())
-    print(len(ingest(folder, stores[path]).added), flush=True)
-"""
-
-Order = Callable[[Path, Path], str]
-
-
-@pytest.fixture(scope="module")
-def order() -> Iterator[Order]:
-    """A function that makes another process, which keeps its stores open, ingest a folder."""
-    command = [sys.executable, "-c", _OTHER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        stdin, stdout = process.stdin, process.stdout
-        assert stdin is not None is not stdout
-
-        def send(path: Path, folder: Path) -> str:
-            stdin.write(f"{path}\t{folder}\n")
-            stdin.flush()
-            return stdout.readline().strip()
-
-        yield send
-        process.kill()
-
-
-@pytest.fixture
-def with_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "EXACT_ROWS", 0)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     made = tmp_path / "docs"
@@ -249,7 +202,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def kept(tmp_path: Path, folder: Path, with_graphs: None) -> Iterator[DirectoryStore]:
+def kept(tmp_path: Path, folder: Path) -> Iterator[DirectoryStore]:
     with DirectoryStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True) as store:
         ingest(folder, store)
         yield store
@@ -258,23 +211,6 @@ def kept(tmp_path: Path, folder: Path, with_graphs: None) -> Iterator[DirectoryS
 def titles(store: DirectoryStore, asked: str) -> list[str]:
     found = store.index("docs").as_retriever(similarity_top_k=1).retrieve(asked)
     return [one.metadata["title"] for one in found]
-
-
-@pytest.mark.slow
-def test_processes_see_and_build_upon_what_others_have_written(
-    kept: DirectoryStore, folder: Path, order: Order
-) -> None:
-    """An index that was open before finds what another process added; both may write in turn, and all stays whole."""
-    assert titles(kept, "snow") == ["Oslo"]
-    for turn in range(3):
-        name = f"Place{turn}"
-        (folder / f"{turn}.md").write_text(f"# {name}\n\nHail of kind{turn} falls.")
-        if turn == 1:
-            assert len(ingest(folder, kept).added) == 1
-        else:
-            assert order(kept.path, folder) == "1"
-        assert titles(kept, f"hail of kind{turn} falls") == [name]
-        assert kept.graphs.outside("docs") == 0
 
 
 def test_readers_do_not_wait_for_a_writer(kept: DirectoryStore, folder: Path) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -18,9 +15,8 @@ from typer.testing import CliRunner
 
 from llama_index_agentic_kb.cli import app
 from llama_index_agentic_kb.errors import ConfigurationError, StoreMismatchError
-from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.knowledge_base import KnowledgeBase
-from llama_index_agentic_kb.schema import Condition, Principal
+from llama_index_agentic_kb.schema import Condition
 from llama_index_agentic_kb.store import KnowledgeStore, ingest, repair_store
 from llama_index_agentic_kb.store import postgres as postgres_store
 from llama_index_agentic_kb.store.embedding_model import DEFAULT_EMBED_MODEL
@@ -157,36 +153,6 @@ def test_words_are_weighed_by_how_rare_they_are(rows: KnowledgeStore) -> None:
     assert hits[0].node.node_id == "n7"
     assert (hits[0].score or 0) > 3 * (hits[1].score or 0)
     assert rows.lexical("rows").search("zebra 'quoted\\ | & <->", 3, None) == []
-
-
-def test_nobody_sees_what_he_may_not(url: str, tmp_path: Path) -> None:
-    """Documents of random tenants and groups: no search, count or facet shows one to a principal without the right."""
-    drawn = random.Random(5)
-    may: dict[str, tuple[str, tuple[str, ...]]] = {}
-    docs = tmp_path / "docs"
-    docs.mkdir()
-    for at in range(60):
-        tenant, groups = drawn.choice(["acme", "apex"]), tuple(drawn.sample(["hr", "it", "law"], drawn.randrange(3)))
-        may[f"secret{at}"] = (tenant, groups)
-        (docs / f"{at}.md").write_text(f"---\nacl_public: true\nmark: secret{at}\n---\n# Note\n\nThe pump secret{at}.")
-
-    def stamp(path: Path) -> Any:
-        tenant, groups = may[f"secret{path.stem}"]
-        return {"tenant": tenant, "groups": groups}
-
-    permissions = Permissions(tenant="tenant", groups="acl_group_", public="acl_public")
-    with KnowledgeStore.open(url, embed_model=MODEL, create=True) as store:
-        ingest(docs, store, permissions=permissions, stamp=stamp)
-    base = KnowledgeBase.from_store(url, embed_model=MODEL, effort="minimal", permissions=permissions)
-    for tenant, groups in itertools.product(["acme", "apex", "other"], [(), ("hr",), ("it", "law")]):
-        principal = Principal(user="u", tenant=tenant, groups=list(groups))
-        allowed = {mark for mark, (owner, of) in may.items() if owner == tenant and set(of) & set(groups)}
-        assert base.count("docs", principal=principal) == len(allowed)
-        assert {one.value for one in base.facets("docs", ["mark"], principal=principal, limit=99)["mark"]} == allowed
-        response = base.retrieve("the pump secret3 secret9", principal=principal)
-        shown = {one.source_data.metadata["mark"] for one in response.references if one.source_data}
-        assert shown <= allowed
-        assert bool(shown) == bool(allowed)
 
 
 def test_many_writers_lose_and_double_nothing(url: str, tmp_path: Path) -> None:

@@ -378,14 +378,6 @@ def test_forged_tokens_are_refused(store: SessionStore, owner: str, listed: list
             store.list_sessions(owner, SessionQuery(page_size=1, page_token=one, order_by=order))
 
 
-def test_a_deadline_that_has_passed_ends_a_call_at_once(store: SessionStore, owner: str, url: str) -> None:
-    """Nothing is begun after the deadline, and nothing is stored."""
-    with pytest.raises(DeadlineExceededError):
-        store.create(owner, deadline=time.monotonic() - 1)
-    assert store.list_sessions(owner).sessions == []
-    assert Path(url).exists() or "://" in url
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "sessions.db"
