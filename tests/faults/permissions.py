@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import itertools
 import json
@@ -16,7 +15,6 @@ import chromadb
 from llama_index.core import StorageContext, VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks import CallbackManager
-from llama_index.core.callbacks.base_handler import BaseCallbackHandler
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.vector_stores import MetadataFilters
@@ -37,7 +35,7 @@ from llama_index_agentic_kb import (
     RetrieverOptions,
     acting_as,
 )
-from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, InvalidRequestError, RetrievalError
+from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.schema import FilterNode
 from llama_index_agentic_kb.store import KnowledgeStore, ingest
@@ -212,21 +210,6 @@ def careless_store() -> None:
     assert (record.candidates, record.dropped_by_filter) == (1, 0)
 
 
-@fault(AREA, "a row whose _node_content is another tenant's", "both the row's keys and the node's own must pass")
-def forged_content() -> None:
-    index = _in_chroma()
-    collection: Any = index.vector_store.client
-    vector = HashEmbedding().get_text_embedding("rain")
-    theirs, ours = everybodys()[2], everybodys()[0]
-    for row, outside, inside in (("forged-1", ours, theirs), ("forged-2", theirs, ours)):
-        said = inside.model_copy(update={"id_": row}).to_json()
-        metadata = {**outside.metadata, "_node_content": said, "_node_type": "TextNode"}
-        collection.add(ids=[row], embeddings=[vector], documents=[f"rain of {row}, beta"], metadatas=[metadata])
-    for hybrid in (False, True):
-        kb = base(source={"index": index, "hybrid": hybrid})
-        assert shown(kb) == {"rain in acme"}, hybrid
-
-
 @fault(
     AREA, "a principal has 300 groups", "Chroma's limits are kept, all metadata are read; nothing is widened or lost"
 )
@@ -281,14 +264,6 @@ def foreign_postprocessor() -> None:
         assert {node.node.get_content() for node in made} == {"rain in acme", "rain for everybody"}
 
 
-@fault(AREA, "a plain retriever is declared to have permissions", "denied, and never searched: it takes no filter")
-def no_filters() -> None:
-    plain = MemoryRetriever(everybodys())
-    kb = base(source={"index": None, "retriever": plain})
-    refused(DeniedError, lambda: kb.retrieve("rain", principal=ALICE), "can't be applied")
-    assert plain.queries == []
-
-
 @fault(AREA, "a source is narrowed by doc_ids", "Chroma ignores them: denied, with the remedy")
 def ignored_ids() -> None:
     kb = base(source={"retriever_kwargs": {"doc_ids": ["d1"]}, "hybrid": False, "permissions": None})
@@ -308,16 +283,6 @@ def eavesdropping() -> None:
         chat.reset()
     with acting_as(BOB):
         assert "acme" not in str(chat.chat("rain"))
-
-
-@fault(AREA, "a reader looks for whom documents are shared with", "no reference, list or facet tells it")
-def sharing() -> None:
-    kb = base()
-    response = kb.retrieve("rain", principal=MANAGER)
-    assert texts(response) == OWN
-    assert "acl_public" not in str([one.source_data for one in response.references])
-    assert "acl_" not in str(kb.documents("docs", principal=MANAGER))
-    assert kb.facets("docs", "acl_group_managers", principal=ALICE) == {"acl_group_managers": []}
 
 
 @fault(AREA, "a knowledge base stands inside of another", "the inner one is asked for the same principal")
@@ -358,21 +323,6 @@ def watched(witness: Witness, *sources: KnowledgeSource, **fields: Any) -> Knowl
     return KnowledgeBase(list(sources) or [docs()], **settings)
 
 
-@fault(
-    "secrets", "a model's server fails (500) while planning and repeats the key", f"evidence is given, and {NOWHERE}"
-)
-def failed_planning() -> None:
-    witness = Witness()
-    with Echo(500) as server, witness.watching():
-        kb = watched(witness, llm=quoted_model(server.address), effort="low", output_mode="extractiveData")
-        response = kb.retrieve("rain")
-        witness.shown(response)
-        assert server.told
-    assert response.references
-    assert "status 500" in witness.text
-    assert_clean(witness.text)
-
-
 @fault("secrets", "a model's address with a password in it answers nobody", NOWHERE)
 def nobody_there() -> None:
     witness = Witness()
@@ -383,24 +333,6 @@ def nobody_there() -> None:
         witness.shown(response)
         assert response.status_code == 206
     assert "connection" in witness.text
-    assert_clean(witness.text)
-
-
-@fault("secrets", "a source's client quotes address, headers and key in its error", f"the others answer, and {NOWHERE}")
-def quoting_client() -> None:
-    witness = Witness()
-    with witness.watching():
-        faulty = docs("bad", fault=ConnectionError(QUOTING))
-        kb = watched(witness, faulty, docs("well"), output_mode="extractiveData")
-        response = asyncio.run(kb.aretrieve("rain"))
-        for _ in range(6):  # until the circuit breaker tells of it, too
-            witness.shown(kb.retrieve("rain"))
-        witness.told += [repr(faulty.health), repr(faulty)]
-        alone = watched(witness, docs("bad", fault=RuntimeError(QUOTING)))
-        witness.told.append(told_of(failing(RetrievalError, "", lambda: alone.retrieve("rain"))))
-    assert response.status_code == 206
-    assert {one.knowledge_source_name for one in response.references} == {"well"}
-    assert "circuit open" in witness.text
     assert_clean(witness.text)
 
 
@@ -418,33 +350,6 @@ def refused_while_storing() -> None:
         told = told_of(failing(AgenticKBError, "", work))
         assert server.told
     assert_clean(told)
-
-
-class _Quoting(BaseCallbackHandler):
-    def __init__(self) -> None:
-        super().__init__([], [])
-
-    def on_event_start(self, *_: Any, **__: Any) -> str:
-        raise RuntimeError(QUOTING)
-
-    def on_event_end(self, *_: Any, **__: Any) -> None:
-        raise RuntimeError(QUOTING)
-
-    def start_trace(self, trace_id: str | None = None) -> None:
-        pass
-
-    def end_trace(self, trace_id: str | None = None, trace_map: Any = None) -> None:
-        pass
-
-
-@fault("secrets", "a callback handler fails and quotes its key", f"the query is answered; {NOWHERE}, tracebacks too")
-def quoting_handler() -> None:
-    witness = Witness()
-    with witness.watching():
-        response = watched(witness, callback_manager=CallbackManager([_Quoting()])).retrieve("rain")
-    assert response.references
-    assert "Traceback" in witness.text
-    assert_clean(witness.text)
 
 
 @fault("secrets", "somebody pastes a key into a question", "the log of the activity shows it as ***")
