@@ -122,7 +122,7 @@ async def arun(work: Work[T]) -> T:
         await scope.close()
 
 
-def iterate(work: Work[Any], context: contextvars.Context | None = None) -> Generator[Any, None, None]:
+def iterate(work: Work[object], context: contextvars.Context | None = None) -> Generator[Any, None, None]:
     """Perform a coroutine and yield the items that it emits; its error, if any, is raised after them.
 
     It starts when the first item is requested, in ``context`` or a copy of the context at that time.
@@ -132,7 +132,7 @@ def iterate(work: Work[Any], context: contextvars.Context | None = None) -> Gene
     return items
 
 
-def _iterate(work: Work[Any], context: contextvars.Context | None) -> Generator[Any, None, None]:
+def _iterate(work: Work[object], context: contextvars.Context | None) -> Generator[Any, None, None]:
     with closing(_Bridge(work, context or contextvars.copy_context(), emits=True)) as bridge:
         while not bridge.root.done():
             bridge.drive()
@@ -141,15 +141,15 @@ def _iterate(work: Work[Any], context: contextvars.Context | None) -> Generator[
         bridge.root.result()
 
 
-def aiterate(work: Work[Any], context: contextvars.Context | None = None) -> AsyncGenerator[Any, None]:
+def aiterate(work: Work[object], context: contextvars.Context | None = None) -> AsyncGenerator[Any, None]:
     """Perform a coroutine and yield the items that it emits; see ``iterate``."""
     items = _aiterate(work, context)
     weakref.finalize(items, close_unstarted, work)
     return items
 
 
-async def _aiterate(work: Work[Any], context: contextvars.Context | None) -> AsyncGenerator[Any, None]:
-    emitted: asyncio.Queue[Any] = asyncio.Queue()
+async def _aiterate(work: Work[object], context: contextvars.Context | None) -> AsyncGenerator[Any, None]:
+    emitted: asyncio.Queue[object] = asyncio.Queue()
     context = context or contextvars.copy_context()
     scope = Scope(threads=False, context=context, receive=emitted.put_nowait)
     root = scope.create_task(work, context)
@@ -182,7 +182,7 @@ class _Bridge(Generic[T]):
         self._work = work
         self._loop = asyncio.new_event_loop()
         _open_loops.add(self._loop)
-        self.emitted: deque[Any] = deque()
+        self.emitted: deque[object] = deque()
         self._scope = Scope(threads=True, context=context, receive=self._receive if emits else None)
         self.root: asyncio.Task[T] = self._loop.create_task(work, context=context)
         self.root.add_done_callback(self._stop)
@@ -213,7 +213,7 @@ class _Bridge(Generic[T]):
     def _stop(self, _: object) -> None:
         self._loop.stop()
 
-    def _receive(self, item: Any) -> None:
+    def _receive(self, item: object) -> None:
         self.emitted.append(item)
         self._loop.stop()
 

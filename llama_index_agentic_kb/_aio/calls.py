@@ -29,6 +29,7 @@ from llama_index_agentic_kb._types import Work
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 PARTING_TURNS: Final = 10
 """The number of event loop iterations that cancelled tasks get to finish, before the caller continues."""
@@ -39,7 +40,7 @@ Deliver: TypeAlias = Callable[[Any, "Exception | None"], None]
 
 _NOTHING: Final = nullcontext()
 
-_emit: contextvars.ContextVar[Callable[[Any], None] | None] = contextvars.ContextVar("agentic_kb_emit", default=None)
+_emit: contextvars.ContextVar[Callable[[object], None] | None] = contextvars.ContextVar("agentic_kb_emit", default=None)
 
 
 @dataclass(slots=True, eq=False)
@@ -97,13 +98,17 @@ class Scope:
     """
 
     def __init__(
-        self, *, threads: bool, context: contextvars.Context | None = None, receive: Callable[[Any], None] | None = None
+        self,
+        *,
+        threads: bool,
+        context: contextvars.Context | None = None,
+        receive: Callable[[object], None] | None = None,
     ) -> None:
         self.threads = threads
         self._outer = _scope.get()
         self._on_background = threads and threading.current_thread() is BACKGROUND.thread  # and so blocks its loop
         self._closed = False
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         if context is not None:
             context.run(_scope.set, self)
             context.run(_emit.set, receive)
@@ -120,7 +125,7 @@ class Scope:
         task.add_done_callback(self._ended)
         return task
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _ended(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # marks it as retrieved: asyncio logs no late error of an abandoned task
@@ -165,7 +170,7 @@ class Call(Generic[T]):
     pool: WorkerPool | None = None
     what: str = "call"
 
-    def __await__(self) -> Generator[Any, None, T]:
+    def __await__(self) -> Generator[object, None, T]:
         return self.perform().__await__()
 
     async def perform(
@@ -232,7 +237,7 @@ def as_exception(error: BaseException) -> Exception:
 
 
 def _run_on_thread(
-    work: Callable[[], Any], within: AbstractContextManager[object], deliver: Deliver, answer: asyncio.Future[Any]
+    work: Callable[[], object], within: AbstractContextManager[object], deliver: Deliver, answer: asyncio.Future[Any]
 ) -> None:
     if answer.done():  # no caller waits any more
         return
@@ -248,7 +253,7 @@ def _run_on_thread(
 
 
 async def _awaited(
-    native: Callable[[], Awaitable[Any]],
+    native: Callable[[], Awaitable[object]],
     within: AbstractContextManager[object],
     deliver: Deliver,
     answer: asyncio.Future[Any],
@@ -268,14 +273,14 @@ async def _awaited(
         del deliver, answer
 
 
-def end_at(deadline: float | None, future: asyncio.Future[Any], what: str) -> asyncio.TimerHandle | None:
+def end_at(deadline: float | None, future: asyncio.Future[T], what: str) -> asyncio.TimerHandle | None:
     """Return a timer that fails a future with ``DeadlineExceededError`` at a deadline; None without a deadline."""
     if deadline is None:
         return None
     return asyncio.get_running_loop().call_later(max(0.0, deadline - time.monotonic()), _end, future, what)
 
 
-def _end(future: asyncio.Future[Any], what: str) -> None:
+def _end(future: asyncio.Future[T], what: str) -> None:
     if not future.done():
         future.set_exception(DeadlineExceededError(f"{what} was still running at its deadline"))
 
@@ -289,7 +294,7 @@ def settle(future: asyncio.Future[Any], value: Any, error: Exception | None) -> 
         future.set_result(value)
 
 
-def on_loop(loop: asyncio.AbstractEventLoop, action: Callable[..., None], *arguments: Any) -> None:
+def on_loop(loop: asyncio.AbstractEventLoop, action: Callable[..., None], *arguments: object) -> None:
     """Perform an action in a loop's thread: at once, or soon from another thread, unless the loop is closed by then."""
     if asyncio._get_running_loop() is loop:  # noqa: SLF001 (None in another thread)
         action(*arguments)
@@ -301,7 +306,7 @@ def on_loop(loop: asyncio.AbstractEventLoop, action: Callable[..., None], *argum
             raise
 
 
-def cancel_once(task: asyncio.Future[Any]) -> None:
+def cancel_once(task: asyncio.Future[T]) -> None:
     """Cancel a task unless it is already cancelled: a second time would interrupt its clean-up."""
     if not isinstance(task, asyncio.Task) or not task.cancelling():
         task.cancel()
@@ -426,10 +431,10 @@ def open_stream(
 
 
 @dataclass(slots=True, eq=False)
-class Job(Generic[T]):
+class Job(Generic[T_co]):
     """Work that runs concurrently with its starter, as a task, or a future that already has the result."""
 
-    task: asyncio.Future[T]
+    task: asyncio.Future[T_co]
     _stopped: bool = False
 
     @property
@@ -450,7 +455,7 @@ class Job(Generic[T]):
             cancel_once(self.task)
             self._stopped = True
 
-    def result(self) -> T:
+    def result(self) -> T_co:
         """Return the result, or raise the error: ``DeadlineExceededError`` if the job is running, or was stopped."""
         if not self.done:
             raise DeadlineExceededError("the job was still running at its deadline")
@@ -465,7 +470,7 @@ def start(work: Work[T] | Call[T], context: contextvars.Context | None = None) -
     return Job((_scope.get() or _NO_DOOR).create_task(work.perform() if isinstance(work, Call) else work, context))
 
 
-async def wait(jobs: Sequence[Job[Any]], *, deadline: float | None = None, first: bool = False) -> None:
+async def wait(jobs: Sequence[Job[object]], *, deadline: float | None = None, first: bool = False) -> None:
     """Wait until all jobs are done (with ``first``: any of them), or the deadline passes.
 
     Errors of jobs are not raised here; ``Job.done`` tells which jobs have ended. Other coroutines always get a turn.
@@ -478,7 +483,7 @@ async def wait(jobs: Sequence[Job[Any]], *, deadline: float | None = None, first
     await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED if first else asyncio.ALL_COMPLETED)
 
 
-async def cancel(job: Job[Any]) -> None:
+async def cancel(job: Job[object]) -> None:
     """Stop a job, and give its coroutine a turn to clean up."""
     job.cancel()
     await asyncio.sleep(0)
@@ -497,7 +502,7 @@ async def gather(works: Iterable[Work[T] | Call[T]], *, deadline: float | None =
 # -- items that a coroutine emits -------------------------------------------------------------------------------------
 
 
-async def emit(item: Any) -> None:
+async def emit(item: object) -> None:
     """Pass an item to the reader of ``iterate`` or ``aiterate``; ``run`` and ``arun`` discard it."""
     receive = _emit.get()
     if receive is not None:
@@ -505,14 +510,14 @@ async def emit(item: Any) -> None:
     await asyncio.sleep(0)  # a reader that waits for the item goes first
 
 
-async def emitting(work: Awaitable[T], change: Callable[[Any], Any], rest: Callable[[], Any] | None = None) -> T:
+async def emitting(work: Awaitable[T], change: Callable[[Any], object], rest: Callable[[], object] | None = None) -> T:
     """Await a coroutine, and replace each item that it emits by the result of ``change``, unless that is empty.
 
     ``rest`` returns one last item to emit after the coroutine has returned, unless it is empty.
     """
     receive = _emit.get()
 
-    def changed(item: Any) -> None:
+    def changed(item: object) -> None:
         out = change(item)
         if out and receive is not None:
             receive(out)
@@ -553,7 +558,7 @@ def outside_loop() -> Iterator[None]:
             asyncio.tasks._enter_task(loop, task)  # noqa: SLF001
 
 
-def close_unstarted(work: Work[Any]) -> None:
+def close_unstarted(work: Work[object]) -> None:
     """Close a coroutine that was never started, so that Python does not warn that it was never awaited."""
     if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
         work.close()

@@ -207,7 +207,7 @@ class ActivityLog:
 
     @contextmanager
     def record(
-        self, kind: type[R], event: CBEventType, payload: dict[Any, Any] | None = None, **fields: Any
+        self, kind: type[R], event: CBEventType, payload: dict[Any, object] | None = None, **fields: Any
     ) -> Iterator[R]:
         """Open a record for the body of a ``with`` statement, and close it when the body ends.
 
@@ -229,7 +229,7 @@ class ActivityLog:
         self,
         kind: type[R],
         event: CBEventType,
-        payload: dict[Any, Any] | None = None,
+        payload: dict[Any, object] | None = None,
         *,
         since: float | None = None,
         **fields: Any,
@@ -247,7 +247,7 @@ class ActivityLog:
         self._report(record, ActivityStartEvent)
         return record
 
-    def close(self, record: ActivityRecord, payload: dict[Any, Any] | None = None, **fields: Any) -> None:
+    def close(self, record: ActivityRecord, payload: dict[Any, object] | None = None, **fields: object) -> None:
         """Set fields of an open record, close it, and report it, with ``payload`` in its end event."""
         if record.id not in self._open:
             return
@@ -268,7 +268,7 @@ class ActivityLog:
         error = ActivityError(code="cancelled", message="the request was cancelled before the stage was done")
         self.close(record, outcome=Outcome.SKIPPED, error=error)
 
-    def amend(self, record: ActivityRecord, **fields: Any) -> None:
+    def amend(self, record: ActivityRecord, **fields: object) -> None:
         """Update a closed record with later results. The observer is called again, callback handlers are not."""
         _set(record, fields)
         self._report(record)
@@ -351,7 +351,9 @@ class ActivityCallbackHandler(EventHandler):
         self._log = activity_logger if log else None
         self._limit = limit
 
-    def on_event_end(self, event_type: CBEventType, payload: JsonObject | None = None, *_: Any, **__: Any) -> None:
+    def on_event_end(
+        self, event_type: CBEventType, payload: JsonObject | None = None, *_: object, **__: object
+    ) -> None:
         """Store, log and report the record of an ended stage."""
         del event_type
         record = (payload or {}).get(ACTIVITY_KEY)
@@ -377,20 +379,20 @@ class _GuardedHandler(BaseCallbackHandler):
     def of(cls, handler: BaseCallbackHandler) -> _GuardedHandler:
         return handler if isinstance(handler, cls) else cls(handler)
 
-    def on_event_start(self, *args: Any, **kwargs: Any) -> str:
+    def on_event_start(self, *args: object, **kwargs: object) -> str:
         self._try(self.handler.on_event_start, *args, **kwargs)
         return str(kwargs.get("event_id", ""))
 
-    def on_event_end(self, *args: Any, **kwargs: Any) -> None:
+    def on_event_end(self, *args: object, **kwargs: object) -> None:
         self._try(self.handler.on_event_end, *args, **kwargs)
 
-    def start_trace(self, *args: Any, **kwargs: Any) -> None:
+    def start_trace(self, *args: object, **kwargs: object) -> None:
         self._try(self.handler.start_trace, *args, **kwargs)
 
-    def end_trace(self, *args: Any, **kwargs: Any) -> None:
+    def end_trace(self, *args: object, **kwargs: object) -> None:
         self._try(self.handler.end_trace, *args, **kwargs)
 
-    def _try(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def _try(self, method: Callable[..., object], *args: object, **kwargs: object) -> None:
         try:
             with outside_loop():
                 method(*args, **kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import traceback
-from typing import Any, Final
+from typing import Final
 
 from llama_index_agentic_kb._text import printable, redacted
 
@@ -31,7 +31,7 @@ class _Redacting(logging.Filter):
         return True
 
 
-def redacted_leaves(value: Any) -> Any:
+def redacted_leaves(value: object) -> object:
     """Return data of dicts, lists and scalars with all strings redacted, except for the keys of dicts."""
     if isinstance(value, str):
         return redacted(value)

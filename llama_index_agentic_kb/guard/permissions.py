@@ -19,15 +19,17 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from itertools import filterfalse
 from threading import Lock
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.errors import ConfigurationError, DeniedError
 from llama_index_agentic_kb.schema.filters import Condition, FilterNode, all_of, any_of
 from llama_index_agentic_kb.schema.request import Principal
 
-Document = TypeVar("Document", bound=Any)
-"""A LlamaIndex document or node: this module needs no LlamaIndex."""
+if TYPE_CHECKING:
+    from llama_index.core.schema import BaseNode, RelatedNodeInfo
+
+Document = TypeVar("Document", bound="BaseNode")
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RESERVED: Final = frozenset({"_node_content", "_node_type", "agentic_kb", "doc_id", "document_id", "ref_doc_id"})
@@ -161,16 +163,15 @@ class Permissions:
     def conceal(self, node: Document) -> Document:
         """Return a copy of a LlamaIndex node without permission fields; the node itself if it has none."""
 
-        def plain(related: Any) -> Any:
-            if isinstance(related, list):
-                return [plain(one) for one in related]
+        def plain(related: RelatedNodeInfo) -> RelatedNodeInfo:
             return related.model_copy(update={"metadata": self.without(related.metadata)})
 
         change: JsonObject = {"metadata": self.without(node.metadata), "relationships": {}}
         for name in _EXCLUDED:
             change[name] = [*filterfalse(self.declares, getattr(node, name))]
         for kind, related in node.relationships.items():
-            change["relationships"][kind] = plain(related)
+            plained = [plain(one) for one in related] if isinstance(related, list) else plain(related)
+            change["relationships"][kind] = plained
         for name, value in change.items():
             if getattr(node, name) != value:
                 copy: Document = node.model_copy(update=change)

@@ -583,14 +583,14 @@ class _Meter(EventHandler):
         payload: JsonObject | None = None,  # noqa: ARG002
         event_id: str = "",
         parent_id: str = "",
-        **_: Any,
+        **_: object,
     ) -> str:
         if event_type is CBEventType.LLM:
             self._open[event_id] = parent_id in self._open
         return event_id
 
     def on_event_end(
-        self, event_type: CBEventType, payload: JsonObject | None = None, event_id: str = "", **_: Any
+        self, event_type: CBEventType, payload: JsonObject | None = None, event_id: str = "", **_: object
     ) -> None:
         ended = payload or {}
         response = ended.get(EventPayload.RESPONSE) or ended.get(EventPayload.COMPLETION)

@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from llama_index.core.base.llms.types import LLMMetadata
@@ -39,6 +39,8 @@ from llama_index_agentic_kb.guard.resilience import Bulkhead, Permit, RetryPolic
 
 if TYPE_CHECKING:
     import httpx
+
+M = TypeVar("M")
 
 DEFAULT_MODEL: Final = "gpt-4o-mini"  # asked of a server that the environment names
 MAX_PIECE: Final = 100_000  # maximum number of characters that are tokenized at once
@@ -101,7 +103,7 @@ def warm_up_llm(llm: LLM) -> None:
             _ = client().chat.completions
 
 
-def tokens_of(text: str) -> list[Any]:
+def tokens_of(text: str) -> list[object]:
     """Return the tokens of a text, by LlamaIndex's global tokenizer.
 
     Long texts are split, which adds a token or two: OpenAI's tokenizer raises on a text of a million spaces.
@@ -142,7 +144,7 @@ def is_function_calling(llm: LLM) -> bool:
     return bool(getattr(metadata_of(llm), "is_function_calling_model", False)) and hasattr(llm, "chat_with_tools")
 
 
-def is_openai(llm: LLM) -> bool:
+def is_openai(llm: object) -> bool:
     """Return whether a model is LlamaIndex's ``OpenAI``, without importing that class."""
     module = sys.modules.get("llama_index.llms.openai.base")
     return module is not None and isinstance(llm, module.OpenAI)
@@ -157,7 +159,7 @@ GRACE_SECONDS: Final = 0.1  # after its deadline, when a sync call ends itself; 
 class ModelCalls:
     """Calls a model's methods by name; all users of a model share one object (see ``calls_of``)."""
 
-    def __init__(self, model: Any, what: str, as_failure: Callable[[Exception], Exception]) -> None:
+    def __init__(self, model: object, what: str, as_failure: Callable[[Exception], Exception]) -> None:
         self.what = what
         self.bulkhead = Bulkhead(what, MODEL_PLACES)
         self._model = weakref.ref(model)  # the user's; calls are made on a copy of it (see ``once``)
@@ -167,7 +169,7 @@ class ModelCalls:
         know_secrets(secrets_of(model))
 
     def call(
-        self, model: Any, method: str, *args: object, policy: RetryPolicy, deadline: float | None, **kwargs: object
+        self, model: object, method: str, *args: object, policy: RetryPolicy, deadline: float | None, **kwargs: object
     ) -> Work[Any]:
         """Call a method of ``model``, a copy, by its sync name; the async method has the prefix "a"."""
 
@@ -179,7 +181,7 @@ class ModelCalls:
         return retried(attempt, policy=policy, deadline=deadline)
 
     async def stream(
-        self, model: Any, method: str, *args: object, deadline: float | None, **kwargs: object
+        self, model: object, method: str, *args: object, deadline: float | None, **kwargs: object
     ) -> AsyncGenerator[Any, None]:
         """Open a stream and yield its chunks; see ``call``."""
         with self._held(deadline) as permit:
@@ -216,7 +218,7 @@ class ModelCalls:
         raise failure from error
 
     def _works(
-        self, permit: _SocketPermit, model: Any, method: str, args: tuple[object, ...], kwargs: JsonObject
+        self, permit: _SocketPermit, model: object, method: str, args: tuple[object, ...], kwargs: JsonObject
     ) -> tuple[Callable[[], Any], Callable[[], Awaitable[Any]] | None]:
         """Return functions that call a method synchronously and natively async; the latter is None if unsupported."""
         speaks, async_method = self._speaks_openai, f"a{method}"
@@ -290,7 +292,7 @@ _CALLS: Final[dict[int, ModelCalls]] = {}
 """The ``ModelCalls`` of each live model, by ``id(model)``. Single dictionary operations need no lock."""
 
 
-def calls_of(model: Any, what: str, as_failure: Callable[[Exception], Exception]) -> ModelCalls:
+def calls_of(model: object, what: str, as_failure: Callable[[Exception], Exception]) -> ModelCalls:
     """Return the shared ``ModelCalls`` of a model, created on first use and removed with the model object."""
     known = _CALLS.get(id(model))
     if known is None:
@@ -299,7 +301,7 @@ def calls_of(model: Any, what: str, as_failure: Callable[[Exception], Exception]
     return known
 
 
-def speaks_openai(model: Any) -> bool:
+def speaks_openai(model: object) -> bool:
     """Return whether a model uses OpenAI's client: LlamaIndex's ``OpenAI`` or ``OpenAIEmbedding``, or a subclass."""
     return is_openai(model) or is_a(model, "OpenAIEmbedding")
 
@@ -309,21 +311,21 @@ def is_a(model: object, *names: str) -> bool:
     return not set(names).isdisjoint(map(attrgetter("__name__"), type(model).__mro__))
 
 
-def retries_itself(model: Any) -> bool:
+def retries_itself(model: object) -> bool:
     """Return whether a model's client retries and this can't be turned off."""
     own = getattr(model, "max_retries", None)
     return not speaks_openai(model) and isinstance(own, int) and own > 0
 
 
-def once(twin: Any, model: Any) -> Any:
+def once(twin: M, model: object) -> M:
     """Return a copy of a model with OpenAI's client that does not retry; any other model is returned unchanged.
 
     ``twin`` is the user's model itself, which is never changed, or a copy of it.
     """
     if not speaks_openai(model):
         return twin
-    made = copy.copy(model) if twin is model else twin
-    made.max_retries = 0
+    made = copy.copy(twin) if twin is model else twin
+    made.max_retries = 0  # type: ignore[attr-defined]
     return made
 
 
@@ -335,7 +337,7 @@ class _SocketPermit(Permit):
     """The permit of a call with a deadline; another thread can shut down a sync call's socket to end the call."""
 
     deadline: float | None = None
-    _socket: Any = None
+    _socket: socket.socket | None = None
     _hung_up: bool = False
 
     def cut(self, timeouts: dict[str, float | None]) -> dict[str, float | None]:
@@ -349,7 +351,8 @@ class _SocketPermit(Permit):
     def hold(self, response: httpx.Response) -> None:
         """Store the socket of a response, and shut it down if the call was abandoned already."""
         stream = response.extensions.get("network_stream")
-        self._socket = None if stream is None else stream.get_extra_info("socket")
+        held = None if stream is None else stream.get_extra_info("socket")
+        self._socket = held if isinstance(held, socket.socket) else None
         if self._hung_up:
             self._shut_down()
 
@@ -360,7 +363,7 @@ class _SocketPermit(Permit):
             self._shut_down()
 
     def _shut_down(self) -> None:
-        if isinstance(self._socket, socket.socket):
+        if self._socket is not None:
             with suppress(OSError):  # closed already
                 self._socket.shutdown(socket.SHUT_RDWR)
 
