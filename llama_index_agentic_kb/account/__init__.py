@@ -229,7 +229,7 @@ class ActivityLog:
         self,
         kind: type[R],
         event: CBEventType,
-        payload: dict[Any, object] | None = None,
+        payload: dict[Any, Any] | None = None,
         *,
         since: float | None = None,
         **fields: Any,
