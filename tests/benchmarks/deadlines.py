@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -76,12 +76,11 @@ def _knowledge_base(folder: Path) -> KnowledgeBase:
 def _figures(name: str, asked: Sequence[tuple[float, bool]], pauses: Sequence[float]) -> str:
     over = [1000 * (seconds - DEADLINE) for seconds, _ in asked]
     p50, p99 = (float(np.percentile(over, p, method="higher")) for p in (50, 99))
-    times = f"p50 {p50:.0f}, p99 {p99:.0f}, max {max(over):.0f} ms"
-    lost, longest = (
-        f"{sum(not answered for _, answered in asked)} of {len(asked)} unanswered",
-        1000 * max(pauses, default=0.0),
+    lost, longest = sum(not answered for _, answered in asked), 1000 * max(pauses, default=0.0)
+    return (
+        f"{name}: over the deadline by p50 {p50:.0f}, p99 {p99:.0f}, max {max(over):.0f} ms; "
+        f"{lost} of {len(asked)} unanswered; longest garbage collection {longest:.0f} ms"
     )
-    return f"{name}: over the deadline by {times}; {lost}; longest garbage collection {longest:.0f} ms"
 
 
 def _sync(kb: KnowledgeBase) -> list[tuple[float, bool]]:
@@ -95,17 +94,14 @@ def _sync(kb: KnowledgeBase) -> list[tuple[float, bool]]:
         return list(pool.map(ask, range(REQUESTS)))
 
 
-def _async(kb: KnowledgeBase) -> list[tuple[float, bool]]:
+async def _async(kb: KnowledgeBase) -> list[tuple[float, bool]]:
     async def ask(number: int) -> tuple[float, bool]:
         began, answered = time.perf_counter(), False
         with suppress(RetrievalError):
             answered = bool((await kb.aretrieve(f"How fast is pump {number}?")).references)
         return time.perf_counter() - began, answered
 
-    async def every() -> list[tuple[float, bool]]:
-        return await asyncio.gather(*map(ask, range(REQUESTS)))
-
-    return asyncio.run(every())
+    return await asyncio.gather(*map(ask, range(REQUESTS)))
 
 
 def main(processes: int = 4) -> None:
@@ -113,12 +109,11 @@ def main(processes: int = 4) -> None:
     logging.getLogger("llama_index_agentic_kb").setLevel(logging.CRITICAL)
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     print(f"{os.cpu_count()} cores, {processes} busy processes, load before: {load}", flush=True)
-    ways: dict[str, Callable[[KnowledgeBase], list[tuple[float, bool]]]] = {"sync": _sync, "async": _async}
     with ExitStack() as stack:
         kb = _knowledge_base(Path(stack.enter_context(TemporaryDirectory())))
         stack.callback(Hanging.over.set)
         stack.enter_context(busy(processes))
-        for name, ask in ways.items():
+        for name, ask in {"sync": _sync, "async": lambda kb: asyncio.run(_async(kb))}.items():
             with _pauses() as pauses:
                 print(_figures(name, [one for _ in range(ROUNDS) for one in ask(kb)], pauses), flush=True)
 

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -170,10 +170,8 @@ class Bench:
     async def abare(self, *, native: bool) -> None:
         """Do the same on an event loop; sources without a native way are searched on a thread."""
         await self._llm.achat([ChatMessage(QUESTION)])
-        search = (
-            self._retriever.aretrieve(QUESTION) if native else asyncio.to_thread(self._retriever.retrieve, QUESTION)
-        )
-        await search
+        one = self._retriever
+        await (one.aretrieve(QUESTION) if native else asyncio.to_thread(one.retrieve, QUESTION))
         await self._llm.achat([ChatMessage(QUESTION)])
 
     @cached_property
@@ -195,11 +193,11 @@ def critical_path(
         for native in natives:
             sources = "native async sources" if native else "sync-only sources"
             bench = Bench.build(server, native=native, latency=search_seconds)
-            engines = {OURS: bench.ours(), **bench.engines(), **bench.engines(use_async=False)}
-            asked = {name: partial(engine.query, QUESTION) for name, engine in engines.items()}
+            engines = {OURS: bench.ours(), **bench.engines()}
+            every = engines | bench.engines(use_async=False)
+            asked = {name: partial(engine.query, QUESTION) for name, engine in every.items()}
             result = race({FLOOR: bench.bare, **asked}, runs, bench.meters)
             rows += _rows(f"critical_path/sync, {sources}", result, nominal)
-            engines = {OURS: bench.ours(), **bench.engines()}
             awaited = {name: partial(engine.aquery, QUESTION) for name, engine in engines.items()}
             result = asyncio.run(arace({FLOOR: partial(bench.abare, native=native), **awaited}, runs, bench.meters))
             rows += _rows(f"critical_path/async, {sources}", result, nominal)
@@ -313,52 +311,40 @@ def throughput(runs: int, rounds: int = 10, concurrent: int = 100) -> list[Row]:
     Minimal effort, no model, 4 sources in memory that take 5 ms each. Wall time is of the whole batch, divided.
     """
     asked, per_question = THREADS * rounds, {WALL: "ms per question"}
-    rows = _threads(runs, asked).rows(f"throughput/{THREADS} threads", AT_MINIMAL, per_question, each=asked)
-    modes: dict[Mode, str] = {"async": "native async sources", "sync": "sync-only sources"}
-    for mode, sources in modes.items():
-        result, case = asyncio.run(_concurrent(runs, mode, concurrent)), f"{concurrent} async questions, {sources}"
-        rows += result.rows(f"throughput/{case}", AT_MINIMAL, per_question, each=concurrent)
-        rows += result.rows(f"throughput/{case}", AT_MINIMAL, {LOOP_GAP: "ms"})
-    return rows
-
-
-def _threads(runs: int, asked: int) -> Race:
-    retrievers = {
-        AT_MINIMAL: _at_minimal("sync"),
-        ONE_QUERY: _one_query("sync"),
-        f"{ONE_QUERY}, use_async=False": _one_query("sync", use_async=False),
-    }
     with ThreadPoolExecutor(THREADS) as pool:
 
         def ask(retriever: BaseRetriever) -> None:
             list(pool.map(retriever.retrieve, [QUESTION] * asked))
 
-        return race({name: partial(ask, retriever) for name, retriever in retrievers.items()}, runs)
+        sync = {**_retrievers("sync"), f"{ONE_QUERY}, use_async=False": _one_query("sync", use_async=False)}
+        result = race({name: partial(ask, retriever) for name, retriever in sync.items()}, runs)
+    rows = result.rows(f"throughput/{THREADS} threads", AT_MINIMAL, per_question, each=asked)
+    modes: dict[Mode, str] = {"async": "native async sources", "sync": "sync-only sources"}
+    for mode, sources in modes.items():
+        batches = {name: partial(_batch, retriever, concurrent) for name, retriever in _retrievers(mode).items()}
+        result, case = asyncio.run(arace(batches, runs)), f"throughput/{concurrent} async questions, {sources}"
+        rows += result.rows(case, AT_MINIMAL, per_question, each=concurrent)
+        rows += result.rows(case, AT_MINIMAL, {LOOP_GAP: "ms"})
+    return rows
 
 
-async def _concurrent(runs: int, mode: Mode, asked: int) -> Race:
-    def batch(retriever: BaseRetriever) -> Callable[[], Any]:
-        async def ask() -> None:
-            await asyncio.gather(*(retriever.aretrieve(QUESTION) for _ in range(asked)))
+async def _batch(retriever: BaseRetriever, asked: int) -> None:
+    await asyncio.gather(*(retriever.aretrieve(QUESTION) for _ in range(asked)))
 
-        return ask
 
-    return await arace({AT_MINIMAL: batch(_at_minimal(mode)), ONE_QUERY: batch(_one_query(mode))}, runs)
+def _retrievers(mode: Mode) -> dict[str, BaseRetriever]:
+    sources = [KnowledgeSource(name, retriever=_memory(name, mode)) for name in SOURCES]
+    ours = AgenticRetriever(sources, effort="minimal", similarity_top_k=PER_QUESTION)
+    return {AT_MINIMAL: ours, ONE_QUERY: _one_query(mode)}
 
 
 def _memory(name: str, mode: Mode) -> MemoryRetriever:
     return MemoryRetriever(passages(name, IN_MEMORY), latency=LATENCY, mode=mode)
 
 
-def _at_minimal(mode: Mode) -> BaseRetriever:
-    sources = [KnowledgeSource(name, retriever=_memory(name, mode)) for name in SOURCES]
-    return AgenticRetriever(sources, effort="minimal", similarity_top_k=PER_QUESTION)
-
-
 def _one_query(mode: Mode, *, use_async: bool = True) -> BaseRetriever:
-    never_asked = ScriptedLLM()
     retrievers = [_memory(name, mode) for name in SOURCES]
-    return fused(retrievers, never_asked, top_k=PER_QUESTION, queries=1, use_async=use_async)
+    return fused(retrievers, ScriptedLLM(), top_k=PER_QUESTION, queries=1, use_async=use_async)
 
 
 BUDGET_MS: Final = 50

@@ -78,9 +78,7 @@ def main() -> None:
         for folder in (written, *folders):
             folder.mkdir()
         write_documents(written, given.documents, given.corpora)
-        for number, path in enumerate(
-            sorted(written.iterdir())
-        ):  # sorted by name: each turn has documents of all kinds
+        for number, path in enumerate(sorted(written.iterdir())):  # by name: each turn has documents of all kinds
             path.rename(folders[number // TURN] / path.name)
         with KnowledgeStore.open(server.url, embed_model=model, create=True) as store:
             turns = Turns(folders, store, model)

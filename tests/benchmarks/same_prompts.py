@@ -23,14 +23,7 @@ from llama_index.core.bridge.pydantic import PrivateAttr
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, RetrieverOptions
 from llama_index_agentic_kb._aio import run
-from llama_index_agentic_kb.evaluation import (
-    CorpusIndex,
-    Dataset,
-    EvaluationQuery,
-    PlannedLLM,
-    read_dataset,
-    recorded_plans,
-)
+from llama_index_agentic_kb.evaluation import CorpusIndex, Dataset, PlannedLLM, read_dataset, recorded_plans
 from llama_index_agentic_kb.evaluation.dataset import Steps
 from tests.benchmarks.measure import busy
 
@@ -40,18 +33,10 @@ class _NotingLLM(PlannedLLM):
 
     _prompts: list[str] = PrivateAttr(default_factory=list)
 
-    def __init__(self, steps: Steps, queries: Sequence[EvaluationQuery]) -> None:
-        super().__init__("given plans", steps, queries)
-
     def reply_to(self, prompt: str) -> str:
         """Note the prompt, and return the planned reply."""
         self._prompts.append(prompt)
         return super().reply_to(prompt)
-
-    def take(self) -> list[str]:
-        """Return the prompts since the last call."""
-        taken, self._prompts = self._prompts, []
-        return taken
 
 
 class PromptRuns:
@@ -70,7 +55,8 @@ class PromptRuns:
         self.differences: list[str] = []
         """The changed lines of prompts that differ without being named."""
         self._corpus = CorpusIndex(dataset, embed_model, cache)
-        self._llm = _NotingLLM(steps, dataset.queries)
+        self.close = self._corpus.close
+        self._llm = _NotingLLM("given plans", steps, dataset.queries)
         words = [KnowledgeSource(f"words of {name}", retriever=one) for name, one in self._corpus.lexical.items()]
         self.sources = [*self._corpus.sources(), *words]
 
@@ -79,26 +65,21 @@ class PromptRuns:
         options = RetrieverOptions(embedding_cache=None, spotlighting=None)  # marks are random
         retriever = AgenticRetriever(self.sources, llm=self._llm, effort="medium", options=options)
         found: Counter[str] = Counter()
-        for _ in range(runs):
-            for query in self._queries:
-                made = run(retriever.retrieval(retriever.request_for(query.text)))
-                prompts = self._llm.take()
-                found["prompts"] += len(prompts)
-                named = made.missing or any("the model read without" in text for text in made.plan.warnings)
-                if not named:
-                    self._first.setdefault(query.id, prompts)
-                if prompts == self._first.get(query.id):
-                    found["equal"] += 1
-                elif named:
-                    found["named"] += 1
-                else:
-                    found["unnamed"] += 1
-                    self.differences += _difference(query.id, self._first[query.id], prompts)
+        for query in [*self._queries] * runs:
+            made = run(retriever.retrieval(retriever.request_for(query.text)))
+            prompts, self._llm._prompts = self._llm._prompts, []
+            found["prompts"] += len(prompts)
+            named = made.missing or any("the model read without" in text for text in made.plan.warnings)
+            if not named:
+                self._first.setdefault(query.id, prompts)
+            if prompts == self._first.get(query.id):
+                found["equal"] += 1
+            elif named:
+                found["named"] += 1
+            else:
+                found["unnamed"] += 1
+                self.differences += _difference(query.id, self._first[query.id], prompts)
         return found
-
-    def close(self) -> None:
-        """Close the corpus."""
-        self._corpus.close()
 
 
 def _difference(question: str, first: Sequence[str], second: Sequence[str]) -> list[str]:

@@ -91,15 +91,10 @@ def _pairs(connection: http.client.HTTPConnection, requests: int) -> tuple[list[
         await base.aretrieve(EXTRACT)
         return (time.perf_counter() - began) * 1000, (time.process_time() - before) * 1000
 
-    bare: list[tuple[float, float]] = []
-    whole: list[float] = []
     with asyncio.Runner() as runner:
-        for number in range(requests + 1):
-            one, other = runner.run(ask()), _ask(connection, EXTRACT, {})
-            if number:  # the first ones load what they need
-                bare.append(one)
-                whole.append(other)
-    return [wall for wall, _ in bare], whole, sum(used for _, used in bare) / requests
+        pairs = [(runner.run(ask()), _ask(connection, EXTRACT, {})) for _ in range(requests + 1)]
+    bare, whole = zip(*pairs[1:], strict=True)  # the first ones load what they need
+    return [wall for wall, _ in bare], list(whole), sum(used for _, used in bare) / requests
 
 
 def _ask(
@@ -110,13 +105,10 @@ def _ask(
     connection.request("POST", PATH, json.dumps(body), {**HEADERS, **headers})
     response = connection.getresponse()
     assert response.status == 200
-    if first:
-        response.readline()
-        took = time.perf_counter() - began
-        response.read()
-        return took * 1000
+    (response.readline if first else response.read)()
+    took = time.perf_counter() - began
     response.read()
-    return (time.perf_counter() - began) * 1000
+    return took * 1000
 
 
 async def _streams(port: int, streams: int) -> tuple[float, int]:

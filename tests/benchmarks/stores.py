@@ -37,8 +37,7 @@ class Numbered(BaseEmbedding):
     vectors: Any
 
     def _get_query_embedding(self, query: str) -> list[float]:
-        vector: list[float] = self.vectors[int(query)].tolist()
-        return vector
+        return list(map(float, self.vectors[int(query)]))
 
     async def _aget_query_embedding(self, query: str) -> list[float]:
         return self._get_query_embedding(query)
