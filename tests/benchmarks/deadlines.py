@@ -113,9 +113,10 @@ def main(processes: int = 4) -> None:
         kb = _knowledge_base(Path(stack.enter_context(TemporaryDirectory())))
         stack.callback(Hanging.over.set)
         stack.enter_context(busy(processes))
-        for name, ask in {"sync": _sync, "async": lambda kb: asyncio.run(_async(kb))}.items():
+        for name in ("sync", "async"):
             with _pauses() as pauses:
-                print(_figures(name, [one for _ in range(ROUNDS) for one in ask(kb)], pauses), flush=True)
+                rounds = [_sync(kb) if name == "sync" else asyncio.run(_async(kb)) for _ in range(ROUNDS)]
+            print(_figures(name, [one for asked in rounds for one in asked], pauses), flush=True)
 
 
 if __name__ == "__main__":

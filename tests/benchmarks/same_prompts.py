@@ -23,7 +23,14 @@ from llama_index.core.bridge.pydantic import PrivateAttr
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, RetrieverOptions
 from llama_index_agentic_kb._aio import run
-from llama_index_agentic_kb.evaluation import CorpusIndex, Dataset, PlannedLLM, read_dataset, recorded_plans
+from llama_index_agentic_kb.evaluation import (
+    CorpusIndex,
+    Dataset,
+    EvaluationQuery,
+    PlannedLLM,
+    read_dataset,
+    recorded_plans,
+)
 from llama_index_agentic_kb.evaluation.dataset import Steps
 from tests.benchmarks.measure import busy
 
@@ -32,6 +39,9 @@ class _NotingLLM(PlannedLLM):
     """A model with given plans that notes its prompts."""
 
     _prompts: list[str] = PrivateAttr(default_factory=list)
+
+    def __init__(self, steps: Steps, queries: Sequence[EvaluationQuery]) -> None:
+        super().__init__("given plans", steps, queries)
 
     def reply_to(self, prompt: str) -> str:
         """Note the prompt, and return the planned reply."""
@@ -56,7 +66,7 @@ class PromptRuns:
         """The changed lines of prompts that differ without being named."""
         self._corpus = CorpusIndex(dataset, embed_model, cache)
         self.close = self._corpus.close
-        self._llm = _NotingLLM("given plans", steps, dataset.queries)
+        self._llm = _NotingLLM(steps, dataset.queries)
         words = [KnowledgeSource(f"words of {name}", retriever=one) for name, one in self._corpus.lexical.items()]
         self.sources = [*self._corpus.sources(), *words]
 
