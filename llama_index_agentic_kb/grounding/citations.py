@@ -12,7 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
-from typing import Any, Final
+from operator import attrgetter
+from typing import ClassVar, Final
 
 from llama_index_agentic_kb.guard.text import HiddenFilter
 from llama_index_agentic_kb.schema.grounding import GroundingLedger, Span
@@ -38,56 +39,81 @@ _ID: Final = re.compile(r"\d{1,9}")
 _LONGEST: Final = 160  # characters examined before a marker; at least the longest match of ``_OPEN``
 
 
-class MarkerFilter:
-    """Filters a text piece by piece: normalizes its markers and removes invalid ids.
+class _Filter:
+    """Base of filters that process a text piece by piece: ``_read`` filters it, up to an end that is ``_open``.
 
-    The output does not depend on how the text is split. Only the possible start of a marker is buffered.
+    The output does not depend on how the text is split. Only what may become a match is buffered.
+    """
+
+    _open: ClassVar[re.Pattern[str]]  # the end of a text that may become a match; always matches the empty end
+
+    def __init__(self, valid: Collection[int]) -> None:
+        self.removed = 0  # number of ids removed so far
+        self._valid = frozenset(valid)
+        self._held = ""
+
+    def feed(self, delta: str) -> str:
+        """Process a piece and return the text that can be emitted now."""
+        text = self._held + delta
+        begun = self._open.search(text)
+        end = len(text) if begun is None else begun.start()
+        self._held = text[end:]
+        return self._read(text, end)
+
+    def close(self) -> str:
+        """Return the buffered text at the end of the text."""
+        rest, self._held = self._held, ""
+        return self._read(rest, len(rest))
+
+    def _read(self, text: str, end: int) -> str:
+        raise NotImplementedError
+
+
+class MarkerFilter(_Filter):
+    """Filters a text piece by piece: normalizes its markers and removes invalid ids.
 
         markers = MarkerFilter({0, 1})
         text = markers.feed("Paris [ref_") + markers.feed("id:7] [ref_id:1].") + markers.close()
         assert (text, markers.removed) == ("Paris [ref_id:1].", 1)
+
+    A marker without ids counts as one removed id; an incomplete one at the end is removed.
 
     Args:
         valid: The ids that a marker may name.
         style: How valid markers are processed.
     """
 
+    _open = _OPEN
+
     def __init__(self, valid: Collection[int], style: Markers = Markers.KEEP) -> None:
-        self.removed = 0  # number of ids removed so far; a marker without ids counts as one
+        super().__init__(valid)
         self.cited: list[int] = []  # the valid ids found so far, each once, in order of appearance
         self._style = style
-        self._valid = frozenset(valid)
-        self._held = ""
         self._given = ""  # the end of the emitted text
 
-    def feed(self, delta: str) -> str:
-        """Process a piece and return the text that can be emitted now."""
-        text, at, pieces = self._held + delta, 0, [self._given]
-        end = _OPEN.search(text)
-        assert end is not None  # the empty end always matches
-        self._held = text[end.start() :]
-        for marker in _MARKER.finditer(text, 0, end.start()):
+    def _read(self, text: str, end: int) -> str:
+        at, pieces = 0, [self._given]
+        for marker in _MARKER.finditer(text, 0, end):
             pieces.append(text[at : marker.start()])
             pieces.append(self._checked(marker) or _gap("".join(pieces[-3:])))
             at = marker.end()
-        pieces.append(text[at : end.start()])
-        given = "".join(pieces[1:])
+        given = "".join(pieces[1:]) + text[at:end]
         self._given = (self._given + given)[-_LONGEST:]
         return given
 
     def close(self) -> str:
         """Return the buffered text; an incomplete marker is removed."""
-        rest, self._held = self._held, ""
-        if not _BEGUN.match(rest):
-            return rest
+        if not _BEGUN.match(self._held):
+            return super().close()
         self.removed += 1
+        self._held = ""
         return _gap(self._given)
 
     def _checked(self, marker: re.Match[str]) -> str:
         ids = _read_ids(marker["ids"])
-        named = [number for number in dict.fromkeys(ids) if number in self._valid]
+        named = list(filter(self._valid.__contains__, dict.fromkeys(ids)))
         self.removed += max(len(ids), 1) - sum(map(ids.count, named))
-        self.cited += [number for number in named if number not in self.cited]
+        self.cited = list(dict.fromkeys([*self.cited, *named]))
         if not named or self._style is Markers.STRIP:
             return ""
         if self._style is Markers.RENUMBER:
@@ -186,10 +212,14 @@ _OWN_OPEN: Final = re.compile(
 
 
 _FENCE: Final = "```"
-_WRAPPINGS: Final = tuple(f"{_FENCE}{language}\n" for language in ("markdown", "md"))
+_WRAPPING: Final = re.compile(r"\s*```(?:markdown|md)\n", re.IGNORECASE)
+_WRAPPING_OPEN: Final = re.compile(
+    r"\s*(?:`{0,2}|```(?:m(?:d|a(?:r(?:k(?:d(?:o(?:w(?:n)?)?)?)?)?)?)?)?)", re.IGNORECASE
+)
+"""The start of a text that may become the fence."""
 
 
-class OwnCitations:
+class OwnCitations(_Filter):
     """Filters a text piece by piece: citations such as ``[1]``, ``[^1]``, ``[Source 1]``, ``(ref 1)``, ``【1】``.
 
     They become ``[ref_id:N]`` if their numbers are unambiguous: a 0 shows that the model counts from 0, a number beyond
@@ -200,45 +230,23 @@ class OwnCitations:
         valid: The ids of the passages that may be cited; if empty, the text is not changed.
     """
 
-    def __init__(self, valid: Collection[int]) -> None:
-        self.removed = 0  # number of citation numbers removed so far
-        self._valid = frozenset(valid)
-        self._base: int | None = None
-        self._held = ""
-        self._last = ""
-        self._in_code = False
-
-    def feed(self, delta: str) -> str:
-        """Process a piece and return the text that can be emitted now."""
-        if not self._valid:
-            return delta
-        text = self._held + delta
-        begun = _OWN_OPEN.search(text)
-        assert begun is not None  # the empty end always matches
-        self._held = text[begun.start() :]
-        return self._read(text, begun.start())
-
-    def close(self) -> str:
-        """Return the rest of the text at its end."""
-        rest, self._held = self._held, ""
-        return self._read(rest, len(rest))
+    _open = _OWN_OPEN
+    _base: int | None = None  # the number of the first passage, once it is known
+    _last = ""  # the last character that was read
+    _in_code = False
 
     def _read(self, text: str, end: int) -> str:
-        before, pieces, at = self._last, [], 0
-        for found in CITATION.finditer(before + text):  # the pattern needs the preceding character
+        before, pieces, at = self._last, list[str](), 0
+        for found in CITATION.finditer(before + text) if self._valid else ():  # it needs the preceding character
             start, stop = found.start() - len(before), found.end() - len(before)
             if stop > end or start < at:
                 break
-            pieces.append(self._text(text[at:start]))
-            pieces.append(found[0] if self._in_code else self._marker(found[0]))
+            self._in_code ^= text.count("`", at, start) % 2 == 1
+            pieces += [text[at:start], found[0] if self._in_code else self._marker(found[0])]
             at = stop
-        pieces.append(self._text(text[at:end]))
+        self._in_code ^= text.count("`", at, end) % 2 == 1
         self._last = (before + text[:end])[-1:]
-        return "".join(pieces)
-
-    def _text(self, text: str) -> str:
-        self._in_code ^= text.count("`") % 2 == 1
-        return text
+        return "".join(pieces) + text[at:end]
 
     def _marker(self, citation: str) -> str:
         """Return a citation as reference markers, without the numbers that name no known passage."""
@@ -267,10 +275,9 @@ class AnswerRules:
 class WrappingFilter:
     """Filters a text piece by piece: a Markdown fence around the whole answer, in which nothing would be a citation."""
 
-    def __init__(self) -> None:
-        self._held = ""
-        self._wrapped: bool | None = None  # None: not known yet; False: there is no fence, or it has ended
-        self._nested = False
+    _held = ""
+    _wrapped: bool | None = None  # None: not known yet; False: there is no fence, or it has ended
+    _nested = False  # whether a fence inside of the answer is open
 
     def feed(self, delta: str) -> str:
         """Process a piece and return the text that can be emitted now."""
@@ -278,33 +285,26 @@ class WrappingFilter:
             return delta
         self._held += delta
         if self._wrapped is None:
-            start = self._held.lstrip().lower()
-            if any(opening.startswith(start) for opening in _WRAPPINGS):
+            opening = _WRAPPING.match(self._held)
+            if opening is None and _WRAPPING_OPEN.fullmatch(self._held):
                 return ""
-            opening = next((opening for opening in _WRAPPINGS if start.startswith(opening)), None)
             self._wrapped = opening is not None
-            if opening is None:
-                return self.close()
-            self._held = self._held.lstrip()[len(opening) :]
-        return self._lines()
+            self._held = self._held[opening.end() if opening else 0 :]
+        shown = ""
+        while self._wrapped and "\n" in self._held:
+            line, _, self._held = self._held.partition("\n")
+            if line.strip() == _FENCE and not self._nested:
+                self._wrapped = False
+                break
+            if line.lstrip().startswith(_FENCE):
+                self._nested = line.strip() != _FENCE
+            shown += line + "\n"
+        return shown if self._wrapped else shown + self.close()
 
     def close(self) -> str:
         """Return the buffered text at the end of the answer."""
         rest, self._held = self._held, ""
         return "" if self._wrapped and not self._nested and rest.strip() == _FENCE else rest
-
-    def _lines(self) -> str:
-        """Return the complete lines of the held text, up to the closing fence."""
-        shown = ""
-        while "\n" in self._held:
-            line, _, self._held = self._held.partition("\n")
-            if line.strip() == _FENCE and not self._nested:
-                self._wrapped = False
-                return shown + self.close()
-            if line.lstrip().startswith(_FENCE):
-                self._nested = line.strip() != _FENCE
-            shown += line + "\n"
-        return shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,35 +335,26 @@ class AnswerFilter:
 
     def close(self) -> str:
         """Return the buffered text at the end of the answer."""
-        rest = ""
-        for stage in self._stages:
-            rest = stage.feed(rest) + stage.close()
-        return rest
+        return self.checked("").text
 
     def checked(self, text: str) -> CheckedText:
-        """Filter a whole answer."""
+        """Filter a text to its end, such as a whole answer."""
         for stage in self._stages:
             text = stage.feed(text) + stage.close()
         return CheckedText(text, self._markers.removed + self._own.removed, self._links.removed, self._hidden.removed)
 
 
-def clean_answer(text: str, rules: AnswerRules) -> CheckedText:
-    """Filter a whole answer."""
-    return AnswerFilter(rules).checked(text)
-
-
-def clean_values(value: Any, rules: AnswerRules) -> tuple[Any, CheckedText]:
+def clean_values(value: object, rules: AnswerRules) -> tuple[object, CheckedText]:
     """Return JSON data with every text filtered, and the total counts of what was removed (with an empty ``text``)."""
     taken: list[CheckedText] = []
 
-    def walk(part: Any) -> Any:
+    def walk(part: object) -> object:
         if isinstance(part, str):
-            taken.append(clean_answer(part, rules))
+            taken.append(AnswerFilter(rules).checked(part))
             return taken[-1].text
         if isinstance(part, list):
             return [walk(item) for item in part]
         return {key: walk(item) for key, item in part.items()} if isinstance(part, dict) else part
 
     cleaned = walk(value)
-    sums = {name: sum(getattr(one, name) for one in taken) for name in ("markers", "links", "hidden")}
-    return cleaned, CheckedText("", **sums)
+    return cleaned, CheckedText("", *(sum(map(attrgetter(name), taken)) for name in ("markers", "links", "hidden")))

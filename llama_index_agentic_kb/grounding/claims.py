@@ -80,7 +80,7 @@ def split_claims(answer: str) -> list[Claim]:
     """Return the claims of a plain or Markdown text in order, in linear time; sentences end with full stops or 。."""
     language = detect_language(re.findall(r"[^\W\d_]+", answer[:_SAMPLE].casefold()))
     found: list[Claim] = []
-    for block in _Blocks().read(answer):
+    for block in _blocks(answer):
         text, start = answer[block.start : block.end], 0
         for end, following in [(len(text), len(text))] if block.whole else sentence_ends(text, language):
             stretch = text[start:end].strip()
@@ -144,72 +144,59 @@ class _Block:
     context: str = ""
 
 
-class _Blocks:
-    """Parser that splits a Markdown answer into blocks that contain claims: paragraphs, list items and table rows."""
-
-    def __init__(self) -> None:
-        self._found: list[_Block] = []
-        self._open: _Block | None = None
-        self._heading = self._lead_in = ""
-        self._head: str | None = None  # the header of the current table
-
-    def read(self, answer: str) -> list[_Block]:
-        position, fence = 0, ""
-        for line in answer.splitlines(keepends=True):
-            mark = _FENCE.match(line)
-            if fence:
-                fence = "" if mark and mark[1].startswith(fence) else fence
-            elif mark:
-                fence = mark[1][:3]
-                self._close()
-            else:
-                quote = _QUOTED.match(line)
-                if quote:
-                    self._close()
-                self._take(line[quote.end() if quote else 0 :].rstrip(), position + (quote.end() if quote else 0))
-            position += len(line)
-        self._close()
-        return self._found
-
-    def _take(self, text: str, start: int) -> None:
-        if _ROW.match(text) or (self._head is not None and "|" in text and _ROW_RULE.match(text)):
-            self._row(text, start)
-            return
-        self._head = None
-        if self._open and not self._open.whole and text and _UNDERLINE.match(text):
-            self._open = None  # the text above the underline is a heading
-            return
+def _blocks(answer: str) -> list[_Block]:
+    """Return the blocks of a Markdown answer that contain claims: paragraphs, list items and table rows."""
+    found: list[_Block] = []
+    current: _Block | None = None
+    heading = lead_in = ""
+    head: str | None = None  # the header of the current table
+    for text, start, begins in _lines(answer):
+        current = None if begins else current
+        is_rule = _ROW_RULE.match(text) is not None
+        if _ROW.match(text) or (head is not None and "|" in text and is_rule):
+            current = None
+            if head is not None and not is_rule:
+                first = start + len(text) - len(text.lstrip())
+                found.append(_Block(first, start + len(text), whole=True, context=head))
+            elif not is_rule:
+                head = plain_claim(text)
+            continue
+        head = None
         item = _ITEM.match(text)
-        if not text or _HEADING.match(text) or _RULE.match(text):
-            self._close()
-            if text and not _RULE.match(text):
-                self._heading, self._lead_in = plain_claim(text.strip().lstrip("#").strip()).rstrip(":：") + ":", ""
-            return
-        if item:
-            self._close()
-            self._open = _Block(start + item.end("indent"), 0, whole=True, context=self._lead_in or self._heading)
-        elif not self._open or (self._open.whole and not text[:1].isspace()):
-            self._close()
-            self._open, self._lead_in = _Block(start, 0), ""
-        self._open.end = start + len(text)
-        if _LEAD_IN.search(text[-400:]):
-            self._lead_in = plain_claim(text)
-            self._close()
+        if current and not current.whole and text and _UNDERLINE.match(text):
+            found.pop()  # the text above the underline is a heading
+            current = None
+        elif not text or _RULE.match(text):
+            current = None
+        elif _HEADING.match(text):
+            current = None
+            heading, lead_in = plain_claim(text.strip().lstrip("#").strip()).rstrip(":：") + ":", ""
+        else:
+            if item or not current or (current.whole and not text[:1].isspace()):
+                context, lead_in = (lead_in or heading, lead_in) if item else ("", "")
+                current = _Block(start + (item.end("indent") if item else 0), 0, bool(item), context)
+                found.append(current)
+            current.end = start + len(text)
+            if _LEAD_IN.search(text[-400:]):
+                lead_in, current = plain_claim(text), None
+    return found
 
-    def _row(self, text: str, start: int) -> None:
-        self._close()
-        if _ROW_RULE.match(text):
-            return
-        if self._head is None:
-            self._head = plain_claim(text)
-            return
-        indent = len(text) - len(text.lstrip())
-        self._found.append(_Block(start + indent, start + len(text), whole=True, context=self._head))
 
-    def _close(self) -> None:
-        if self._open is not None:
-            self._found.append(self._open)
-            self._open = None
+def _lines(answer: str) -> Iterator[tuple[str, int, bool]]:
+    """Yield the lines outside of code, with their positions, and whether one is quoted or the first after code."""
+    position, fence, is_first = 0, "", False
+    for line in answer.splitlines(keepends=True):
+        mark = _FENCE.match(line)
+        if fence:
+            fence = "" if mark and mark[1].startswith(fence) else fence
+        elif mark:
+            fence, is_first = mark[1][:3], True
+        else:
+            quote = _QUOTED.match(line)
+            start = quote.end() if quote else 0
+            yield line[start:].rstrip(), position + start, is_first or quote is not None
+            is_first = False
+        position += len(line)
 
 
 # -- sentences ---------------------------------------------------------------------------------------------------------

@@ -79,31 +79,28 @@ async def ground(
         """Return the result of work on all claims; that of a short answer is done at once, after the deadline too."""
         return work() if len(answer) <= _LONG else await Call(sync=work, deadline=deadline, what="claims")
 
-    try:
-        claims = await off_the_loop(partial(split_claims, answer))
-    except DeadlineExceededError as error:
-        return GroundingLedger(warnings=[f"the answer's claims were not checked: {error}"])
-    asked = [claim for claim in claims if claim.check_required]
     warnings: list[str] = []
     scores: list[ClaimScore] = []
     name = ""
-    if asked and sources:
-        try:
-            if not isinstance(scorer, ClaimScorer):  # loading a named model may take seconds
-                scorer = await Call(sync=partial(as_scorer, scorer), deadline=deadline, what="loading the scorer")
-            name = scorer.name
-            scores = await scorer.score(asked, sources, deadline=deadline)
-            scored = list(zip(asked, scores, strict=False))
-            await _add_parts(scored, sources, scorer, threshold, deadline)
-            _bind_lead(scored)
-            if not isinstance(scorer, LLMJudge):  # its calls cost money
-                await _mark_lacking(scored, sources, scorer, deadline)
-        except Exception as error:  # noqa: BLE001 (any error of a user's scorer leaves the claims unscored)
-            what = "the parts of the answer's claims" if scores else "the answer's claims"
-            warnings.append(f"{what} were not checked: {one_line(error_message(error))}")
-    elif asked:
-        scores = [ClaimScore(0.0, Verdict.UNSUPPORTED) for _ in asked]
     try:
+        claims = await off_the_loop(partial(split_claims, answer))
+        asked = list(filter(attrgetter("check_required"), claims))
+        if asked and sources:
+            try:
+                if not isinstance(scorer, ClaimScorer):  # loading a named model may take seconds
+                    scorer = await Call(sync=partial(as_scorer, scorer), deadline=deadline, what="loading the scorer")
+                name = scorer.name
+                scores = await scorer.score(asked, sources, deadline=deadline)
+                scored = list(zip(asked, scores, strict=False))
+                await _add_parts(scored, sources, scorer, threshold, deadline)
+                _bind_lead(scored)
+                if not isinstance(scorer, LLMJudge):  # its calls cost money
+                    await _mark_lacking(scored, sources, scorer, deadline)
+            except Exception as error:  # noqa: BLE001 (any error of a user's scorer leaves the claims unscored)
+                what = "the parts of the answer's claims" if scores else "the answer's claims"
+                warnings.append(f"{what} were not checked: {one_line(error_message(error))}")
+        elif asked:
+            scores = [ClaimScore(0.0, Verdict.UNSUPPORTED) for _ in asked]
         ledger = await off_the_loop(partial(_ledger, claims, scores, sources, threshold))
     except DeadlineExceededError as error:
         return GroundingLedger(warnings=[*warnings, f"the answer's claims were not checked: {error}"])
@@ -225,37 +222,32 @@ def _entry(
     claim: Claim, score: ClaimScore | None, sources: Sequence[GroundingSource], threshold: float
 ) -> GroundedClaim:
     """Return the ledger entry of a claim; its verdict is ``NOT_CHECKABLE`` if the claim has no score."""
+    made = partial(GroundedClaim, text=claim.text, span=claim.span, check_required=claim.check_required)
     cited = list(map(str, claim.cited))
-    flags: list[ClaimFlag] = []
-    wrong: list[str] = []
-    supports: list[Support] = []
     if score is None or score.score is None:
-        if claim.check_required and (score is None or score.left_out):
-            flags.append(ClaimFlag.NOT_SCORED)
-        score = ClaimScore(None, Verdict.NOT_CHECKABLE)
-    else:
-        shown = _shown(score, threshold)
-        further = [one for one in score.parts if one.premise not in {known.premise for known in shown}]
-        supports = [_support(span, sources[one.premise], one.score) for one in (*shown, *further) for span in one.spans]
-        borne = {sources[one.premise].reference_id for one in score.parts}
-        bearing = {sources[one.premise].reference_id for one in shown if one.score >= threshold}
-        if score.verdict is Verdict.CONTRADICTED:
-            bearing = set()
-        elif score.verdict is Verdict.SUPPORTED and score.score >= threshold:
-            bearing |= borne
-        wrong = [reference for reference in cited if reference not in bearing | borne] if bearing else []
-        flags += [ClaimFlag.MISATTRIBUTED] if wrong else []
-        flags += [ClaimFlag.UNCITED] if bearing and not cited else []
-        flags += [ClaimFlag.CITED_WITHOUT_SUPPORT] if cited and not bearing else []
-    return GroundedClaim(
-        text=claim.text,
-        span=claim.span,
-        check_required=claim.check_required,
+        is_missed = claim.check_required and (score is None or score.left_out)
+        return made(cited=cited, flags=[ClaimFlag.NOT_SCORED] if is_missed else [])
+    shown = _shown(score, threshold)
+    bearing = {sources[one.premise].reference_id for one in shown if one.score >= threshold}
+    borne = {sources[one.premise].reference_id for one in score.parts}
+    if score.verdict is Verdict.CONTRADICTED:
+        bearing = set()
+    elif score.verdict is Verdict.SUPPORTED and score.score >= threshold:
+        bearing |= borne
+    wrong = [reference for reference in cited if reference not in bearing | borne] if bearing else []
+    known = {one.premise for one in shown}
+    shown += [one for one in score.parts if one.premise not in known]
+    flags = {
+        ClaimFlag.MISATTRIBUTED: bool(wrong),
+        ClaimFlag.UNCITED: bool(bearing) and not cited,
+        ClaimFlag.CITED_WITHOUT_SUPPORT: bool(cited) and not bearing,
+    }
+    return made(
         verdict=score.verdict,
         score=score.score,
-        supports=supports,
+        supports=[_support(span, sources[one.premise], one.score) for one in shown for span in one.spans],
         cited=cited,
-        flags=flags,
+        flags=[flag for flag, is_set in flags.items() if is_set],
         misattributed=wrong,
         lacking=score.lacking,
     )
@@ -264,12 +256,10 @@ def _entry(
 def _shown(score: ClaimScore, threshold: float) -> list[Evidence]:
     """Return the evidence that supports or contradicts a claim; empty for an unsupported claim."""
     if score.verdict in _BORNE:
-        least = min(threshold, PARTIAL_THRESHOLD)
-        return [one for one in score.evidence if one.score >= least]
-    if score.verdict is not Verdict.CONTRADICTED:
-        return []
+        return [one for one in score.evidence if one.score >= min(threshold, PARTIAL_THRESHOLD)]
     rivals = {rival.premise for rival in score.rivals}
-    return [one for one in score.evidence if one.premise in rivals or not rivals]
+    contradicts = score.verdict is Verdict.CONTRADICTED
+    return [one for one in score.evidence if contradicts and (one.premise in rivals or not rivals)]
 
 
 def _support(span: Span, source: GroundingSource, score: float) -> Support:

@@ -15,7 +15,6 @@ from llama_index_agentic_kb.grounding.citations import (
     CheckedText,
     OwnCitations,
     cited_ids,
-    clean_answer,
     clean_markers,
     clean_values,
 )
@@ -64,7 +63,7 @@ def test_markers_take_one_form_and_stay_in_range(text: str, cleaned: str, remove
 )
 def test_an_answer_is_checked_in_one_pass(text: str, expected: CheckedText) -> None:
     """Hidden characters, markers and links; each is counted, and what is taken out joins no link."""
-    assert clean_answer(text, RULES) == expected
+    assert AnswerFilter(RULES).checked(text) == expected
 
 
 @settings(max_examples=200)
@@ -74,7 +73,7 @@ def test_a_stream_gives_the_same(pieces: list[str], size: int) -> None:
     text = "".join(pieces)
     answer = AnswerFilter(RULES)
     shown = "".join(answer.feed(text[at : at + size]) for at in range(0, len(text), size)) + answer.close()
-    assert shown == clean_answer(text, RULES).text
+    assert shown == AnswerFilter(RULES).checked(text).text
     assert set(cited_ids(shown)) <= {0, 1}
     assert "//evil.com" not in shown
 
