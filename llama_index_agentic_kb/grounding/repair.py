@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Final
 
 from llama_index.core.prompts import ChatPromptTemplate
 
-from llama_index_agentic_kb._aio import Job, gather
+from llama_index_agentic_kb._aio import gather
 from llama_index_agentic_kb._text import one_line
+from llama_index_agentic_kb._types import Work
 from llama_index_agentic_kb.grounding.citations import clean_markers
 from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
 from llama_index_agentic_kb.grounding.scorers import CITATION_THRESHOLD, ScorerLike
@@ -80,30 +82,25 @@ async def repair(
     faulty = [claim for claim in ledger.claims if claim.verdict in _FAULTY]
     if not faulty:
         return answer, ledger
-    rewritten: dict[int, str] = {}
-    warnings: list[str] = []
+    spotlight, work = draw(spotlighting), list[Work[str]]()
     if model is not None and sources:
-        spotlight = draw(spotlighting)
         work = [_rewritten(claim, sources, model, spotlight, deadline) for claim in faulty]
-        jobs: list[Job[str]] = await gather(work, deadline=deadline)
-        for claim, job in zip(faulty, jobs, strict=True):
-            if not job.done or job.error is not None:
-                reason = one_line(str(job.error)) if job.error is not None else "it was late"
-                what = f"a claim was dropped, for it could not be rewritten ({reason})"
-                warnings.append(f"{what}: {one_line(claim.text, 80)}")
-                continue
+    changes, warnings = list[AnswerChange](), list[str]()
+    for claim, job in zip_longest(faulty, await gather(work, deadline=deadline)):
+        after = ""
+        if job is not None and job.done and job.error is None:
             judged = await ground(job.result(), sources, scorer, threshold=threshold, deadline=deadline)
-            if [one.verdict for one in judged.claims] == [Verdict.SUPPORTED]:
-                rewritten[claim.span.start] = job.result()
-    changes = []
-    for claim in faulty:
-        after = rewritten.get(claim.span.start, "")
-        kept = after not in ("", claim.text)
+            is_right = [one.verdict for one in judged.claims] == [Verdict.SUPPORTED]
+            after = job.result() if is_right and job.result() != claim.text else ""
+        elif job is not None:
+            reason = one_line(str(job.error)) if job.error is not None else "it was late"
+            what = f"a claim was dropped, for it could not be rewritten ({reason})"
+            warnings.append(f"{what}: {one_line(claim.text, 80)}")
         changes.append(
             AnswerChange(
-                kind=ChangeKind.REWRITTEN if kept else ChangeKind.DROPPED,
+                kind=ChangeKind.REWRITTEN if after else ChangeKind.DROPPED,
                 before=claim.text,
-                after=after if kept else "",
+                after=after,
                 span=claim.span,
                 verdict=claim.verdict,
                 reason=claim.verdict.value + ("" if claim.score is None else f", score {claim.score:.2f}"),
