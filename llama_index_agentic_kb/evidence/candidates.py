@@ -210,8 +210,9 @@ def lists_by_sub_query(searches: Sequence[SourceSearch], fusion: Fusion) -> list
     """
     by_sub_query: dict[str, dict[Hashable, list[SourceSearch]]] = {}
     for search in searches:
-        scales = [one.scale for one in search.lists if one.scale is not None and _scores(one) is not None]
-        corpus = scales[0] if scales else ("search", search.record.id)
+        corpus: Hashable = ("search", search.record.id)
+        for one in reversed(search.lists):
+            corpus = corpus if one.scale is None or _scores(one) is None else one.scale
         by_sub_query.setdefault(search.sub_query.id, {}).setdefault(corpus, []).append(search)
     made = []
     for corpora in by_sub_query.values():
@@ -251,20 +252,26 @@ def _one_kind(group: Sequence[tuple[NodeList, float]]) -> Ranked[NodeKey]:
     """Merge result lists of one kind (e.g. lexical): by score if all have comparable scores, else by interleaving."""
     if len(group) == 1:
         return Ranked(group[0][0].keys, scores=_scores(group[0][0]))
-    scores = [_scores(found) for found, _ in group]
-    if any(found.scale is None or own is None for (found, _), own in zip(group, scores, strict=True)):
-        turns = interleave([Ranked(found.keys, weight) for found, weight in group])
-        return Ranked([fused.key for fused in turns])
-    scored = [list(zip(found.keys, own or (), strict=True)) for (found, _), own in zip(group, scores, strict=True)]
+    scored = []
+    for found, _ in group:
+        scores = _scores(found)
+        if found.scale is None or scores is None:
+            turns = interleave([Ranked(one.keys, of_source) for one, of_source in group])
+            return Ranked([fused.key for fused in turns])
+        scored.append(list(zip(found.keys, scores, strict=True)))
     best = dict(sorted(chain.from_iterable(scored), key=itemgetter(1)))  # of a key's scores the highest stays
-    keys = merge_by_score(scored, [weight for _, weight in group])
-    return Ranked(keys, scores=[best[key] for key in keys])
+    keys = merge_by_score(scored, list(map(itemgetter(1), group)))
+    return Ranked(keys, scores=list(map(best.__getitem__, keys)))
 
 
 def _scores(found: NodeList) -> list[float] | None:
     """Return the scores of a list; None if any node lacks a score."""
-    scores = [node.score for node in found.nodes if node.score is not None]
-    return scores if len(scores) == len(found.nodes) else None
+    scores: list[float] = []
+    for node in found.nodes:
+        if node.score is None:
+            return None
+        scores.append(node.score)
+    return scores
 
 
 def _as_ranked(fused: Sequence[Fused[NodeKey]]) -> Ranked[NodeKey]:
@@ -339,14 +346,18 @@ def arrange(
 
 def _keys(node: BaseNode) -> set[Hashable]:
     """Return keys of which two nodes share at least one if they are adjacent: ids of nodes, and the document."""
-    linked = [one.node_id for one in (node.next_node, node.prev_node) if one is not None]
-    return {node.node_id, *linked, *([] if node.ref_doc_id is None else [("document", node.ref_doc_id)])}
+    keys: set[Hashable] = {node.node_id}
+    for linked in (node.next_node, node.prev_node):
+        keys |= set() if linked is None else {linked.node_id}
+    return keys if node.ref_doc_id is None else {*keys, ("document", node.ref_doc_id)}
 
 
 def _join(pieces: list[_Piece], one: _Piece) -> bool:
     """Join a node to adjacent pieces if the length allows (merging two of them); return whether it was joined."""
     [(_, node)] = one.parts
     near = [piece for piece in pieces if not piece.keys.isdisjoint(one.keys)]  # best first
+    if not near:
+        return False
     after = next((piece for piece in near if follows(piece.parts[-1][1].node, node.node)), None)
     before = next((piece for piece in near if piece is not after and follows(node.node, piece.parts[0][1].node)), None)
     around = [piece for piece in near if piece in (after, before)]

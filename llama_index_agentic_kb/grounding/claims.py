@@ -105,7 +105,7 @@ def plain_claim(text: str) -> str:
 
 def marked_parts(claim: Claim) -> list[Claim]:
     """Return the parts of a claim up to each run of markers, the last to its end; empty if there are fewer than two."""
-    ends = [match.end() for match in _MARKER_RUN.finditer(claim.text)]
+    ends = list(map(re.Match.end, _MARKER_RUN.finditer(claim.text)))
     found = []
     for start, end in pairwise([0, *ends[:-1], len(claim.text)] if ends[1:] else ()):
         stretch = claim.text[start:end]

@@ -158,8 +158,10 @@ def _bind_lead(scored: _Scored) -> None:
     no cited sentence repeats the value, it is at most partially supported.
     """
     lead, score = scored[0]
+    if lead.cited or lead.context or score.score is None or len(lead.plain.split()) > _LONGEST_VALUE:
+        return
     cited = [(claim, own) for claim, own in scored[1:] if claim.cited]
-    if lead.cited or lead.context or not cited or score.score is None or len(lead.plain.split()) > _LONGEST_VALUE:
+    if not cited:
         return
     value = set(split_words(lead.plain))
     about = next((own for claim, own in cited if value.issubset(split_words(claim.plain))), None)
@@ -200,16 +202,17 @@ def _ledger(
     remaining = iter(scores)
     grounded: list[GroundedClaim] = []
     conflicts: list[Conflict] = []
+    judged: list[float] = []
     for number, claim in enumerate(claims):
         score = next(remaining, None) if claim.check_required else None
         entry = _entry(claim, score, sources, threshold)
         grounded.append(entry)
+        judged += [] if entry.score is None else [entry.score]
         if score is not None and score.rivals and entry.verdict is Verdict.SUPPORTED and entry.supports:
             found = _conflicts(number, score, entry.supports[0], sources)
             conflicts += found
             entry.flags += [ClaimFlag.CONFLICTING_SOURCES] if found else []
     left_out = sum(map(attrgetter("left_out"), scores))
-    judged = [claim.score for claim in grounded if claim.score is not None]
     return GroundingLedger(
         claims=grounded,
         grounding_score=sum(judged) / len(judged) if judged else None,  # as Google's ``groundingScore``

@@ -6,6 +6,7 @@ import contextvars
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar, Final, TypeAlias
 
 from llama_index.core.base.response.schema import (
@@ -307,7 +308,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
             reserved=min(limit or helper.num_output, helper.context_window // 2),
             query=query.query_str if aside is None else f"{query.query_str}\n\n{aside(spotlight)}",
             instructions=instructions,
-            passages=[one for one in read if shown is None or one.ref_id in shown],
+            passages=read if shown is None else [one for one in read if one.ref_id in shown],
             spotlight=spotlight,
             deadline=deadline,
             max_output_tokens=limit,
@@ -315,9 +316,19 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
             streaming=self._streaming if streaming is None else streaming,
             output_cls=self._output_cls,
         )
-        if hidden := [passage.hidden for passage in draft.passages if passage.hidden]:
+        if hidden := list(filter(None, map(attrgetter("hidden"), draft.passages))):
             draft.result.warnings.append(f"{sum(hidden)} hidden characters were left out of {len(hidden)} passages")
-        text = await self._text_of(draft)
+        if draft.passages or not self.needs_nodes:
+            try:
+                text = await self._compose(draft)
+            except (DeadlineExceededError, SynthesisError) as error:
+                error.partial = draft.emitted or error.partial or draft.so_far
+                if not draft.emitted and self._output_cls is None:
+                    await draft.emit(error.partial)
+                raise
+            text = text or ("" if draft.result.answerable else self._empty_response)
+        else:
+            text = self._empty_response if self.nothing is None else self.nothing
         if draft.streaming and (rest := text[len(draft.emitted) :]):
             await emit(rest)
         if self.needs_llm and limit is not None and (written := count_tokens(text)) > limit:
@@ -326,18 +337,6 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
             logger.info("%s: %d passages", self.mode, len(draft.passages))
         draft.result.text = text
         return draft.result
-
-    async def _text_of(self, draft: Draft) -> str:
-        if not draft.passages and self.needs_nodes:
-            return self._empty_response if self.nothing is None else self.nothing
-        try:
-            text = await self._compose(draft)
-        except (DeadlineExceededError, SynthesisError) as error:
-            error.partial = draft.emitted or error.partial or draft.so_far
-            if not draft.emitted and self._output_cls is None:
-                await draft.emit(error.partial)
-            raise
-        return text or ("" if draft.result.answerable else self._empty_response)
 
     async def _compose(self, draft: Draft) -> str:
         """Return the answer's text, of which the emitted text is a prefix. Subclasses must implement this."""
