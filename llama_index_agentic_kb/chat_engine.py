@@ -227,8 +227,8 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         number = owner_of(self.memory).claim(principal)
         set_principal(principal)  # a memory may be restricted to one principal
         if chat_history is not None:
-            history = self._without_rules(chat_history)
-            await Call(sync=partial(self.memory.set, history), native=partial(self.memory.aset, history), what="memory")
+            given = self._without_rules(chat_history)
+            await Call(sync=partial(self.memory.set, given), native=partial(self.memory.aset, given), what="memory")
         read, aread = partial(self.memory.get, input=message), partial(self.memory.aget, input=message)
         earlier = await Call(sync=read, native=aread, what="memory")
         # A memory's own system messages, such as summaries, are no instructions.
@@ -268,12 +268,10 @@ def readable(text: str) -> str:
         return "The answer was not there in time. The sources are listed."
     try:
         items = json.loads(text) if text.startswith("[") else None
-    except ValueError:
+        texts = [f"{item['title']} [ref_id:{item['ref_id']}]\n{item['content']}" for item in items or ()]
+    except (ValueError, TypeError, KeyError):
         return text
-    if not isinstance(items, list) or not all(isinstance(item, dict) and "ref_id" in item for item in items):
-        return text
-    texts = [f"{item['title']} [ref_id:{item['ref_id']}]\n{item['content']}" for item in items]
-    return "\n\n".join(texts) or "Nothing was found."
+    return text if items is None else "\n\n".join(texts) or "Nothing was found."
 
 
 def _sources(message: str, nodes: list[NodeWithScore]) -> JsonObject:

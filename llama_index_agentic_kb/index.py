@@ -12,7 +12,7 @@ from typing import Any, Final, Self, TypedDict
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.llms.types import ChatMessage, TextBlock
+from llama_index.core.base.llms.types import ChatMessage, ContentBlock, TextBlock
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.chat_engine import (
     CondensePlusContextChatEngine,
@@ -78,11 +78,7 @@ class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
 
     instead_of_pickling = "Keep it with storage_context.persist(), and load it with load_index_from_storage."
 
-    # The name, description and options of its ``KnowledgeSource``; see there.
-    source_name = "index"
-    source_description = ""
-    source_hybrid: bool | None = None
-    source_permissions: Permissions | None = None
+    _described: tuple[str, str, bool | None, Permissions | None] = ("index", "", None, None)
 
     @classmethod
     def from_index(
@@ -111,8 +107,7 @@ class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
             transformations=index._transformations,  # noqa: SLF001
         )
         agentic._object_map = index._object_map  # noqa: SLF001
-        agentic.source_name, agentic.source_description, agentic.source_hybrid = name, description, hybrid
-        agentic.source_permissions = permissions
+        agentic._described = (name, description, hybrid, permissions)
         return agentic
 
     def as_plain_retriever(self, **kwargs: Any) -> BaseRetriever:
@@ -123,18 +118,19 @@ class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
         """Return an agentic retriever.
 
         Args:
-            hybrid: Whether to combine keyword search with vector search. Defaults to ``source_hybrid``.
+            hybrid: Whether to combine keyword search with vector search. Defaults to that of ``from_index``.
             kwargs: Arguments of ``AgenticRetriever`` (``llm``, ``similarity_top_k``, ``filters``, ``memory``, ...) and
                 of LlamaIndex's vector retriever (``vector_store_query_mode``, ...). Others, which
                 ``as_query_engine`` passes on as LlamaIndex does, are ignored.
         """
+        name, description, default, permissions = self._described
         source = KnowledgeSource(
-            self.source_name,
-            self.source_description,
+            name,
+            description,
             index=self,
-            retriever_kwargs={name: kwargs[name] for name in STORE_ARGUMENTS & kwargs.keys()},
-            hybrid=self.source_hybrid if hybrid is None else hybrid,
-            permissions=self.source_permissions,
+            retriever_kwargs={key: kwargs[key] for key in STORE_ARGUMENTS & kwargs.keys()},
+            hybrid=default if hybrid is None else hybrid,
+            permissions=permissions,
         )
         own, _ = split_kwargs(kwargs)
         own.setdefault("callback_manager", self._callback_manager)
@@ -211,18 +207,17 @@ class _PlainConversation:
     """Mixin for engines whose prompt templates hold the conversation: there its texts become variables."""
 
     def _get_response_synthesizer(self, chat_history: list[ChatMessage], streaming: bool = False) -> CompactAndRefine:
-        values, history = dict[str, str](), list[ChatMessage]()
-        for message in chat_history:
-            blocks: list[Any] = []
-            for block in message.blocks:
-                if isinstance(block, TextBlock):
-                    blocks.append(TextBlock(text=f"{{said_{len(values)}}}"))
-                    values[f"said_{len(values)}"] = block.text
-                else:
-                    blocks.append(block)
-            history.append(message.model_copy(update={"blocks": blocks}))
-        make: Any = super()._get_response_synthesizer  # type: ignore[misc]  # of the engine beside this mixin
-        synthesizer: CompactAndRefine = make(history, streaming=streaming)
+        values: dict[str, str] = {}
+
+        def variable(block: ContentBlock) -> ContentBlock:
+            if not isinstance(block, TextBlock):
+                return block
+            name = f"said_{len(values)}"
+            values[name] = block.text
+            return TextBlock(text=f"{{{name}}}")
+
+        history = [one.model_copy(update={"blocks": [*map(variable, one.blocks)]}) for one in chat_history]
+        synthesizer: CompactAndRefine = super()._get_response_synthesizer(history, streaming=streaming)  # type: ignore[misc]  # of the engine beside this mixin
         prompts = synthesizer.get_prompts().items()
         synthesizer.update_prompts({name: prompt.partial_format(**values) for name, prompt in prompts})
         return synthesizer

@@ -39,11 +39,7 @@ _REF: Final = re.compile(r'("ref"\s*:\s*"?)(\d+)')
 
 
 class RecordedReply(BaseModel):
-    """One recorded reply of a language model.
-
-    Another run may order the evidence differently, so each passage number in a marker or a finding is updated: a quote
-    identifies the passage in the new prompt.
-    """
+    """One recorded reply of a language model; a quote identifies each passage, since another run may number it anew."""
 
     when: str = Field(min_length=1, description="Text that the prompt must hold for this reply to be its answer.")
     content: str = Field(description="What the model wrote.")
@@ -52,25 +48,26 @@ class RecordedReply(BaseModel):
     )
 
     def for_prompt(self, prompt: str) -> str:
-        """Return the content with passage numbers updated to those of the prompt.
+        """Return the content with the prompt's passage numbers: null for a finding whose passage is not in it.
 
-        A finding whose passage is not in the prompt gets none (null); a citation without its passage raises
-        ``LLMError``.
+        Raises:
+            LLMError: The passage of a citation is not in the prompt.
         """
-        passages = [(number, without_signs(text)) for number, text in PASSAGE.findall(prompt)]
+        passages = {number: without_signs(text) for number, text in PASSAGE.findall(prompt)}
         numbers = {
-            quoted: next((number for number, text in passages if quote and quote in text), None)
+            quoted: number
             for quoted, quote in self.quotes.items()
+            for number, text in reversed(passages.items())
+            if quote and quote in text
         }
 
         def cited(marker: re.Match[str]) -> str:
-            if numbers.get(marker[1]) is None:
+            if marker[1] not in numbers:
                 quote = self.quotes.get(marker[1], "")
                 raise LLMError(f"the recorded reply cites {quote!r}, which is not in this run's evidence")
             return f"[ref_id:{numbers[marker[1]]}]"
 
-        found = _REF.sub(lambda ref: f"{ref[1]}{numbers.get(ref[2]) or 'null'}", self.content)
-        return _MARKER.sub(cited, found)
+        return _MARKER.sub(cited, _REF.sub(lambda ref: f"{ref[1]}{numbers.get(ref[2], 'null')}", self.content))
 
 
 class Recording(BaseModel):
@@ -140,8 +137,7 @@ class ReplyingLLM(CustomLLM):
         def pieces() -> ChatResponseGen:
             for delay, piece in self._pieces(messages, reply):
                 time.sleep(delay)
-                if piece is not None:
-                    yield piece
+                yield from piece
 
         return pieces()
 
@@ -153,8 +149,8 @@ class ReplyingLLM(CustomLLM):
         async def pieces() -> ChatResponseAsyncGen:
             for delay, piece in self._pieces(messages, reply):
                 await asyncio.sleep(delay)
-                if piece is not None:
-                    yield piece
+                for response in piece:
+                    yield response
 
         return pieces()
 
@@ -173,22 +169,21 @@ class ReplyingLLM(CustomLLM):
 
     def _pieces(
         self, messages: Sequence[ChatMessage], reply: ScriptedReply
-    ) -> Iterator[tuple[float, ChatResponse | None]]:
-        """Yield pairs of a pause in seconds and the next piece (None before an error), then raise the error, if any."""
+    ) -> Iterator[tuple[float, list[ChatResponse]]]:
+        """Yield pairs of a pause in seconds and the next piece (none before an error), then raise the error, if any."""
         text, size, delay = reply.content, reply.chunk_size, reply.latency
         for end in range(size, (len(text) or (reply.error is None)) + size, size):
             raw = self._billed(messages, text) if end >= len(text) and reply.error is None else None
             message = ChatMessage(text[:end], role=MessageRole.ASSISTANT)
-            yield delay, ChatResponse(message=message, delta=text[end - size : end], raw=raw)
+            yield delay, [ChatResponse(message=message, delta=text[end - size : end], raw=raw)]
             delay = reply.chunk_delay
         if reply.error is not None:
-            yield (0.0 if text else delay), None
+            yield (0.0 if text else delay), []
             raise reply.error
 
     def _billed(self, messages: Sequence[ChatMessage], text: str) -> dict[str, dict[str, int]]:
         read, written = sum(self.count_tokens(one.content or "") for one in messages), self.count_tokens(text)
-        usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-        return {"usage": usage}
+        return {"usage": {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}}
 
 
 class RecordedLLM(ReplyingLLM):

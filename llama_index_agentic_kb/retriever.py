@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import permutations
-from operator import attrgetter
 from typing import Any, Final, Literal, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -158,9 +157,9 @@ class Retrieval:
         return [drop_provenance(node) for node in self.concealed(self.nodes, but=searched_under.get())]
 
     def concealed(self, nodes: Sequence[NodeWithScore], but: Permissions | None = None) -> list[NodeWithScore]:
-        """Return nodes without the metadata that lists who else may see them, except the fields that ``but`` declares.
+        """Return nodes without the metadata that lists who else may see them.
 
-        ``but`` are the permissions of an outer source whose search this retrieval is; it checks the nodes by them.
+        ``but`` are the permissions of an outer source whose search this retrieval is: it checks the nodes by them.
         """
         made = list(nodes)
         for permissions in [chosen.source.permissions for chosen in self.selected.values()]:
@@ -355,14 +354,19 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         memory, forgotten = list[ChatMessage](), list[MissingPart]()
         if self.memory is not None:
             owner_of(self.memory).claim(principal)
+            read, aread = partial(self.memory.get, request.question), partial(self.memory.aget, request.question)
             deadline = budget.retrieval_share(0.25, MEMORY_SECONDS)
-            memory, forgotten = await self._remember(self.memory, request.question, deadline)
+            try:
+                memory += await Call(sync=read, native=aread, deadline=deadline, pool=_MEMORIES, what="memory")
+            except Exception as error:  # noqa: BLE001 (any error of a memory; the question is then searched alone)
+                ended = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
+                reason = f"the conversation could not be read: {error_message(error)}"
+                forgotten.append(MissingPart(what="memory", outcome=ended, reason=reason))
         whole = Scope.of(request, memory, classification)
         task = self._task(request, whole, effort, selected, log, bundle)
         limit = budget.output_documents or self.similarity_top_k or task.limits.documents
-        conversation: Conversation | None = None
-        if task.scope.history or request.scope_state is not None:
-            conversation = Conversation(task.fan_out, request.scope_state, self.options.scope)
+        follows = task.scope.history or request.scope_state is not None
+        conversation = Conversation(task.fan_out, request.scope_state, self.options.scope) if follows else None
         turn, outcome = await search_turn(task, request.dialogue, selected)
         if self._verbose:
             _print_searches(log.records)
@@ -394,35 +398,20 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         pairs = permutations(self.sources.values(), 2) if scope.history else ()
         if not all(one.may_learn_from(other) for one, other in pairs):
             scope = scope.without_answers()  # what is searched may go to every source
-        follow_up = None
-        if not scope.intents and (self._model is None or effort is ReasoningEffort.MINIMAL):
-            follow_up = FollowUp.of(scope.question, scope.history)
-        asked = filter(None, map(attrgetter("max_output_documents"), request.knowledge_source_params))
+        unplanned = not scope.intents and (self._model is None or effort is ReasoningEffort.MINIMAL)
+        wanted = [self.similarity_top_k, request.max_output_documents]
+        wanted += [params.max_output_documents for params in request.knowledge_source_params]
         fan_out = FanOut(
             {name: chosen for name, chosen in selected.items() if not isinstance(chosen.source, ToolSource)},
             log,
-            top_k=max(
-                limits.documents_per_search, self.similarity_top_k or 0, request.max_output_documents or 0, *asked
-            ),
+            top_k=max(limits.documents_per_search, *filter(None, wanted)),
             search_seconds=limits.search_seconds,
             max_searches=limits.searches,
             bundle=bundle,
             embedding_cache=self.options.embedding_cache,
-            follow_up=follow_up,
+            follow_up=FollowUp.of(scope.question, scope.history) if unplanned else None,
         )
         return Task(scope, effort, limits, self._model, self.evidence.fusion, fan_out, log)
-
-    async def _remember(
-        self, memory: BaseMemory, question: str, deadline: float | None
-    ) -> tuple[list[ChatMessage], list[MissingPart]]:
-        """Read the shared memory with the question as input, and report a failure as a missing part."""
-        read, aread = partial(memory.get, input=question), partial(memory.aget, input=question)
-        try:
-            return list(await Call(sync=read, native=aread, deadline=deadline, pool=_MEMORIES, what="memory")), []
-        except Exception as error:  # noqa: BLE001 (any error of a memory; the question is then searched alone)
-            outcome = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
-            reason = f"the conversation could not be read: {error_message(error)}"
-            return [], [MissingPart(what="memory", outcome=outcome, reason=reason)]
 
     async def _gather(
         self,
@@ -466,8 +455,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             for changed, fields in gathered.cut_searches:
                 log.amend(changed, **fields)
             retrieval.nodes, counts = gathered.nodes, gathered.counts
-            if gathered.missing is not None:
-                retrieval.missing.append(gathered.missing)
+            retrieval.missing += filter(None, [gathered.missing])
             if task.scope.intents:  # without a model, the plan's only warning is that there are too many
                 skipped = partial(MissingPart, what="intents", outcome=Outcome.SKIPPED)
                 retrieval.missing += [skipped(reason=warning) for warning in outcome.plan.warnings]

@@ -174,10 +174,10 @@ async def _foreign(synthesizer: BaseSynthesizer, retrieval: Retrieval) -> Synthe
     if isinstance(response, StreamingResponse):
         stream = open_stream(sync=partial(iter, response.response_gen), what="synthesizer's stream")
     elif isinstance(response, AsyncStreamingResponse):
-        tokens = response
+        tokens = response.async_response_gen()
 
         async def read() -> AsyncGenerator[str, None]:
-            return tokens.async_response_gen()
+            return tokens
 
         stream = open_stream(native=read, what="synthesizer's stream")
     else:

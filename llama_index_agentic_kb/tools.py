@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Final
 
 from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index.core.tools import RetrieverTool, ToolOutput
 
 from llama_index_agentic_kb._text import one_line, printable
-from llama_index_agentic_kb._types import JsonMapping
 from llama_index_agentic_kb.chat_engine import readable
 from llama_index_agentic_kb.grounding.citations import cited_ids
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine
+from llama_index_agentic_kb.schema import Reference
 from llama_index_agentic_kb.synthesis import AgenticResponse
 
 _MARKER: Final = re.compile(r"\[ref_id:(\d+)\]")
@@ -56,14 +56,14 @@ class ToolQueryEngine(AgenticQueryEngine):
 class PassageTool(RetrieverTool):
     """LlamaIndex's ``RetrieverTool``, with a marker before each passage by which an agent can cite it."""
 
-    def call(self, *args: Any, **kwargs: Any) -> ToolOutput:
+    def call(self, *args: object, **kwargs: object) -> ToolOutput:
         """Search for the arguments' text, and return the passages."""
-        asked = _asked(args, kwargs)
+        asked = ", ".join(map(str, (*args, *kwargs.values())))  # core's own tool would search for "input is ..."
         return self._output(asked, self.retriever.retrieve(asked))
 
-    async def acall(self, *args: Any, **kwargs: Any) -> ToolOutput:
+    async def acall(self, *args: object, **kwargs: object) -> ToolOutput:
         """Search for the arguments' text, and return the passages."""
-        asked = _asked(args, kwargs)
+        asked = ", ".join(map(str, (*args, *kwargs.values())))
         return self._output(asked, await self.retriever.aretrieve(asked))
 
     def _output(self, asked: str, nodes: list[NodeWithScore]) -> ToolOutput:
@@ -73,7 +73,7 @@ class PassageTool(RetrieverTool):
         return ToolOutput(content=content, tool_name=name, raw_input={"input": asked}, raw_output=nodes)
 
 
-def cited_nodes(text: str, outputs: Iterable[Any]) -> list[NodeWithScore]:
+def cited_nodes(text: str, outputs: Iterable[object]) -> list[NodeWithScore]:
     """Return the passages that an agent's text cites by the markers of tools, in order of first citation.
 
     ``outputs`` are what the tools returned (``ToolOutput``, ``ToolCallResult``, ``Response`` or nodes of LlamaIndex),
@@ -88,11 +88,6 @@ def cited_nodes(text: str, outputs: Iterable[Any]) -> list[NodeWithScore]:
     return [known[digest] for digest in dict.fromkeys(_PASSAGE.findall(text)) if digest in known]
 
 
-def _asked(args: Sequence[Any], kwargs: JsonMapping) -> str:
-    """Return the text of a call's arguments; core's own tool would search for "input is ..."."""
-    return ", ".join(map(str, (*args, *kwargs.values())))
-
-
 def _marker(name: str, node: NodeWithScore) -> str:
     return f"[{_UNSAFE.sub('_', name)}:{_digest(node)}]"
 
@@ -101,6 +96,6 @@ def _digest(node: NodeWithScore) -> str:
     return hashlib.sha256(node.node.node_id.encode()).hexdigest()[:8]
 
 
-def _source(reference: Any) -> str:
+def _source(reference: Reference) -> str:
     where = reference.url or reference.citation_url or reference.knowledge_source_name
     return f"{printable(one_line(reference.title, 200))} ({printable(one_line(where, 300))})"
