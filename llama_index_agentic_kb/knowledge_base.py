@@ -19,7 +19,6 @@ from llama_index.core.llms import LLM
 from llama_index.core.memory import BaseMemory
 from llama_index.core.tools import QueryEngineTool, RetrieverTool, ToolMetadata
 from llama_index_instrumentation import get_dispatcher
-from pydantic import ValidationError
 
 from llama_index_agentic_kb._aio import aiterate, arun, emit, gather, iterate, run
 from llama_index_agentic_kb._types import Closing, JsonMapping, JsonObject, Work
@@ -28,7 +27,7 @@ from llama_index_agentic_kb.answering.policy import AnswerPolicy
 from llama_index_agentic_kb.answering.sessions import SessionMemory, session_owner
 from llama_index_agentic_kb.chat_engine import conversation_messages
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, by_value
-from llama_index_agentic_kb.grounding.settings import Grounding
+from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.index import RetrieverArguments, as_chat_engine, split_kwargs
@@ -44,7 +43,6 @@ from llama_index_agentic_kb.schema import (
     RetrievalResponse,
     parse_odata,
 )
-from llama_index_agentic_kb.schema._model import describe
 from llama_index_agentic_kb.schema.answer import AnswerPiece, AnswerQuery, AnswerResponse
 from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.sources.base import by_name
@@ -293,12 +291,8 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
                     "outputMode: answerSynthesis needs a language model; pass llm= or set OPENAI_API_KEY, "
                     "or ask for extractiveData"
                 )
-            self._engines[mode] = AgenticQueryEngine(
-                self.retriever,
-                response_mode=mode.value,
-                grounding=self.grounding,
-                instructions=self.answer_instructions,
-            )
+            own: JsonObject = {"grounding": self.grounding, "instructions": self.answer_instructions}
+            self._engines[mode] = AgenticQueryEngine(self.retriever, response_mode=mode.value, **own)
         return self._engines[mode]
 
     # -- answers as resources --------------------------------------------------------------------------------------
@@ -362,11 +356,7 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
         if isinstance(question, AnswerQuery):
             defaults = {name: getattr(question, name) for name in question.model_fields_set}
             question = question.request
-        request = self.request(question, **fields)
-        try:
-            return AnswerQuery.model_validate({**defaults, **own, "request": request})
-        except ValidationError as error:
-            raise InvalidRequestError(describe(error)) from error
+        return AnswerQuery.parse({**defaults, **own, "request": self.request(question, **fields)})
 
     def _answering(
         self, question: Any, fields: JsonObject, observer: Observer, *, streaming: bool = False
@@ -398,14 +388,14 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
 
     def _query_engine(self, kind: type[E], response_mode: str | None = None, **kwargs: Any) -> E:
         own, rest = split_kwargs(kwargs)
-        mode = response_mode or self.output_mode.value
-        return kind(self.as_retriever(**own), response_mode=mode, **{**self._engine_defaults(rest), **rest})
+        return kind(self.as_retriever(**own), **self._engine_arguments(response_mode, rest))
 
-    def _engine_defaults(self, given: JsonMapping) -> JsonObject:
+    def _engine_arguments(self, mode: str | None, given: JsonMapping) -> JsonObject:
+        """Return the arguments of a query engine: those given, and this knowledge base's defaults."""
         own: JsonObject = {"grounding": self.grounding, "instructions": self.answer_instructions}
         if self.max_output_size_in_tokens is not None and "response_synthesizer" not in given:
             own["max_output_tokens"] = self.max_output_size_in_tokens
-        return own
+        return {**own, "response_mode": mode or self.output_mode.value, **given}
 
     def as_chat_engine(
         self,
@@ -431,7 +421,7 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
             owner = self._resolve_principal(own.get("principal")) or session_owner(None)
             memory = SessionMemory(self.sessions, owner=owner, session_id=session)
         if chat_mode in (ChatMode.BEST, ChatMode.CONDENSE_QUESTION):  # the modes that answer with our query engine
-            rest = {**self._engine_defaults(rest), "response_mode": self.output_mode.value, **rest}
+            rest = self._engine_arguments(None, rest)
         return as_chat_engine(self.as_retriever(**own), chat_mode, memory, **rest)
 
     def as_tool(self, name: str | None = None, description: str | None = None, **kwargs: Any) -> QueryEngineTool:
@@ -474,11 +464,11 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
             warm_up_llm(self.llm)
             import_module("llama_index_agentic_kb.grounding.repair")  # the answer checks
             import_module("llama_index_agentic_kb.guard.links")
-            check = self.grounding if isinstance(self.grounding, Grounding) else Grounding()
-            if self.grounding is not False and isinstance(check.scorer, str | None):  # a judge would be called
+            checks = as_grounding(self.grounding)
+            if checks is not None and isinstance(checks.scorer, str | None):  # a judge would be called
                 from llama_index_agentic_kb.grounding.check import check_grounding  # noqa: PLC0415 (loads the scorers)
 
-                check_grounding("It was loaded first.", ["The model was loaded."], scorer=check.scorer)
+                check_grounding("It was loaded first.", ["The model was loaded."], scorer=checks.scorer)
         parse_odata("loaded eq true")
         run(gather([source.warm_up() for source in self.sources.values()]))
         gc.collect()

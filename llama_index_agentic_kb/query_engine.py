@@ -101,14 +101,13 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         **synthesizer: Any,
     ) -> None:
         retriever = _agentic(retriever)
-        manager = callback_manager or retriever.callback_manager
-        shared = {"retries": retriever.options.retries, "spotlighting": retriever.options.spotlighting}
+        manager, options = callback_manager or retriever.callback_manager, retriever.options
         self.synthesizer = response_synthesizer or get_response_synthesizer(
             llm or retriever.llm,
-            **{**shared, **synthesizer},
             response_mode=response_mode or default_mode(retriever),
             streaming=streaming,
             callback_manager=manager,
+            **{"retries": options.retries, "spotlighting": options.spotlighting, **synthesizer},
         )
         self.grounding = as_grounding(grounding)
         self._grounding_asked = bool(grounding)
@@ -249,14 +248,10 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         Answers that a model writes from evidence are checked. Those of LlamaIndex's synthesizers, which have no
         citation markers, are checked only if the caller set ``grounding``.
         """
-        synthesizer = self.synthesizer
-        if makes_objects(synthesizer):
-            return None
-        if isinstance(synthesizer, AgenticSynthesizer):
-            checked = synthesizer.needs_llm and synthesizer.needs_nodes
-        else:
-            checked = self._grounding_asked
-        return self.grounding if checked else None
+        made_by, is_checked = self.synthesizer, self._grounding_asked
+        if isinstance(made_by, AgenticSynthesizer):
+            is_checked = made_by.needs_llm and made_by.needs_nodes
+        return self.grounding if is_checked and not makes_objects(made_by) else None
 
     async def begin(
         self, request: RetrievalRequest, bundle: QueryBundle | None = None, observer: Observer = None

@@ -399,12 +399,12 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         if not all(one.may_learn_from(other) for one, other in pairs):
             scope = scope.without_answers()  # what is searched may go to every source
         unplanned = not scope.intents and (self._model is None or effort is ReasoningEffort.MINIMAL)
-        wanted = [self.similarity_top_k, request.max_output_documents]
+        wanted = [limits.documents_per_search, self.similarity_top_k, request.max_output_documents]
         wanted += [params.max_output_documents for params in request.knowledge_source_params]
         fan_out = FanOut(
             {name: chosen for name, chosen in selected.items() if not isinstance(chosen.source, ToolSource)},
             log,
-            top_k=max(limits.documents_per_search, *filter(None, wanted)),
+            top_k=max(filter(None, wanted)),
             search_seconds=limits.search_seconds,
             max_searches=limits.searches,
             bundle=bundle,

@@ -156,14 +156,9 @@ def supplied_retriever(results: Sequence[AnswerReference], like: AgenticRetrieve
 
 def supplied_request(request: RetrievalRequest, results: Sequence[AnswerReference]) -> RetrievalRequest:
     """Return the request changed so that all results are returned in order, without planning."""
-    return request.model_copy(
-        update={
-            "retrieval_reasoning_effort": ReasoningEffort.MINIMAL,
-            "results_processing": ResultsProcessing.NONE,
-            "max_output_documents": max(1, len(results)),
-            "knowledge_source_params": [],
-        }
-    )
+    changes: JsonObject = {"retrieval_reasoning_effort": ReasoningEffort.MINIMAL, "knowledge_source_params": []}
+    changes |= {"results_processing": ResultsProcessing.NONE, "max_output_documents": max(1, len(results))}
+    return request.model_copy(update=changes)
 
 
 # -- references --------------------------------------------------------------------------------------------------------
@@ -175,16 +170,12 @@ def answer_references(retrieval: Retrieval) -> dict[str, AnswerReference]:
     A record is structured (an object under ``struct_data``, or JSON text, or metadata without text), a ``Document`` a
     document, any other node a chunk. The relevance score is a calibrated reranker's score divided by 4, else None.
     """
-    selected = retrieval.selected
-    return {
-        shown.id: _reference(retrieval.nodes[int(shown.id)], shown, selected[shown.knowledge_source_name].source)
-        for shown in retrieval.references
-    }
+    return {shown.id: _reference(retrieval, shown) for shown in retrieval.references}
 
 
-def _reference(node: NodeWithScore, shown: Reference, source: KnowledgeSource) -> AnswerReference:
-    inner = node.node
-    relevance, data = _unit_relevance(shown), shown.source_data
+def _reference(retrieval: Retrieval, shown: Reference) -> AnswerReference:
+    node, source = retrieval.nodes[int(shown.id)], retrieval.selected[shown.knowledge_source_name].source
+    relevance, data, inner = _unit_relevance(shown), shown.source_data, node.node
     supplied = source.result_of(inner) if isinstance(source, SuppliedResults) else None
     if supplied is not None:
         scored = relevance is not None and isinstance(supplied, ChunkReference)
@@ -194,13 +185,15 @@ def _reference(node: NodeWithScore, shown: Reference, source: KnowledgeSource) -
     record = _record(data or source.source_data(node))
     if record is not None:
         return StructuredReference(**named, data={} if data is None else _small_fields(record))
-    content, metadata = ("", {}) if data is None else (data.content, _small_fields(data.metadata))
-    pages = [] if data is None else [data.metadata.get(key) for key in PAGE_KEYS]
-    page = next((str(value) for value in pages if isinstance(value, (str, int)) and str(value)), "")
-    body: JsonObject = {"content": content, "page_identifier": page, "relevance_score": relevance}
+    body: JsonObject = {"relevance_score": relevance}
+    if data is not None:
+        pages = [data.metadata.get(key) for key in PAGE_KEYS]
+        page = next((str(value) for value in pages if isinstance(value, (str, int)) and str(value)), "")
+        body |= {"content": data.content, "page_identifier": page}
+        named["metadata"] = _small_fields(data.metadata)
     if isinstance(inner, Document) or shown.doc_key == inner.node_id:
-        return DocumentReference(**named, chunks=[] if data is None else [ChunkContent(**body)], metadata=metadata)
-    return ChunkReference(**named, **body, chunk=inner.node_id, metadata=metadata)
+        return DocumentReference(**named, chunks=[] if data is None else [ChunkContent(**body)])
+    return ChunkReference(**named, **body, chunk=inner.node_id)
 
 
 def _unit_relevance(shown: Reference) -> float | None:
@@ -222,7 +215,7 @@ def _record(data: SourceData) -> JsonMapping | None:
         value = json.loads(text, parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) and value and _is_flat(value) else None
+    return value if value and _is_flat(value) else None
 
 
 def _is_flat(value: object, level: int = 0) -> bool:
@@ -298,9 +291,8 @@ def _description(planned: Sequence[SubQuery], ended: Sequence[Outcome]) -> str:
     else:
         done = "Search the intents of the query." if SubQueryOrigin.INTENT in origins else "Search the query."
     lost = sum(outcome not in _ANSWERED for outcome in ended)
-    if not lost:
-        return done
-    return f"{done} {f'{lost} of {len(ended)} searches' if len(ended) > 1 else 'The search'} gave no answer."
+    which = f"{lost} of {len(ended)} searches" if len(ended) > 1 else "The search"
+    return f"{done} {which} gave no answer." if lost else done
 
 
 def _thoughts(retrieval: Retrieval, rounds: Sequence[int]) -> dict[int, str]:
@@ -308,7 +300,7 @@ def _thoughts(retrieval: Retrieval, rounds: Sequence[int]) -> dict[int, str]:
     reasoning, plan = retrieval.log.last(AgenticReasoningActivity), retrieval.plan
     if reasoning is None or not rounds:
         return dict.fromkeys(rounds, "")
-    lines: dict[int, list[str]] = {number: [] for number in rounds}
+    lines = {number: list[str]() for number in rounds}
     # If signals decided about planning, the decision starts with that reason, followed by the reason for stopping.
     decision = reasoning.decision or ""
     why, _, stop = decision.partition("; ") if reasoning.signals is not None else ("", "", decision)
@@ -451,30 +443,23 @@ class Pieces:
     def feed(self, delta: str) -> list[TextPiece | CitationPiece]:
         """Add a delta of the answer, including markers, and return the completed pieces."""
         self._raw += delta
-        pieces = self._text(self._markers.feed(delta))
-        written = len(self._raw) - self._base
         # Parsing again only after 5 % growth keeps the cost low.
-        due = written <= MAX_PARAGRAPH and (len(self._raw) - self._split) * READS >= written
-        if self._cite and due and not _ENDS.isdisjoint(delta):
-            pieces += self._citations(whole=False)
-        return pieces
+        due = (len(self._raw) - self._split) * READS >= len(self._raw) - self._base
+        return self._pieces(self._markers.feed(delta), cite=due and not _ENDS.isdisjoint(delta), whole=False)
 
     def close(self) -> list[TextPiece | CitationPiece]:
         """Return the remaining pieces after the last delta."""
-        pieces = self._text(self._markers.close())
-        if self._cite and len(self._raw) - self._base <= MAX_PARAGRAPH:
-            pieces += self._citations(whole=True)
-        return pieces
+        return self._pieces(self._markers.close(), cite=True, whole=True)
 
-    def _text(self, shown: str) -> list[TextPiece | CitationPiece]:
+    def _pieces(self, shown: str, *, cite: bool, whole: bool) -> list[TextPiece | CitationPiece]:
+        """Return a text, and with ``cite`` the citations of the claims that are complete; ``whole``: of all."""
         self._shown += shown
-        return [TextPiece(text=shown)] if shown else []
-
-    def _citations(self, *, whole: bool) -> list[TextPiece | CitationPiece]:
+        pieces: list[TextPiece | CitationPiece] = [TextPiece(text=shown)] if shown else []
+        if not (self._cite and cite and len(self._raw) - self._base <= MAX_PARAGRAPH):
+            return pieces
         cuts, base = MarkerCuts(self._raw), self._base
         self._split = len(self._raw)
         claims = split_claims(self._raw[base:])
-        pieces: list[TextPiece | CitationPiece] = []
         for claim in (claims if whole else claims[:-1])[self._cited :]:
             start, end = (cuts.position(base + at) for at in (claim.span.start, claim.span.end))
             if end > len(self._shown):

@@ -243,15 +243,12 @@ class SessionMemory(BaseMemory):
             InvalidRequestError: An answer has no question before it.
         """
         turns, question = _completed(messages, None)
-        stored = await self._read(None)
-        roles = (MessageRole.USER, MessageRole.ASSISTANT)
-        same = [pair for turn in turns for pair in zip(roles, turn, strict=True)]
-        if [(message.role, message.content) for message in stored] == same:
-            self._go_on_in(self._session_id, is_new=self._is_new, question=question)
-            return
-        session_id = uuid.uuid4().hex
-        await self._store_turns(session_id, turns, is_new=True)
-        self._go_on_in(session_id, is_new=not turns, question=question)
+        stored = [message.content for message in await self._read(None)]
+        session_id, is_new = self._session_id, self._is_new
+        if stored != [text for turn in turns for text in turn]:
+            session_id, is_new = uuid.uuid4().hex, not turns
+            await self._store_turns(session_id, turns, is_new=True)
+        self._go_on_in(session_id, is_new=is_new, question=question)
 
     async def areset(self) -> None:
         """Start a new session. The old one is kept; use ``SessionStore.delete`` to delete it.
@@ -297,8 +294,7 @@ class SessionMemory(BaseMemory):
 
     async def _store_turns(self, session_id: str, turns: Sequence[tuple[str, str]], *, is_new: bool) -> None:
         for question, text in turns:
-            # The id is set here, so that a retried call stores the turn only once.
-            answer = Answer(id=uuid.uuid4().hex, text=text)
+            answer = Answer(id=uuid.uuid4().hex, text=text)  # so that a retried call stores the turn only once
             await self._store.aadd_turn(self.owner, session_id, question, answer, may_make=is_new)
 
     def _go_on_in(self, session_id: str, *, is_new: bool, question: str | None) -> None:
