@@ -110,7 +110,7 @@ class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
         agentic._described = (name, description, hybrid, permissions)
         return agentic
 
-    def as_plain_retriever(self, **kwargs: Any) -> BaseRetriever:
+    def as_plain_retriever(self, **kwargs: object) -> BaseRetriever:
         """Return LlamaIndex's own vector retriever."""
         return super().as_retriever(**kwargs)
 

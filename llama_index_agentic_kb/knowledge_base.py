@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, TypeVar, Unpack
 
+from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.chat_engine.types import BaseChatEngine, ChatMode
 from llama_index.core.llms import LLM
@@ -137,7 +138,7 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
         cls,
         path: str | Path,
         *,
-        embed_model: Any = None,
+        embed_model: BaseEmbedding | None = None,
         hybrid: bool | None = None,
         repair: Literal["never", "auto"] = "never",
         permissions: Permissions | Mapping[str, Permissions | None] | None = None,
@@ -221,7 +222,7 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
     # -- asking ----------------------------------------------------------------------------------------------------
 
     @dispatcher.span
-    def retrieve(self, question: Question, *, on_activity: Observer = None, **fields: Any) -> RetrievalResponse:
+    def retrieve(self, question: Question, *, on_activity: Observer = None, **fields: object) -> RetrievalResponse:
         """Answer a question, or return its evidence, with references and activity.
 
         Args:
@@ -239,13 +240,15 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
         return run(self._respond(question, fields, on_activity))
 
     @dispatcher.span
-    async def aretrieve(self, question: Question, *, on_activity: Observer = None, **fields: Any) -> RetrievalResponse:
+    async def aretrieve(
+        self, question: Question, *, on_activity: Observer = None, **fields: object
+    ) -> RetrievalResponse:
         """Answer a question, or return its evidence; see ``retrieve``."""
         return await arun(self._respond(question, fields, on_activity))
 
     @dispatcher.span
     def astream_retrieve(
-        self, question: Question, *, on_activity: Observer = None, **fields: Any
+        self, question: Question, *, on_activity: Observer = None, **fields: object
     ) -> AsyncIterator[str | RetrievalResponse]:
         """Stream the text of the answer as it is written, and finally the response; see ``retrieve``.
 
@@ -267,7 +270,7 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
             await emit(response)
         return response
 
-    def request(self, question: Question, **fields: Any) -> RetrievalRequest:
+    def request(self, question: Question, **fields: object) -> RetrievalRequest:
         """Return the request for a question, with this knowledge base's defaults.
 
         Raises:
@@ -299,7 +302,7 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
 
     @dispatcher.span
     def answer(
-        self, question: Question | AnswerQuery, *, on_activity: Observer = None, **fields: Any
+        self, question: Question | AnswerQuery, *, on_activity: Observer = None, **fields: object
     ) -> AnswerResponse:
         """Answer a question with an ``Answer``: citations, grounding, steps, references and skip reasons as data.
 
@@ -324,14 +327,14 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
 
     @dispatcher.span
     async def aanswer(
-        self, question: Question | AnswerQuery, *, on_activity: Observer = None, **fields: Any
+        self, question: Question | AnswerQuery, *, on_activity: Observer = None, **fields: object
     ) -> AnswerResponse:
         """Answer a question with an ``Answer``; see ``answer``."""
         return await arun(self._answering(question, fields, on_activity))
 
     @dispatcher.span
     def stream_answer(
-        self, question: Question | AnswerQuery, *, on_activity: Observer = None, **fields: Any
+        self, question: Question | AnswerQuery, *, on_activity: Observer = None, **fields: object
     ) -> Iterator[AnswerPiece]:
         """Stream the answer as pieces: steps, references, text and citations, and finally the whole response.
 
@@ -343,13 +346,13 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
 
     @dispatcher.span
     def astream_answer(
-        self, question: Question | AnswerQuery, *, on_activity: Observer = None, **fields: Any
+        self, question: Question | AnswerQuery, *, on_activity: Observer = None, **fields: object
     ) -> AsyncIterator[AnswerPiece]:
         """Stream the answer as pieces; see ``stream_answer``."""
         work = self._answering(question, fields, on_activity, streaming=True)
         return _a_one_by_one(aiterate(work, contextvars.copy_context()))
 
-    def query(self, question: Question | AnswerQuery, **fields: Any) -> AnswerQuery:
+    def query(self, question: Question | AnswerQuery, **fields: object) -> AnswerQuery:
         """Return the ``AnswerQuery`` for a question, with this knowledge base's defaults; see ``request``."""
         own = {name: fields.pop(name) for name in [*fields] if name in AnswerQuery.model_fields and name != "request"}
         defaults: JsonObject = {"include_citations": True, "grounding_supports": True}
@@ -359,7 +362,7 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
         return AnswerQuery.parse({**defaults, **own, "request": self.request(question, **fields)})
 
     def _answering(
-        self, question: Any, fields: JsonObject, observer: Observer, *, streaming: bool = False
+        self, question: Question | AnswerQuery, fields: JsonObject, observer: Observer, *, streaming: bool = False
     ) -> Work[AnswerResponse]:
         from llama_index_agentic_kb.answering.engine import answer_query  # noqa: PLC0415 (imports the answer checks)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from llama_index.core.base.llms.generic_utils import chat_to_completion_decorator, stream_chat_to_completion_decorator
 from llama_index.core.base.llms.types import (
@@ -116,21 +116,21 @@ class ReplyingLLM(CustomLLM):
         return count_tokens(text)
 
     @llm_chat_callback()
-    def chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
+    def chat(self, messages: Sequence[ChatMessage], **_: object) -> ChatResponse:
         """Reply to a conversation."""
         reply = self.respond(messages)
         time.sleep(reply.latency)
         return self._whole(messages, reply)
 
     @llm_chat_callback()
-    async def achat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
+    async def achat(self, messages: Sequence[ChatMessage], **_: object) -> ChatResponse:
         """Reply to a conversation, without blocking the loop."""
         reply = self.respond(messages)
         await asyncio.sleep(reply.latency)
         return self._whole(messages, reply)
 
     @llm_chat_callback()
-    def stream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseGen:
+    def stream_chat(self, messages: Sequence[ChatMessage], **_: object) -> ChatResponseGen:
         """Reply to a conversation piece by piece."""
         reply = self.respond(messages)
 
@@ -142,7 +142,7 @@ class ReplyingLLM(CustomLLM):
         return pieces()
 
     @llm_chat_callback()
-    async def astream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseAsyncGen:
+    async def astream_chat(self, messages: Sequence[ChatMessage], **_: object) -> ChatResponseAsyncGen:
         """Reply to a conversation piece by piece, without blocking the loop."""
         reply = self.respond(messages)
 
@@ -154,11 +154,11 @@ class ReplyingLLM(CustomLLM):
 
         return pieces()
 
-    def complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponse:  # noqa: ARG002
+    def complete(self, prompt: str, formatted: bool = False, **_: object) -> CompletionResponse:  # noqa: ARG002
         """Reply to a prompt as one user message; likewise the other completions."""
         return chat_to_completion_decorator(self.chat)(prompt)
 
-    def stream_complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponseGen:  # noqa: ARG002, D102
+    def stream_complete(self, prompt: str, formatted: bool = False, **_: object) -> CompletionResponseGen:  # noqa: ARG002, D102
         return stream_chat_to_completion_decorator(self.stream_chat)(prompt)
 
     def _whole(self, messages: Sequence[ChatMessage], reply: ScriptedReply) -> ChatResponse:

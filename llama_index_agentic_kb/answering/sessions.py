@@ -191,7 +191,7 @@ class SessionMemory(BaseMemory):
         """The session's id, which is known even before the first turn creates the session."""
         return self._session_id
 
-    async def aget(self, input: str | None = None, initial_token_count: int = 0, **_: Any) -> list[ChatMessage]:  # noqa: A002, ARG002 (LlamaIndex's signature)
+    async def aget(self, input: str | None = None, initial_token_count: int = 0, **_: object) -> list[ChatMessage]:  # noqa: A002, ARG002 (LlamaIndex's signature)
         """Return the newest turns within the token limit, oldest first, and the unanswered question, if any.
 
         Raises:
