@@ -132,7 +132,6 @@ class RetrieverOptions:
 class Retrieval:
     """The result of a retrieval, with the activity log and budget that later stages continue to use."""
 
-    nodes: list[NodeWithScore]  # the evidence, best first
     plan: QueryPlan
     log: ActivityLog
     budget: Budget
@@ -142,6 +141,7 @@ class Retrieval:
     findings: list[Finding] = field(default_factory=list)
     chain: list[FoundStep] = field(default_factory=list)  # the plan's steps, dependencies first
     proofs: int = 0  # the number of proofs in the chain if they were found sufficient
+    nodes: list[NodeWithScore] = field(default_factory=list)  # the evidence, best first
     references: list[Reference] = field(default_factory=list)  # of the nodes, set by ``arrange``
     dialogue: DialogueState | None = None  # after this turn; None if no source is a tool
     reply: str = ""  # in place of an answer: a question about a tool's arguments, or a request for confirmation
@@ -363,41 +363,11 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
                 reason = f"the conversation could not be read: {error_message(error)}"
                 forgotten.append(MissingPart(what="memory", outcome=ended, reason=reason))
         whole = Scope.of(request, memory, classification)
-        task = self._task(request, whole, effort, selected, log, bundle)
-        limit = budget.output_documents or self.similarity_top_k or task.limits.documents
-        follows = task.scope.history or request.scope_state is not None
-        conversation = Conversation(task.fan_out, request.scope_state, self.options.scope) if follows else None
-        turn, outcome = await search_turn(task, request.dialogue, selected)
-        if self._verbose:
-            _print_searches(log.records)
-        if not turn.reply:
-            raise_if_lost(outcome.searches)
-        narrowing = Narrowing() if conversation is None else await conversation.narrow(outcome.searches, limit)
-        missing = [*forgotten, *missing_parts(outcome.searches), *task.fan_out.left_out, *outcome.withheld]
-        found = outcome.findings, outcome.chain, len(outcome.proof) if outcome.sufficient else 0
-        retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, whole, *found)
-        retrieval.dialogue, retrieval.reply = turn.state, turn.reply
-        query = bundle or QueryBundle(whole.question)
-        await self._gather(request, retrieval, outcome, task, options, query, narrowing, limit)
-        if conversation is not None and request.scope_state is not None and narrowing.turn is not None:
-            retrieval.scope_state = conversation.after(narrowing.turn, retrieval.nodes)
-        task.fan_out.forget(outcome.searches)
-        return retrieval
-
-    def _task(
-        self,
-        request: RetrievalRequest,
-        scope: Scope,
-        effort: ReasoningEffort,
-        selected: Mapping[str, SelectedSource],
-        log: ActivityLog,
-        bundle: QueryBundle | None,
-    ) -> Task:
-        limits = self.limits[effort]
+        scope, limits = whole, self.limits[effort]
         # Not once for all: `KnowledgeBase.load_plugins` adds sources.
-        pairs = permutations(self.sources.values(), 2) if scope.history else ()
-        if not all(one.may_learn_from(other) for one, other in pairs):
-            scope = scope.without_answers()  # what is searched may go to every source
+        for one, other in permutations(self.sources.values(), 2) if scope.history else ():
+            if not one.may_learn_from(other):
+                scope = whole.without_answers()  # what is searched may go to every source
         unplanned = not scope.intents and (self._model is None or effort is ReasoningEffort.MINIMAL)
         wanted = [limits.documents_per_search, self.similarity_top_k, request.max_output_documents]
         wanted += [params.max_output_documents for params in request.knowledge_source_params]
@@ -411,7 +381,34 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             embedding_cache=self.options.embedding_cache,
             follow_up=FollowUp.of(scope.question, scope.history) if unplanned else None,
         )
-        return Task(scope, effort, limits, self._model, self.evidence.fusion, fan_out, log)
+        task = Task(scope, effort, limits, self._model, self.evidence.fusion, fan_out, log)
+        limit = budget.output_documents or self.similarity_top_k or limits.documents
+        follows = scope.history or request.scope_state is not None
+        conversation = Conversation(fan_out, request.scope_state, self.options.scope) if follows else None
+        turn, outcome = await search_turn(task, request.dialogue, selected)
+        if self._verbose:
+            _print_searches(log.records)
+        if not turn.reply:
+            raise_if_lost(outcome.searches)
+        narrowing = Narrowing() if conversation is None else await conversation.narrow(outcome.searches, limit)
+        retrieval = Retrieval(
+            outcome.plan,
+            log,
+            budget,
+            [*forgotten, *missing_parts(outcome.searches), *fan_out.left_out, *outcome.withheld],
+            selected,
+            whole,
+            outcome.findings,
+            outcome.chain,
+            len(outcome.proof) if outcome.sufficient else 0,
+            dialogue=turn.state,
+            reply=turn.reply,
+        )
+        await self._gather(request, retrieval, outcome, task, options, bundle, narrowing, limit)
+        if conversation is not None and request.scope_state is not None and narrowing.turn is not None:
+            retrieval.scope_state = conversation.after(narrowing.turn, retrieval.nodes)
+        fan_out.forget(outcome.searches)
+        return retrieval
 
     async def _gather(
         self,
@@ -420,7 +417,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         outcome: PlanOutcome,
         task: Task,
         options: EvidenceOptions,
-        bundle: QueryBundle,
+        bundle: QueryBundle | None,
         narrowing: Narrowing,
         limit: int,
     ) -> None:
@@ -443,7 +440,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
                     outcome.searches,
                     retrieval.selected,
                     options,
-                    bundle=bundle,
+                    bundle=bundle or QueryBundle(retrieval.scope.question),
                     ranked=ranked,
                     limit=limit,
                     deadline=budget.evidence_deadline,

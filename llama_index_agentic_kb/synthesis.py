@@ -17,7 +17,7 @@ from llama_index_instrumentation import get_dispatcher
 
 from llama_index_agentic_kb._aio import END, Call, deadline_after, earliest, emit, open_stream
 from llama_index_agentic_kb._text import error_message, one_line
-from llama_index_agentic_kb._types import JsonMapping, JsonObject, Work
+from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.evidence.candidates import PROVENANCE_KEY, provenance
 from llama_index_agentic_kb.grounding.citations import MarkerFilter, Markers, cited_ids, strip_markers
@@ -87,15 +87,12 @@ async def synthesize(
             await emit(retrieval.reply)
         return Synthesis(retrieval.reply, is_extract=True)
     if not isinstance(synthesizer, AgenticSynthesizer):
-        if retrieval.scope.answer_instructions:
-            reason = f"{type(synthesizer).__name__} takes no instructions; put them into its prompt"
-            retrieval.missing.append(MissingPart(what="instructions", outcome=Outcome.SKIPPED, reason=reason))
         with recorded_calls(retrieval.log, "answer"), metered(synthesizer, only_core=True) as counted:
             return await _foreign(counted, retrieval)
-    question = retrieval.scope.question
+    question, history, log = retrieval.scope.question, retrieval.scope.history, retrieval.log
     chain = chain_lines(retrieval.chain, retrieval.nodes) if synthesizer.needs_llm else ()
     body = synthesizer.synthesis(
-        QueryBundle(format_question(question, retrieval.scope.history, chain)),
+        QueryBundle(format_question(question, history, chain)),
         retrieval.nodes,
         # Modes without a model take milliseconds: they run even if a source used up the time.
         deadline=retrieval.budget.answer_deadline if synthesizer.needs_llm else None,
@@ -107,63 +104,55 @@ async def synthesize(
         shown=None if isinstance(synthesizer, Accumulate) or not synthesizer.needs_llm else _shown(retrieval),
     )
     dispatcher.event(SynthesizeStartEvent(query=question))
-    if synthesizer.needs_llm:
-        synthesis = await _written(body, synthesizer, retrieval)
-    else:
+    if not synthesizer.needs_llm:
         synthesis = await body
-        reasoning = retrieval.log.last(AgenticReasoningActivity)
+        response = Response(synthesis.text, source_nodes=retrieval.nodes)
+        reasoning = log.last(AgenticReasoningActivity)
         if reasoning is not None and (synthesis.dropped or synthesis.warnings):
             warnings = [*filter(None, [reasoning.warning]), *synthesis.warnings]
             dropped = (reasoning.dropped_by_budget or 0) + synthesis.dropped
-            retrieval.log.amend(reasoning, dropped_by_budget=dropped or None, warning="; ".join(warnings) or None)
+            log.amend(reasoning, dropped_by_budget=dropped or None, warning="; ".join(warnings) or None)
         if synthesis.dropped:
             reason = f"{synthesis.dropped} passages did not fit into the output's budget"
             retrieval.missing.append(MissingPart(what="extracts", outcome=Outcome.SKIPPED, reason=reason))
-    response = Response(synthesis.text, source_nodes=retrieval.nodes)
-    dispatcher.event(SynthesizeEndEvent(query=question, response=response))
-    return synthesis
-
-
-async def _written(body: Work[Synthesis], synthesizer: AgenticSynthesizer, retrieval: Retrieval) -> Synthesis:
-    """Await the model's answer and record it in the activity log."""
-    name, log = synthesizer.model.name, retrieval.log
-    with log.record(
-        ModelAnswerSynthesisActivity,
-        CBEventType.SYNTHESIZE,
-        {EventPayload.QUERY_STR: retrieval.scope.question},
-        model=None if name is None else ModelInfo(model_name=name),
-        response_mode=synthesizer.mode,
-    ) as record:
-        try:
-            with billed() as bill:
+    else:
+        name, mode, asked = synthesizer.model.name, synthesizer.mode, {EventPayload.QUERY_STR: question}
+        model = None if name is None else ModelInfo(model_name=name)
+        kind, event = ModelAnswerSynthesisActivity, CBEventType.SYNTHESIZE
+        with log.record(kind, event, asked, model=model, response_mode=mode) as record, billed() as bill:
+            try:
                 synthesis = await body
-            history = retrieval.scope.history
+            except Exception as error:
+                outcome = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
+                spent = {"input_tokens": bill.input_tokens, "output_tokens": bill.output_tokens, "calls": bill.calls}
+                log.fail(record, error, name, outcome=outcome, **spent)
+                raise
             if history and (note := shortened(history, HISTORY_MESSAGES, HISTORY_CHARACTERS)):
                 synthesis.warnings.append(f"in the answer's prompt, {note}")
-        except Exception as error:
-            outcome = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
-            spent = {"input_tokens": bill.input_tokens, "output_tokens": bill.output_tokens, "calls": bill.calls}
-            log.fail(record, error, name, outcome=outcome, **spent)
-            raise
-        log.close(
-            record,
-            {EventPayload.RESPONSE: Response(synthesis.text, source_nodes=retrieval.nodes)},
-            outcome=Outcome.OK if retrieval.nodes else Outcome.EMPTY,
-            input_tokens=bill.input_tokens,
-            output_tokens=bill.output_tokens,
-            calls=bill.calls,
-            dropped_by_budget=synthesis.dropped,
-            links_removed=synthesis.links_removed,
-            warning="; ".join(synthesis.warnings) or None,
-        )
-    if synthesis.cut:
-        reason = f"{CUT_SHORT}: the answer may end too early"
-        retrieval.missing.append(MissingPart(what="answer", outcome=Outcome.ERROR, reason=reason))
+            response = Response(synthesis.text, source_nodes=retrieval.nodes)
+            log.close(
+                record,
+                {EventPayload.RESPONSE: response},
+                outcome=Outcome.OK if retrieval.nodes else Outcome.EMPTY,
+                input_tokens=bill.input_tokens,
+                output_tokens=bill.output_tokens,
+                calls=bill.calls,
+                dropped_by_budget=synthesis.dropped,
+                links_removed=synthesis.links_removed,
+                warning="; ".join(synthesis.warnings) or None,
+            )
+        if synthesis.cut:
+            reason = f"{CUT_SHORT}: the answer may end too early"
+            retrieval.missing.append(MissingPart(what="answer", outcome=Outcome.ERROR, reason=reason))
+    dispatcher.event(SynthesizeEndEvent(query=question, response=response))
     return synthesis
 
 
 async def _foreign(synthesizer: BaseSynthesizer, retrieval: Retrieval) -> Synthesis:
     """Answer with one of LlamaIndex's synthesizers, and emit the tokens of its stream."""
+    if retrieval.scope.answer_instructions:
+        reason = f"{type(synthesizer).__name__} takes no instructions; put them into its prompt"
+        retrieval.missing.append(MissingPart(what="instructions", outcome=Outcome.SKIPPED, reason=reason))
     query = QueryBundle(retrieval.scope.question)
     response = await Call(
         sync=partial(synthesizer.synthesize, query, retrieval.nodes),
@@ -308,11 +297,6 @@ async def _check(answered: Answered, settings: Grounding, synthesizer: BaseSynth
     if settings.markers == Markers.STRIP:
         text, ledger = strip_markers(text, ledger)
     answered.synthesis.text, answered.ledger = text, ledger
-    _record_check(retrieval, ledger, settings)
-
-
-def _record_check(retrieval: Retrieval, ledger: GroundingLedger, settings: Grounding) -> None:
-    """Add the result of the check to the record of the answer, and a failed check to ``missing``."""
     record = retrieval.log.last(ModelAnswerSynthesisActivity, purpose="answer")
     if record is not None:
         scored = [claim for claim in ledger.claims if claim.score is not None]
@@ -321,7 +305,7 @@ def _record_check(retrieval: Retrieval, ledger: GroundingLedger, settings: Groun
             record,
             grounding_score=ledger.grounding_score,
             claims=len(scored),
-            supported_claims=sum(claim.verdict is Verdict.SUPPORTED for claim in scored),
+            supported_claims=[claim.verdict for claim in scored].count(Verdict.SUPPORTED),
             warning="; ".join(warnings) or None,
         )
     if any(ClaimFlag.NOT_SCORED in claim.flags for claim in ledger.claims) and settings.may_change:
