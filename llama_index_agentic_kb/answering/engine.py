@@ -19,7 +19,7 @@ from typing import Final
 from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb._aio import Call, deadline_after, earliest, emit
-from llama_index_agentic_kb._text import error_message, normalize, one_line
+from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.answering.policy import AnswerPolicy, check, rate, skip_reasons
 from llama_index_agentic_kb.answering.results import (
     Pieces,
@@ -373,11 +373,6 @@ MAX_TOKENS: Final = 6_000  # maximum tokens of all passages in the prompt; the l
 MIN_QUOTE_WORDS: Final = 3  # minimum words of a quote; pairs of characters in scripts without spaces
 SAME_QUESTION: Final = 0.8  # word overlap (Jaccard index) from which two questions count as duplicates
 
-_UNSPACED: Final = re.compile(
-    r"(?<=[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff])\s+(?=[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff])"
-)
-_SIGNS: Final = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "‑": "-"})  # noqa: RUF001
-
 
 async def related_questions(
     model: LanguageModel,
@@ -446,14 +441,6 @@ def _proposals(text: str, spotlight: Spotlight) -> Iterator[tuple[str, int, str]
 
 
 def _holds(passage: Passage, quote: str) -> bool:
-    """Return whether a passage, as stored or as in prompts, contains a quote of at least ``MIN_QUOTE_WORDS`` words."""
-    folded = _folded(quote).strip(" .…\"'")
-    if len(split_words(folded)) < MIN_QUOTE_WORDS:
-        return False
-    pattern = re.compile(rf"(?<![a-z0-9]){re.escape(folded)}(?![a-z0-9])")
-    return any(pattern.search(_folded(text)) for text in (passage.content, as_data(passage.content)))
-
-
-def _folded(text: str) -> str:
-    """Normalize case, whitespace and punctuation, so that a quote matches its source."""
-    return _UNSPACED.sub("", normalize(" ".join(text.translate(_SIGNS).split())))
+    """Return whether a passage has the words of a quote, at least ``MIN_QUOTE_WORDS``, in their order."""
+    words, text = split_words(quote), " ".join(split_words(passage.content))
+    return len(words) >= MIN_QUOTE_WORDS and f" {' '.join(words)} " in f" {text} "
