@@ -116,10 +116,15 @@ async def synthesize(
             reason = f"{synthesis.dropped} passages did not fit into the output's budget"
             retrieval.missing.append(MissingPart(what="extracts", outcome=Outcome.SKIPPED, reason=reason))
     else:
-        name, mode, asked = synthesizer.model.name, synthesizer.mode, {EventPayload.QUERY_STR: question}
-        model = None if name is None else ModelInfo(model_name=name)
-        kind, event = ModelAnswerSynthesisActivity, CBEventType.SYNTHESIZE
-        with log.record(kind, event, asked, model=model, response_mode=mode) as record, billed() as bill:
+        name = synthesizer.model.name
+        opened = log.record(
+            ModelAnswerSynthesisActivity,
+            CBEventType.SYNTHESIZE,
+            {EventPayload.QUERY_STR: question},
+            model=None if name is None else ModelInfo(model_name=name),
+            response_mode=synthesizer.mode,
+        )
+        with opened as record, billed() as bill:
             try:
                 synthesis = await body
             except Exception as error:
