@@ -213,11 +213,9 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
         sources = [(source.name, source.description) for source in self.sources.values()]
         return _html.base_html(self.name, self.description, sources, facts)
 
-    def _resolve_principal(self, given: Principal | None) -> Principal | None:
-        return self.retriever.resolve_principal(given)
-
-    def _standing(self) -> tuple[FilterNode | None, float | None]:
-        return self.retriever.filters, self.retriever.max_runtime_in_seconds
+    def _asking(self, principal: Principal | None) -> tuple[Principal | None, FilterNode | None, float | None]:
+        own = self.retriever
+        return own.resolve_principal(principal), own.filters, own.max_runtime_in_seconds
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
@@ -421,7 +419,7 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
         if session is not None:
             if self.sessions is None:
                 raise ConfigurationError("session: the knowledge base has no sessions; pass sessions=SessionStore(...)")
-            owner = self._resolve_principal(own.get("principal")) or session_owner(None)
+            owner = self.retriever.resolve_principal(own.get("principal")) or session_owner(None)
             memory = SessionMemory(self.sessions, owner=owner, session_id=session)
         if chat_mode in (ChatMode.BEST, ChatMode.CONDENSE_QUESTION):  # the modes that answer with our query engine
             rest = self._engine_arguments(None, rest)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import copy
 import math
 import time
 import weakref
@@ -75,10 +76,10 @@ class SourceSearch:
     sub_query: SubQuery
     source: KnowledgeSource
     record: SourceActivity
-    lists: tuple[NodeList, ...] = ()  # the results, one ranked list for each search method of the source
-    error: Exception | None = None
     must_answer: bool = False  # whether the request fails if this search fails (``failOnError``)
     words: str = ""  # the text that is searched: the query, which a conversation may expand
+    lists: tuple[NodeList, ...] = ()  # the results, one ranked list for each search method of the source
+    error: Exception | None = None
     stage: str = "preparation"  # the last that was reached; then "embedding" and "search"
     progress: CallProgress = field(default_factory=CallProgress)
     brought: QueryBundle | None = None
@@ -161,15 +162,15 @@ class FanOut:
 
         Searches beyond ``max_searches`` are left out. Stragglers are cancelled.
         """
-        contexts, begun, plain = list[contextvars.Context](), list[SourceSearch](), list[SourceSearch]()
-        models = list[tuple[BaseEmbedding, str]]()
+        begun, plain, models = list[SourceSearch](), list[SourceSearch](), list[tuple[BaseEmbedding, str]]()
         for sub_query in plan.sub_queries:
-            for whole in map(self.selected.__getitem__, sub_query.sources):
+            for name in sub_query.sources:
                 self._planned += 1
                 if self._max_searches is not None and self._planned > self._max_searches:
                     continue
-                contexts.append(contextvars.copy_context())
-                search = contexts[-1].run(self._opened, sub_query, whole)
+                whole, context = self.selected[name], contextvars.copy_context()
+                search = context.run(self._opened, sub_query, whole)
+                search.job = start(self._search(search, whole), context)  # after all have been opened
                 begun.append(search)
                 plain += [] if whole.source.shards else [search]
                 for part in whole.shards or [whole] if search.brought is None else ():
@@ -181,8 +182,6 @@ class FanOut:
             reason = f"{many} searches beyond the first {self._max_searches} were not made (EffortLimits.searches)"
             self.left_out = [MissingPart(what="searches", outcome=Outcome.SKIPPED, reason=reason)]
         self._embeddings.begin(models)
-        for search, context in zip(begun, contexts, strict=True):
-            search.job = start(self._search(search, self.selected[search.source.name]), context)
         self._running += len(begun)
         _under_way.add(self)
         self._searches += plain
@@ -208,8 +207,7 @@ class FanOut:
             arguments=SearchArguments(search=sub_query.query, filter=filters),
             warning=chosen.warning,
         )
-        must_answer = chosen.params.fail_on_error
-        search = SourceSearch(sub_query, chosen.source, record, must_answer=must_answer, words=sub_query.query)
+        search = SourceSearch(sub_query, chosen.source, record, chosen.params.fail_on_error, sub_query.query)
         if sub_query.origin is SubQueryOrigin.QUESTION:
             if self._brought is not None and self._brought.query_str.strip() == sub_query.query:
                 search.brought = self._brought
@@ -237,7 +235,10 @@ class FanOut:
         while pending := [search for search in searches if not search.job.done]:
             now = time.monotonic()
             found = {search.sub_query.id for search in searches if search.found_something}
-            untils = [self._waited_until(search) or now + search.grace for search in pending]
+            untils = [self._waited_until(search) for search in pending]
+            untils = [
+                now + one.grace if until == math.inf else until for one, until in zip(pending, untils, strict=True)
+            ]
             settled = all(search.sub_query.id in found for search in searches) and all(until <= now for until in untils)
             if settled or (self._deadline is not None and now >= self._deadline):
                 return
@@ -260,11 +261,10 @@ class FanOut:
     def _look_in(self, seconds: float) -> None:
         """Look for stragglers in ``seconds``, or earlier if that was due, with one timer for all searches."""
         loop = asyncio.get_running_loop()
-        when = loop.time() + seconds
-        if self._timer is not None:
-            if not self._timer.cancelled() and self._timer.when() > loop.time():
-                when = min(when, self._timer.when())
-            self._timer.cancel()
+        when, due = loop.time() + seconds, self._timer
+        if due is not None:
+            when = min(when, due.when())
+            due.cancel()
         self._timer = loop.call_at(when, self._look)
 
     def _look(self) -> None:
@@ -273,7 +273,7 @@ class FanOut:
         now, looks = time.monotonic(), list[float]()
         for search in [search for search in self._watched if not search.job.done]:
             until = self._waited_until(search)
-            if until is not None and until <= now:
+            if until <= now:
                 why = f"{search.grace:.1f} s after the others had answered"
                 if now >= self._last_wait:
                     why = f"when {len(_under_way)} requests had to end in time"
@@ -282,9 +282,10 @@ class FanOut:
                     "(Resilience.straggler_grace; None waits for its whole timeout)"
                 )
                 search.job.task.cancel()
+            elif until < math.inf:
+                looks.append(until - now)
             else:
-                wait_on = search.grace if until is None else until - now
-                looks.append(max(min(wait_on, self._last_wait - now), LOOK_SECONDS if until is None else 0.0))
+                looks.append(max(min(search.grace, self._last_wait - now), LOOK_SECONDS))
         if looks:
             self._look_in(min(looks))
 
@@ -296,22 +297,19 @@ class FanOut:
         kept_free = min(FINISH_SECONDS * len(_under_way), FINISH_SHARE * (self._deadline - self._began))
         return self._deadline - kept_free
 
-    def _waited_until(self, search: SourceSearch) -> float | None:
-        """Return the ``time.monotonic()`` to cancel a search at; None if it is idle, or no other source found nodes.
+    def _waited_until(self, search: SourceSearch) -> float:
+        """Return the ``time.monotonic()`` to cancel a search at; infinity if no other source found nodes.
 
-        A search of shards is waited for as long as the last of them.
+        An idle search is waited for until ``_last_wait``, and a search of shards as long as the last of them.
         """
         if search.parts:
-            untils = [self._waited_until(part) for part in search.parts if not part.job.done]
-            known = [until for until in untils if until is not None]
-            return max(known) if known and len(known) == len(untils) else None
-        since = search.progress.at_work_since
+            return max((self._waited_until(part) for part in search.parts if not part.job.done), default=math.inf)
         others = [one for one in self._searches if one.seconds and one.source.name != search.source.name]
         if not any(other.found_something for other in others):
-            return None
+            return math.inf
+        since, times = search.progress.at_work_since, [other.seconds for other in others if other.seconds is not None]
         if since is None:
-            return self._last_wait if self._last_wait < math.inf else None
-        times = [other.seconds for other in others if other.seconds is not None]
+            return self._last_wait
         slowest = max(came - started for started, came in times)
         usual = max(since, *(came for _, came in times)) + max(search.grace, USUAL_FACTOR * slowest)
         return min(usual, self._last_wait)
@@ -336,23 +334,17 @@ class FanOut:
                 _under_way.discard(self)
                 if self._timer is not None:
                     self._timer.cancel()
+                    self._timer = None
         candidates = by_filter = unusable = 0
-        lanes = []
+        lanes = list[SearchLane]()
         for ranked in lists:
             candidates += ranked.candidates
             by_filter += ranked.dropped_by_filter
             unusable += ranked.dropped_as_unusable
             for part in ranked.parts or [ranked]:
-                failed = None if part.error is None else describe_error(part.error, source.name, "search")
-                lane = SearchLane(
-                    kind=part.kind,
-                    shard=part.shard,
-                    count=len(part.nodes),
-                    candidates=part.candidates,
-                    elapsed_ms=part.elapsed_ms,
-                    error=failed,
-                    note=part.note,
-                )
+                lane = SearchLane(kind=part.kind, count=len(part.nodes), candidates=part.candidates, note=part.note)
+                lane.shard, lane.elapsed_ms = part.shard, part.elapsed_ms
+                lane.error = None if part.error is None else describe_error(part.error, source.name, "search")
                 lanes.append(lane)
         return self._log.close(
             search.record,
@@ -458,11 +450,7 @@ class FanOut:
         search.stage, follow_up, model = "embedding", search.follow_up, prepared.traits.embed_model
         made = QueryBundle(query_str=search.sub_query.query)
         if search.brought is not None:
-            brought = search.brought
-            made.image_path = brought.image_path
-            made.embedding = None if brought.embedding is None else [*brought.embedding]
-            strings = brought.custom_embedding_strs
-            made.custom_embedding_strs = None if strings is None else [*strings]
+            made = replace(copy.deepcopy(search.brought), query_str=made.query_str)
         elif model is not None and follow_up is not None and follow_up.expanded:
             made.embedding = [*(await self._compare(follow_up, model, call_deadline())).query]
         elif model is not None:

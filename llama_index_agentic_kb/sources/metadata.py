@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cmp_to_key, partial
+from functools import partial
 from itertools import chain, groupby, pairwise
 from operator import attrgetter
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeGuard, TypeVar, get_args
 
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.schema import BaseNode
@@ -35,6 +35,7 @@ from llama_index_agentic_kb.schema.filters import Scalar, conditions, flat
 from llama_index_agentic_kb.search.filters import FilterLike, to_tree
 from llama_index_agentic_kb.sources.base import KnowledgeSource, MetadataReader
 from llama_index_agentic_kb.sources.index import kind_of, refusal
+from llama_index_agentic_kb.sources.stores import Counts
 
 T = TypeVar("T")
 
@@ -43,7 +44,9 @@ Per: TypeAlias = Literal["document", "chunk"]
 """The unit to count."""
 OrderBy: TypeAlias = Sequence[str | tuple[str, str]]
 """Sort fields in order of priority: "year", "year desc", or ("year", "desc"). Documents without the field are last."""
-SortKey: TypeAlias = Callable[["SourceDocument"], Any]
+SortKey: TypeAlias = Callable[["SourceDocument"], tuple[object, ...]]
+Value: TypeAlias = tuple[bool, Scalar]
+"""The ``value_key`` of a value."""
 
 
 class MetadataRow(NamedTuple):
@@ -60,9 +63,9 @@ def units(rows: Iterable[MetadataRow], per: Per) -> Iterator[list[MetadataRow]]:
     return (list(together) for _, together in groupby(rows, key=attrgetter("document")))
 
 
-def _values(unit: Iterable[MetadataRow], name: str) -> set[tuple[bool, Scalar]]:
-    """Return the keys (``value_key``) of the distinct values of a field in a unit."""
-    found: set[tuple[bool, Scalar]] = set()
+def _values(unit: Iterable[MetadataRow], name: str) -> set[Value]:
+    """Return the distinct values of a field in a unit."""
+    found = set[Value]()
     for row in unit:
         value = row.metadata.get(name)
         listed = value if isinstance(value, (list, tuple, set, frozenset)) else (value,)
@@ -70,11 +73,11 @@ def _values(unit: Iterable[MetadataRow], name: str) -> set[tuple[bool, Scalar]]:
     return found
 
 
-def _is_value(value: Any) -> bool:
+def _is_value(value: object) -> TypeGuard[Scalar]:
     return isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
 
 
-def _rank(value: Scalar) -> tuple[int, Any]:
+def _rank(value: Scalar) -> tuple[int, Scalar]:
     """Return the sort key of a value of any type: booleans come first, then numbers, then text."""
     return 2 if isinstance(value, str) else 0 if isinstance(value, bool) else 1, value
 
@@ -99,10 +102,9 @@ class Facet:
         """Check the arguments."""
         if self.ranges is None:
             return
-        bounds: Sequence[Any] = () if isinstance(self.ranges, str) else self.ranges
-        plain = all(_is_value(one) and not isinstance(one, bool) for one in bounds)
-        alike = plain and len({isinstance(one, str) for one in bounds}) == 1
-        if not alike or not all(one < other for one, other in pairwise(bounds)):
+        kinds = {_rank(one)[0] if _is_value(one) else None for one in self.ranges}
+        alike = not isinstance(self.ranges, str) and len(kinds) == 1 and kinds <= {1, 2}
+        if not alike or any(_rank(one) >= _rank(other) for one, other in pairwise(self.ranges)):
             raise InvalidRequestError(
                 f"facet {self.field!r}: ranges must be ascending boundaries, all numbers or all text, got "
                 f"{list(self.ranges)!r}"
@@ -122,7 +124,7 @@ class FacetBucket:
     end: float | str | None = None
 
 
-def _most_frequent(counts: Counter[Any], limit: int) -> list[FacetBucket]:
+def _most_frequent(counts: Counter[Value], limit: int) -> list[FacetBucket]:
     """Return the most frequent values by count; of equally frequent values, the smaller comes first."""
     best = heapq.nsmallest(limit, counts.items(), key=lambda item: (-item[1], _rank(item[0][1])))
     return [FacetBucket(count, value=value) for (_, value), count in best]
@@ -132,23 +134,21 @@ def facet_buckets(
     rows: Iterable[MetadataRow], *, facets: Sequence[Facet], limit: int, per: Per
 ) -> dict[str, list[FacetBucket]]:
     """Return the buckets of each facet, by field, counted in one pass; see ``MetadataQueries.afacets``."""
-    counted = [(facet, Counter[Any]()) for facet in facets]
+    counted = [(facet, Counter[Value](), list(map(_rank, facet.ranges or ()))) for facet in facets]
     for unit in units(rows, per):
-        for facet, counts in counted:
-            found, ranges = _values(unit, facet.field), facet.ranges
-            if ranges is None:
-                counts.update(found)
-            else:  # a value of another type belongs to no range
-                alike = str if isinstance(ranges[0], str) else (int, float)
-                values = [one for (is_boolean, one) in found if isinstance(one, alike) and not is_boolean]
-                counts.update({bisect_right(ranges, value) for value in values})
+        for facet, counts, bounds in counted:
+            found = _values(unit, facet.field)
+            if bounds:  # a value of another type belongs to no range
+                ranks = [_rank(value) for _, value in found]
+                found = {(False, bisect_right(bounds, rank)) for rank in ranks if rank[0] == bounds[0][0]}
+            counts.update(found)
     buckets = {}
-    for facet, counts in counted:
+    for facet, counts, _ in counted:
         if facet.ranges is None:
             buckets[facet.field] = _most_frequent(counts, limit)
         else:
             edges = enumerate(pairwise([None, *facet.ranges, None]))
-            buckets[facet.field] = [FacetBucket(counts[at], start=start, end=end) for at, (start, end) in edges]
+            buckets[facet.field] = [FacetBucket(counts[False, at], start=start, end=end) for at, (start, end) in edges]
     return buckets
 
 
@@ -182,8 +182,7 @@ def value_groups(
     rows: Iterable[MetadataRow], *, field: str, limit: int, per: Per, hits: int, order: SortKey
 ) -> list[ValueGroup]:
     """Return the most frequent values of a field, each with its first documents; see ``MetadataQueries.agroup_by``."""
-    counts: Counter[Any] = Counter()
-    best: dict[Any, list[SourceDocument]] = {}
+    counts, best = Counter[Value](), dict[Value, list[SourceDocument]]()
     for unit in units(rows, "document"):
         for part in units(unit, per):
             counts.update(_values(part, field))
@@ -216,68 +215,57 @@ def sort_key(order_by: OrderBy) -> SortKey:
     """
     order: list[tuple[str, bool]] = []
     for item in [order_by] if isinstance(order_by, str) else order_by:
-        given: Any = item
-        if isinstance(item, str):
-            head, _, last = item.rpartition(" ")
-            given = (head, last) if head and last in ("asc", "desc") else (item, "asc")
+        given: tuple[str, ...] = item if isinstance(item, tuple) else (item, "asc")
+        if isinstance(item, str) and item.endswith((" asc", " desc")):
+            given = tuple(item.rsplit(" ", 1))
         if len(given) != 2 or not given[0] or given[1] not in ("asc", "desc"):  # noqa: PLR2004 (field and direction)
             raise InvalidRequestError(f"order_by: expected 'field', 'field desc' or ('field', 'desc'), got {given!r}")
         order.append((str(given[0]), given[1] == "desc"))
 
-    def compare(one: SourceDocument, other: SourceDocument) -> int:
-        for name, descending in order:
-            ours: Any = one.metadata.get(name)
-            theirs: Any = other.metadata.get(name)
-            if not (_is_value(ours) and _is_value(theirs)):
-                if _is_value(ours) != _is_value(theirs):
-                    return 1 if _is_value(theirs) else -1
-            elif _rank(ours) != _rank(theirs):
-                return 1 if (_rank(ours) < _rank(theirs)) == descending else -1
-        return 1 if one.document_id > other.document_id else -1
+    def key(document: SourceDocument) -> tuple[object, ...]:
+        held = ((document.metadata.get(name), descending) for name, descending in order)
+        return (*(_place(value, descending=descending) for value, descending in held), document.document_id)
 
-    return cmp_to_key(compare)
+    return key
+
+
+def _place(value: object, *, descending: bool) -> tuple[object, ...]:
+    """Return the sort key of a document by a value: one without a value comes last in either direction."""
+    if not _is_value(value):
+        return (1,)
+    kind, held = _rank(value)
+    if not descending:
+        return 0, kind, held
+    if isinstance(held, str):
+        return 0, -kind, [*(-ord(letter) for letter in held), 1]  # the longer of two that begin alike comes first
+    return 0, -kind, -held
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
 
-Counts: TypeAlias = Callable[..., list[tuple[Any, int]] | None]
-"""`StoreKind.counts` of a store under a filter."""
-OwnQuery: TypeAlias = Callable[[KnowledgeSource, Counts], T | None]
-"""Asks the store of a source; None if it can't answer."""
+CountBy: TypeAlias = Callable[[str | None], Counts | None]
+"""Returns the counts of a field's values, or that of all units, by a store; None if rows must be read."""
 
 _EVERY: Final = 256  # rows between two checks of the deadline
 _POOL: Final = WorkerPool("metadata", max_workers=4)
 
 
-def _asked_store(source: KnowledgeSource, filters: FilterNode | None, own: OwnQuery[T]) -> T | None:
-    """Return what the source's store itself answers under a filter; None if rows must be read."""
-    index = source.index
+def _by_store(source: KnowledgeSource, filters: FilterNode | None, per: Per) -> CountBy | None:
+    """Return what asks a source's store for counts under a filter; None if rows must be read."""
+    index, permissions = source.index, source.permissions
     if source.metadata_reader or not isinstance(index, VectorStoreIndex) or refusal(index, filters) is not None:
         return None
     # Under reserved keys a store keeps texts of its own, with all metadata in them: rows have none of these.
-    if filters is not None and any(one.key in RESERVED for one in conditions(filters)):
+    kind, keys = kind_of(index.vector_store), () if filters is None else {one.key for one in conditions(filters)}
+    if not RESERVED.isdisjoint(keys) or not (permissions is None or kind.counts_exactly):
         return None
-    kind = kind_of(index.vector_store)
-    if source.permissions is not None and not kind.counts_exactly:
-        return None
-    return own(source, partial(kind.counts, filters))
 
-
-def _own_facets(
-    source: KnowledgeSource, counts: Counts, *, facets: Sequence[Facet], limit: int, per: Per
-) -> dict[str, list[FacetBucket]] | None:
-    found: dict[str, list[FacetBucket]] = {}
-    for facet in facets:
-        hidden = facet.field in RESERVED or (source.permissions and source.permissions.declares(facet.field))
-        counted = None
-        if facet.ranges is None and not hidden:  # else a row's values do not count alone
-            counted = counts(facet.field, documents=per == "document")
-        if counted is None:
+    def count(field: str | None) -> Counts | None:
+        if field in RESERVED or (field and permissions and permissions.declares(field)):
             return None
-        found[facet.field] = _most_frequent(
-            Counter({value_key(value): count for value, count in counted if _is_value(value)}), limit
-        )
-    return found
+        return kind.counts(filters, field, documents=per == "document")
+
+    return count
 
 
 def _passing(
@@ -361,12 +349,8 @@ class MetadataQueries:
         """The sources by name."""
         raise NotImplementedError
 
-    def _standing(self) -> tuple[FilterNode | None, float | None]:
-        """Return the knowledge base's own filter, and the maximum duration of a query in seconds."""
-        raise NotImplementedError
-
-    def _resolve_principal(self, given: Principal | None) -> Principal | None:
-        """Return the principal of a request: passed to it, bound to the knowledge base, or set in the context."""
+    def _asking(self, principal: Principal | None) -> tuple[Principal | None, FilterNode | None, float | None]:
+        """Return a request's principal, the knowledge base's own filter, and the maximum seconds of a query."""
         raise NotImplementedError
 
     async def afacets(
@@ -395,15 +379,24 @@ class MetadataQueries:
             The buckets of each field: values by descending count, then ascending value; ranges ascending.
         """
         _check(limit=limit, per=per)
-        given: list[Any] = [fields] if isinstance(fields, (str, Facet)) else list(fields)
-        facets: list[Any] = [Facet(one) if isinstance(one, str) else one for one in given]
-        if not facets or not all(isinstance(one, Facet) and one.field for one in facets):
+        given = [fields] if isinstance(fields, (str, Facet)) else fields
+        facets = [Facet(one) if isinstance(one, str) else one for one in given]
+        if not facets or not all(getattr(one, "field", None) for one in facets):
             raise InvalidRequestError(f"fields: expected metadata keys or Facet, got {fields!r}")
         if len({one.field for one in facets}) < len(facets):
             raise InvalidRequestError("fields: a field is given twice; ask for its other facet in a second call")
         work = partial(facet_buckets, facets=facets, limit=limit, per=per)
-        own = partial(_own_facets, facets=facets, limit=limit, per=per)
-        return await self._over(source, work, filters, principal, own)
+
+        def own(count: CountBy) -> dict[str, list[FacetBucket]] | None:
+            found: dict[str, list[FacetBucket]] = {}
+            for facet in facets:
+                if facet.ranges is not None or (counted := count(facet.field)) is None:
+                    return None
+                values = {value_key(value): number for value, number in counted if _is_value(value)}
+                found[facet.field] = _most_frequent(Counter(values), limit)
+            return found
+
+        return await self._over(source, work, filters, principal, own, per)
 
     facets = bridged(afacets)
 
@@ -413,11 +406,11 @@ class MetadataQueries:
         """Count the documents or chunks that pass a filter; see ``facets`` for the arguments."""
         _check(per=per)
 
-        def own(_source: KnowledgeSource, counts: Counts) -> int | None:
-            counted = counts(None, documents=per == "document")
+        def own(count: CountBy) -> int | None:
+            counted = count(None)
             return None if counted is None else counted[0][1]
 
-        return await self._over(source, lambda rows: sum(1 for _ in units(rows, per)), filters, principal, own)
+        return await self._over(source, lambda rows: sum(1 for _ in units(rows, per)), filters, principal, own, per)
 
     count = bridged(acount)
 
@@ -474,27 +467,29 @@ class MetadataQueries:
         work: Callable[[Iterator[MetadataRow]], T],
         filters: FilterLike,
         principal: Principal | None,
-        own: OwnQuery[T] | None = None,
+        own: Callable[[CountBy], T | None] | None = None,
+        per: Per = "document",
     ) -> T:
         """Run a function on a thread over the metadata of all chunks that a principal may see and that pass.
 
         The rows have no permission fields, which readers may not count. They are read under the caller's filter and the
-        mandatory filter, and each is checked here. ``own`` asks the source's store for the result; where that can't
-        count, the rows are read.
+        mandatory filter, and each is checked here. ``own`` makes the result of what the source's store counts; where
+        that can't count, the rows are read.
         """
         if source not in self.sources:
             raise InvalidRequestError(f"no source is named {source!r}; there are: {', '.join(self.sources)}")
-        (standing, seconds), asked, given = self._standing(), self.sources[source], to_tree(filters)
+        asked, given = self.sources[source], to_tree(filters)
+        who, standing, seconds = self._asking(principal)
         asked.refuse_hidden(given)
         deadline, permissions = deadline_after(seconds), asked.permissions
-        permitted = asked.permitted(self._resolve_principal(principal))
+        permitted = asked.permitted(who)
         effective = asked.effective_filter(all_of(permitted, standing, given))
         read = metadata_reader(asked, effective)
 
         def read_all() -> T:
             try:
-                counted = None if own is None else _asked_store(asked, effective, own)
-                if counted is not None:
+                count = None if own is None else _by_store(asked, effective, per)
+                if own is not None and count is not None and (counted := own(count)) is not None:
                     return counted
                 with closing(_passing(read(), effective, deadline)) as rows:
                     if permissions is None:

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sys
 import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import islice
-from operator import attrgetter
-from types import NoneType
+from operator import attrgetter, is_
 from typing import Any, Final, TypeAlias, TypeVar
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import BaseNode, IndexNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
 
-from llama_index_agentic_kb._aio import Call, start, wait
+from llama_index_agentic_kb._aio import Call, Job, as_exception, start, wait
 from llama_index_agentic_kb._text import error_message, one_line, without_surrogates
 from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.account import with_handlers
@@ -115,30 +113,37 @@ async def search_source(
     """
     if source.lexical is None:
         return (await _dense_list(source, bundle, limit, progress),)
-    words = NodeList("lexical", [])
-    lexical = start(_lexical_list(source, source.lexical, query, limit, progress))
-    dense = NodeList(source.traits.kind, [], source.traits.scale)
+    both = (
+        start(_dense_list(source, bundle, limit, progress)),
+        start(_lexical_list(source, source.lexical, query, limit, progress)),
+    )
     try:
-        try:
-            dense = await _dense_list(source, bundle, limit, progress)
-        except Exception as error:  # noqa: BLE001 (stored in its list, or raised below)
-            dense = replace(dense, error=error)
-        await wait([lexical])  # it has the deadline itself
+        await wait(both)
     except asyncio.CancelledError:
-        lexical.cancel()
         if progress.given_up is None:
             raise
-        if dense.elapsed_ms is None and dense.error is None:
-            dense = replace(dense, error=DeadlineExceededError(progress.given_up))
         if task := asyncio.current_task():
             task.uncancel()
-    why = lexical.error
-    words = lexical.result() if why is None else replace(words, error=why if isinstance(why, Exception) else None)
+    finally:
+        for job in both:
+            job.cancel()
+    dense = _outcome(both[0], NodeList(source.traits.kind, [], source.traits.scale), progress)
+    words = _outcome(both[1], NodeList("lexical", []), progress)
     if dense.error is not None and not words.nodes:
         raise dense.error
-    if isinstance(why, NotIndexedError):
-        return (replace(dense, note="; ".join(filter(None, (dense.note, str(why))))),)
+    if isinstance(words.error, NotIndexedError):
+        return (replace(dense, note="; ".join(filter(None, (dense.note, str(words.error))))),)
     return dense, words
+
+
+def _outcome(job: Job[NodeList], empty: NodeList, progress: CallProgress) -> NodeList:
+    """Return the list of a method that has ended or been stopped, which has the error if the method failed."""
+    error = job.error
+    if error is None:
+        return job.result()
+    if progress.given_up is not None and isinstance(error, DeadlineExceededError):
+        error = DeadlineExceededError(progress.given_up)
+    return replace(empty, error=as_exception(error))
 
 
 async def _dense_list(
@@ -235,7 +240,7 @@ _KINDS: Final[dict[str, type]] = {
 }
 """The types that LlamaIndex's methods expect of a node's fields; code that bypasses pydantic may set any type."""
 
-_ATOMS: Final = frozenset({bool, float, NoneType})
+_COLLECTIONS: Final = (Mapping, list, tuple, set, frozenset)
 
 
 class CleanNodes(list[NodeWithScore]):
@@ -306,12 +311,10 @@ def _usable(item: Any) -> tuple[NodeWithScore, str | None]:
         node = node.model_copy(update=update)
     if whole is not text:
         node.set_content(whole)
-    score = item.score
-    is_finite = type(score) is float and math.isfinite(score)
-    return NodeWithScore(node=node, score=score if is_finite else _finite(score)), flaw
+    return NodeWithScore(node=node, score=_finite(item.score)), flaw
 
 
-def _clean_metadata(metadata: Any) -> JsonObject:
+def _clean_metadata(metadata: object) -> JsonObject:
     """Return metadata with text keys and clean values; the same object if nothing needs repair."""
     if metadata is None:
         return {}
@@ -319,49 +322,36 @@ def _clean_metadata(metadata: Any) -> JsonObject:
         raise TypeError(f"its metadata are no mapping but {type(metadata).__name__}")
     if len(metadata) > MAX_FIELDS:
         raise TypeError(f"its metadata have {len(metadata):,} fields; at most {MAX_FIELDS:,}")
-    if type(metadata) is dict and _is_plain(metadata):
-        return metadata
-    made = {without_surrogates(str(key)): _clean_value(value) for key, value in metadata.items()}
-    if isinstance(metadata, dict) and all(made.get(key, made) is value for key, value in metadata.items()):
-        return metadata
-    return made
-
-
-def _is_plain(metadata: dict[Any, Any]) -> bool:
-    """Return whether metadata contain only short ASCII text, small numbers, booleans and None."""
+    made, same = JsonObject(), isinstance(metadata, dict)
     for key, value in metadata.items():
-        kind = type(value)
-        if type(key) is not str or not key.isascii():
-            return False
-        if kind is str:
-            if not value.isascii() or len(value) > MAX_CHARACTERS:
-                return False
-        elif kind not in _ATOMS and not (kind is int and abs(value) < sys.maxsize):
-            return False
-    return True
+        name = without_surrogates(str(key))
+        made[name] = _clean_value(value)
+        same = same and name == key and made[name] is value
+    return metadata if same and isinstance(metadata, dict) else made
 
 
-def _clean_value(value: Any) -> Any:
+def _clean_value(value: object) -> object:
     """Return a metadata value without lone surrogates; None, which passes no filter, if it can't be serialized."""
     if isinstance(value, str):
         return without_surrogates(value[:MAX_CHARACTERS])
-    if value is None or isinstance(value, (bool, float)):
-        return value
+    if not isinstance(value, _COLLECTIONS):
+        return value if _has_words(value) else None
     if not _can_be_written(value):
         return None
-    if isinstance(value, list) and any(isinstance(item, str) and _clean_value(item) is not item for item in value):
-        return [_clean_value(item) if isinstance(item, str) else item for item in value]
+    if isinstance(value, list):
+        clean = [_clean_value(item) if isinstance(item, str) else item for item in value]
+        return value if all(map(is_, clean, value)) else clean
     return value
 
 
-def _can_be_written(value: Any) -> bool:
+def _can_be_written(value: object) -> bool:
     """Return whether a value is within ``MAX_ITEMS`` and ``MAX_LEVELS``, and all its items convert to text."""
     left, level = MAX_ITEMS, [value]
     for _ in range(MAX_LEVELS):
         left -= len(level)
-        inner: list[Any] = []
+        inner: list[object] = []
         for item in level:
-            if isinstance(item, (Mapping, list, tuple, set, frozenset)):
+            if isinstance(item, _COLLECTIONS):
                 if len(item) + len(inner) > left:
                     return False
                 inner += [*item.keys(), *item.values()] if isinstance(item, Mapping) else item
@@ -373,7 +363,7 @@ def _can_be_written(value: Any) -> bool:
     return False
 
 
-def _has_words(value: Any) -> bool:
+def _has_words(value: object) -> bool:
     if value is None or isinstance(value, (str, bytes, bool, float)):
         return True
     if isinstance(value, int):

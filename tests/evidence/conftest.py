@@ -36,7 +36,7 @@ def make_lane(
         lists.append(NodeList("lexical", made(lexical)))
     record = SourceActivity(id=number, knowledge_source_name=over.name, sub_query_id=query)
     sub_query = SubQuery(id=query, query=f"query {query}", sources=[over.name])
-    return SourceSearch(sub_query, over, record, tuple(lists), words=sub_query.query)
+    return SourceSearch(sub_query, over, record, words=sub_query.query, lists=tuple(lists))
 
 
 def _node(name: str, score: float | None) -> NodeWithScore:

@@ -138,5 +138,5 @@ def found_by(nodes: Sequence[NodeWithScore], name: str = "q0", query: str = "x")
     """A search that has found these nodes."""
     record = SourceActivity(id=0, knowledge_source_name="docs", sub_query_id=name)
     return SourceSearch(
-        SubQuery(id=name, query=query, sources=["docs"]), SOURCE, record, (NodeList("dense", [*nodes]),)
+        SubQuery(id=name, query=query, sources=["docs"]), SOURCE, record, lists=(NodeList("dense", [*nodes]),)
     )
