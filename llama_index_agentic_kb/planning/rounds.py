@@ -245,13 +245,11 @@ class MultiHopSearch:
 
     async def _follow(self, number: int) -> None:
         """Search the independent steps, then dependent ones as answers are read; ``number`` is the first round's."""
-        steps, revised = self._steps, self._outcome.revisions > 0
-        ready = [one for name, one in steps.planned.items() if name not in steps.waiting]
-        new = [one for one in ready if not (steps.searches_of([one.id]) or steps.answers_of(one.id))]
+        steps, revised, last = self._steps, self._outcome.revisions > 0, self._last_round
+        done = {*steps.waiting, *steps.served()}
+        new = [one for name, one in steps.planned.items() if name not in done and not steps.answers_of(name)]
         await self._search_steps(new, number)
-        if steps.waiting:
-            await self._search_ready(number)
-        last = self._last_round
+        await self._search_ready(number)
         while (steps.waiting or revised) and number < last and self._may_ask():
             to_read, revised = steps.to_read(every=revised), False
             if not (to_read or steps.waiting):
@@ -267,7 +265,7 @@ class MultiHopSearch:
                 rest = "the rest is searched in the question's own words"
                 self._warn(f"what the searches found could not be read; {rest}")
                 break
-            again = {step for step in to_read if step in steps.next or not asked.isdisjoint(steps.searches_of([step]))}
+            again = steps.next | steps.served(asked)
             await self._search_ready(number, read={*to_read} - again)  # the others are read once more
         else:
             if steps.waiting and number >= last:
@@ -289,7 +287,7 @@ class MultiHopSearch:
             self._in_full.update(read.whole)
             if more := [one.value for one in read.findings[MAX_BRANCHES:]]:
                 self._warn(f"{name} has more than {MAX_BRANCHES} answers; not used: {'; '.join(more)}")
-            for step in [step for step in steps.planned if name in steps.searches_of([step])]:
+            for step in filter(steps.served([name]).__contains__, steps.planned):
                 steps.next.discard(step)
                 if read.search and not steps.answers_of(step) and number < self._last_round:  # partial: search for more
                     started = steps.searches_for(steps.planned[step], number, (), read.search)
@@ -297,8 +295,11 @@ class MultiHopSearch:
                         steps.next.add(step)
                     await self._search(started)
             await self._search_ready(number)
-            # with a further branch's answers, or corrected ones
-            await self._search_steps(steps.started_children_of(name), number)
+            answered, begun = {name} | steps.served([name]), steps.served()
+            children = [
+                one for one in steps.planned.values() if one.id in begun and answered.intersection(one.depends_on)
+            ]
+            await self._search_steps(children, number)  # with a further branch's answers, or corrected ones
 
         share = min(max(1, MAX_PASSAGES // max(1, len(searches))), PASSAGES_PER_QUERY)
         # Besides, the passages that no model call has read, and those of findings that name none.
@@ -361,12 +362,13 @@ class MultiHopSearch:
             return False
         self._warn(*verdict.warnings)
         plan = QueryPlan(sub_queries=[one.model_copy(deep=True) for one in steps.searched.values()])
-        known = {name: one for name, one in steps.planned.items() if one.origin is not SubQueryOrigin.QUESTION}
         allowed, number = self._may_revise, outcome.revisions
         if verdict.proposals:
             held = [one.name for one in self._sources if one.name in self._planned and one not in allowed]
             steps.withhold(f"r{number}", held)
-        graph = PlanGraph(plan, allowed, self._limits, revision=number, steps=known, first_round=outcome.rounds + 1)
+        graph = PlanGraph(
+            plan, allowed, self._limits, revision=number, steps=steps.planned, first_round=outcome.rounds + 1
+        )
         graph.add(verdict.proposals)
         graph.finish()
         added = [one for one in graph.plan.sub_queries if one.id not in steps.searched]
@@ -395,8 +397,7 @@ class MultiHopSearch:
                 found = as_found(steps.found.get(name, []), refs)
                 if found or name not in with_nodes:
                     made[name] += f" -> {found or 'nothing was found'}"
-        allowed = self._may_revise
-        verdict = await look_for_gaps(self._task, self._model, passages, made, steps.open, allowed)
+        verdict = await look_for_gaps(self._task, self._model, passages, made, steps.open, self._may_revise)
         self._rests_on += [passages.passages[ref].node.node_id for ref in verdict.refs]
         for name, answers in verdict.values.items():
             self._take(name, answers)
@@ -490,10 +491,11 @@ class Steps:
         return [search for search, served in self._serves.items() if not served.isdisjoint(steps)]
 
     def plan(self, sub_queries: Sequence[SubQuery], finds: Mapping[str, str]) -> None:
-        """Add a step for each sub-query of a plan or revision; ``finds`` has by its id what it is to find."""
+        """Add a step for each new sub-query of a plan or revision; ``finds`` has by its id what it is to find."""
         self.finds |= finds
         for one in sub_queries:
-            self.planned[one.id] = one
+            if one.origin is not SubQueryOrigin.QUESTION:
+                self.planned[one.id] = one
             if one.depends_on:
                 self.waiting[one.id] = one
 
@@ -505,11 +507,11 @@ class Steps:
             parents |= {name for one in self.planned.values() for name in one.depends_on if self.searches_of([name])}
         return [step for step in self.planned if step in parents and not self.answers_of(step)]
 
-    def started_children_of(self, search: str) -> list[SubQuery]:
-        """Return the already searched steps that depend on a search's findings."""
-        served = self._serves.get(search, {search})
-        every = self.planned.values()
-        return [one for one in every if not served.isdisjoint(one.depends_on) and self.searches_of([one.id])]
+    def served(self, searches: Iterable[str] | None = None) -> set[str]:
+        """Return the steps for which these searches, by default all, provide results."""
+        return set[str]().union(
+            *[self._serves.get(name, ()) for name in (self._serves if searches is None else searches)]
+        )
 
     def answers_of(self, step: str, *, partial: bool = False) -> list[Finding]:
         """Return a step's answers, the best of each of its searches first; partial ones only if ``partial`` is True."""
@@ -615,16 +617,13 @@ class Steps:
     @property
     def open(self) -> list[str]:
         """The ids of steps and searches, but those of the question itself, that are not answered."""
-        every = {**self.planned, **self.searched}
-        asked = [name for name, one in every.items() if one.origin is not SubQueryOrigin.QUESTION]
-        return [name for name in asked if not self.is_answered(name)]
+        return [name for name in {**self.planned, **self.searched} if name != "q0" and not self.is_answered(name)]
 
     def chain(self) -> list[FoundStep]:
         """Return the steps with their findings; each step comes after those that it depends on."""
         made = []
         for step in sorted(self.planned.values(), key=attrgetter("wave")):
-            if step.origin is not SubQueryOrigin.QUESTION:
-                words = {parent: self.words_for(parent) for parent in step.depends_on}
-                query = fill(step.template, words) if step.template else step.query
-                made.append(FoundStep(step.id, query, self.answers_of(step.id, partial=True)))
+            words = {parent: self.words_for(parent) for parent in step.depends_on}
+            query = fill(step.template, words) if step.template else step.query
+            made.append(FoundStep(step.id, query, self.answers_of(step.id, partial=True)))
         return made
