@@ -10,16 +10,14 @@ import tempfile
 import threading
 import time
 import warnings
-import zipfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from llama_index_agentic_kb import KnowledgeBase
-from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, StoreDamagedError, StoreMismatchError
-from llama_index_agentic_kb.store import database, ingest, repair_store, vectors
+from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, StoreDamagedError
+from llama_index_agentic_kb.store import database, ingest, repair_store
 from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.store.reading import FileReader
 from llama_index_agentic_kb.testing import HashEmbedding
@@ -99,30 +97,6 @@ def dead_writer() -> None:
         assert title in asked(made / "store", TEXTS[stored[0]])
 
 
-@fault("store", "a graph over vectors is gone", "all is found without it; `agentic-kb repair` builds it again")
-def graph_gone() -> None:
-    with with_graphs(), kept() as path:
-        shutil.rmtree(path / "graphs")
-        assert_all_there(path)
-        assert repair_store(path).rebuilt
-        assert len(list((path / "graphs").iterdir())) == 1
-        assert_all_there(path)
-
-
-@fault("store", "a graph of more chunks than are compared one by one is gone", "an error names `agentic-kb repair`")
-def large_graph_gone() -> None:
-    with with_graphs(), kept() as path:
-        shutil.rmtree(path / "graphs")
-        before = vectors.MAX_ROWS
-        vectors.MAX_ROWS = 2
-        try:
-            with opened(path) as store:
-                search = store.index("docs").as_retriever()
-                failing(StoreDamagedError, "Nothing is lost: run `agentic-kb repair", lambda: search.retrieve("snow"))
-        finally:
-            vectors.MAX_ROWS = before
-
-
 @fault("store", "a graph is damaged and repair='auto'", "the question is answered; no text is embedded again")
 def repaired_unasked() -> None:
     with with_graphs(), kept() as path:
@@ -160,13 +134,6 @@ def documents_gone() -> None:
         failing(StoreDamagedError, "documents.db' is gone", lambda: asked(path))
 
 
-@fault("store", "the lexical indexes are gone", "the next search makes them again")
-def words_gone() -> None:
-    with kept() as path:
-        shutil.rmtree(path / "lexical")
-        assert_all_there(path)
-
-
 @fault("store", "the embedding model fails midway", "what was stored before stays; the next run goes on")
 def model_fails() -> None:
     with folder() as made, opened(made / "store", create=True) as store:
@@ -178,18 +145,6 @@ def model_fails() -> None:
         assert len(store.nodes("docs")) == 1
         ingest(made / "docs", store)
         assert_all_there(made / "store")
-
-
-class OtherWeights(HashEmbedding):
-    def _get_text_embedding(self, text: str) -> list[float]:
-        return super()._get_text_embedding(f"other {text[::-1]}")
-
-
-@fault("store", "the embedding model has other weights, or another dimension", "an error, not nonsense")
-def other_model() -> None:
-    with kept() as path:
-        for model, words in ((OtherWeights(), "with other weights"), (HashEmbedding(dimensions=9), "9 dimensions")):
-            failing(StoreMismatchError, words, partial(DirectoryStore.open, path, embed_model=model))
 
 
 @fault("store", "the directory holds other files", "no store is made among them")
@@ -280,39 +235,6 @@ def disk_full() -> None:
             assert ingest(path.parent / "docs", after).failed == ()
             assert len(after.documents.documents("docs")) == 20 + len(TEXTS)
             assert after.lexical("docs").search("word7x700", 1)
-
-
-@fault("store", "a pipe has a document's name", "it is reported; nobody waits for it", deadline=5.0)
-def pipe() -> float:
-    with folder() as made, opened(made / "store", create=True) as store:
-        os.mkfifo(made / "docs" / "pipe.txt")
-        began = time.monotonic()
-        report = ingest(made / "docs", store)
-        assert report.failed[0][1].startswith("is no regular file")
-        assert len(report.added) == len(TEXTS)
-        return time.monotonic() - began
-
-
-@fault("store", "symlinks lead out of the folder", "they are not followed, and reported")
-def symlinks() -> None:
-    with folder() as made, opened(made / "store", create=True) as store:
-        (made / "secret").mkdir()
-        (made / "secret" / "key.txt").write_text("SECRET")
-        (made / "docs" / "link.txt").symlink_to(made / "secret" / "key.txt")
-        (made / "docs" / "more").symlink_to(made / "secret")
-        report = ingest(made / "docs", store)
-        assert sorted(Path(path).name for path, _ in report.failed) == ["link.txt", "more"]
-        assert not any("SECRET" in node.text for node in store.nodes("docs"))
-
-
-@fault("store", "a .docx unpacks to more than the limit", "it is left out and reported; the others are stored")
-def zip_bomb() -> None:
-    with folder() as made, opened(made / "store", create=True) as store:
-        with zipfile.ZipFile(made / "docs" / "bomb.docx", "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr("word/document.xml", bytes(20_000_000))
-        report = ingest(made / "docs", store, max_file_bytes=5_000_000)
-        assert "20,000,000 bytes when unpacked, of at most 5,000,000" in report.failed[0][1]
-        assert len(report.added) == len(TEXTS)
 
 
 @fault("store", "a file's parser hangs", "it is ended after its time; the next file is read", deadline=5.0)
