@@ -225,7 +225,7 @@ def sanitize(text: str, *, cites: bool = False) -> str:
 
     ``cites`` says that its citation markers stay: a model's own earlier text.
     """
-    text = strip_invisible(text)
+    text = without_hidden(text)[0]
     if _OPENER.search(text) is None:
         return text
     folded = text

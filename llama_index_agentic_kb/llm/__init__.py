@@ -149,7 +149,7 @@ class Reply:
         text, thoughts, (_, reason, refusal) = text_of(response), ThoughtFilter(), _choice_of(response.raw)
         if len(text) > MAX_REPLY:
             text, reason = text[:MAX_REPLY], "length"
-        shown = thoughts.feed(text) + thoughts.close()
+        shown = thoughts.feed(text, final=True)
         return cls(shown, usage_of(response), reason, thoughts=thoughts.left_out, refusal=refusal)
 
     @property
@@ -246,20 +246,23 @@ class ThoughtFilter:
     _started: bool = False  # whether any visible text was returned
     _last: str = ""  # the last character that was read: a backquote makes a tag normal text
 
-    def feed(self, delta: str) -> str:
-        """Process a piece of the reply and return the text that can be shown now."""
+    def feed(self, delta: str, *, final: bool = False) -> str:
+        """Process a piece of the reply, and return the text that can be shown now; all of it after the ``final`` piece.
+
+        An unclosed reasoning block is removed.
+        """
         text, at, passed = self._last + self._held + delta, len(self._last), ""
         while True:
             if self._inside:
                 tag = f"</{self._inside}>"
                 end = text.lower().find(tag, at)
-                to = end if end >= 0 else max(at, len(text) - len(tag) + 1)
+                to = end if end >= 0 else len(text) if final else max(at, len(text) - len(tag) + 1)
                 self.left_out += to - at
                 if end < 0:
                     break
                 self._inside, at = "", end + len(tag)
             elif (found := _TAG.search(text, at)) is None:
-                begun = _BEGUN.search(text, at)
+                begun = None if final else _BEGUN.search(text, at)
                 to = len(text) if begun is None else begun.start()
                 passed += text[at:to]
                 break
@@ -270,21 +273,10 @@ class ThoughtFilter:
                 passed += text[at : found.start()]
                 self._inside, at = found[2].lower(), found.end()
         self._last, self._held = text[max(0, to - 1) : to], text[to:]
-        return self._given(passed)
-
-    def close(self) -> str:
-        """Return the remaining text at the end of the reply; an unclosed reasoning block is removed."""
-        rest, self._held = self._held, ""
-        if self._inside:
-            self.left_out += len(rest)
-            return ""
-        return self._given(rest)
-
-    def _given(self, text: str) -> str:
-        """Return a text, without whitespace between the reasoning and the reply's first word."""
-        shown = text if self._started or not self.left_out else text.lstrip()
-        self._started = self._started or bool(shown.strip())
-        return shown
+        if not self._started and self.left_out:  # whitespace between the reasoning and the reply's first word
+            passed = passed.lstrip()
+        self._started = self._started or bool(passed.strip())
+        return passed
 
 
 # -- failures ---------------------------------------------------------------------------------------------------------
@@ -380,7 +372,7 @@ class LanguageModel(NotPickled):
         """Return the LLM copy to call, cached while the handlers stay the same so that its client is reused."""
         own = getattr(self.llm, "callback_manager", None)
         handlers = (*self._manager().handlers, *(own.handlers if own is not None else ()))
-        key = tuple(id(getattr(handler, "handler", handler)) for handler in handlers)
+        key = tuple(map(id, handlers))
         if self._ready is None or self._ready[0] != key:
             self._ready = (key, once(with_handlers(self.llm, self._manager()), self.llm))
         return self._ready[1]
@@ -470,7 +462,7 @@ class LanguageModel(NotPickled):
                     if len(reply.text) > max_chars or thoughts.left_out > MAX_THOUGHTS:
                         reply.finish_reason = "length"
                         break
-            if rest := thoughts.close():
+            if rest := thoughts.feed("", final=True):
                 reply.text += rest
                 await each(rest, reply.text)
             reply.thoughts, reply.usage.calls = thoughts.left_out, 1

@@ -235,9 +235,10 @@ class ModelCalls:
             return await getattr(model, async_method)(*args, **kwargs)
 
         # The async methods of core's ``CustomLLM``, which spans wrap, block the event loop.
-        kinds = (type(model), CustomLLM) if isinstance(model, CustomLLM) else ()
-        blocks = len({inspect.unwrap(getattr(kind, async_method)) for kind in kinds}) == 1
-        return sync, None if blocks else native
+        if isinstance(model, CustomLLM):
+            own, core = getattr(type(model), async_method), getattr(CustomLLM, async_method)
+            return sync, None if inspect.unwrap(own) is inspect.unwrap(core) else native
+        return sync, native
 
     def _set_client(self, model: Any, *, is_async: bool) -> None:
         """Set the client of a copied model to a cached one that does not retry, made of the user's model's own.

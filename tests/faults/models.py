@@ -98,25 +98,23 @@ def _retried(answers: Sequence[Any]) -> list[float]:
         return [request.arrived for request in server.requests]
 
 
-@fault(AREA, "status 500 once", "the answer, after 2 HTTP requests")
-def error_once() -> None:
-    _retried([Fault.status(500)])
+def _answered_after(answers: Sequence[Any]) -> None:
+    _retried(answers)
 
 
-@fault(AREA, "status 429 without Retry-After, twice", "the answer, after 3 HTTP requests")
-def limit_twice() -> None:
-    _retried([Fault.status(429), Fault.status(429)])
+for injected, answers in (
+    ("status 500 once", [Fault.status(500)]),
+    ("status 429 without Retry-After, twice", [Fault.status(429), Fault.status(429)]),
+    ("connection reset, then body cut midway", [Fault.reset(), Fault.cut()]),
+):
+    promise = f"the answer, after {len(answers) + 1} HTTP requests"
+    fault(AREA, injected, promise)(partial(_answered_after, answers))
 
 
 @fault(AREA, "status 503 with Retry-After 0.3 s", "it is waited for, then the answer, after 2 HTTP requests")
 def busy_for_a_moment() -> None:
     first, second = _retried([Fault.status(503, retry_after=0.3)])
     assert second - first >= 0.29
-
-
-@fault(AREA, "connection reset, then body cut midway", "the answer, after 3 HTTP requests")
-def broken_connections() -> None:
-    _retried([Fault.reset(), Fault.cut()])
 
 
 def _extracted_instead(response: RetrievalResponse, why: str) -> None:

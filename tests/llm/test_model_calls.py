@@ -143,7 +143,7 @@ CASES = [
 def test_thoughts_are_left_out_of_a_reply(text: str, shown: str) -> None:
     """Blocks of any name, in any case, not closed, not opened; what is no block stays."""
     thoughts = ThoughtFilter()
-    assert thoughts.feed(text) + thoughts.close() == shown
+    assert thoughts.feed(text, final=True) == shown
 
 
 @given(st.sampled_from([case for case in CASES if "prompt" not in case[0]]), st.lists(st.integers(0, 60), max_size=20))
@@ -152,7 +152,10 @@ def test_a_stream_is_the_same(case: tuple[str, str], places: list[int]) -> None:
     text, shown = case
     bounds = [0, *sorted({place % (len(text) + 1) for place in places}), len(text)]
     thoughts = ThoughtFilter()
-    assert "".join(thoughts.feed(text[start:end]) for start, end in pairwise(bounds)) + thoughts.close() == shown
+    assert (
+        "".join(thoughts.feed(text[start:end]) for start, end in pairwise(bounds)) + thoughts.feed("", final=True)
+        == shown
+    )
 
 
 def think(request: ChatRequest) -> Reply:
