@@ -366,10 +366,11 @@ class DocumentDatabase(ABC):
     def metadata(
         self, source: str, filters: FilterNode | None = None
     ) -> Iterator[tuple[str, dict[str, MetadataValue]]]:
-        """Yield the document path and metadata of each chunk of a source, grouped by document.
+        """Yield the document id and metadata of each chunk of a source, grouped by document.
 
-        A filter that has no form in SQL lets all chunks through: the caller checks each of them.
+        A filter that has no form in SQL lets all chunks through; see ``sources.metadata``, which checks each of them.
         """
+        self.existing_state(source)
         condition, parameters = "TRUE", list[object]()
         with suppress(DeniedError):
             condition, parameters = (condition, parameters) if filters is None else self.dialect.filter(filters)
@@ -377,7 +378,7 @@ class DocumentDatabase(ABC):
         for path, metadata in self.stream(f"{statement} ORDER BY path, chunk_index", (source, *parameters)):
             with self._intact():
                 parsed = dict(json.loads(metadata))
-            yield path, parsed
+            yield f"{source}/{path}", parsed
 
     def put_document(self, document: StoredDocument, pieces: Iterable[Piece], replaces: str | None = None) -> bool:
         """Store a document of an existing source, replacing its earlier version, in one transaction.

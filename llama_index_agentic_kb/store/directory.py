@@ -565,8 +565,7 @@ class StoredLexicalSearch:
             return index
         try:
             with self._store.writing():
-                self._mend(damage)
-                return self._opened()
+                return self._mend(damage)
         except (IngestionError, RetrievalError, OSError) as error:
             if index is None or index.mark is None:
                 raise RetrievalError(f"The lexical index of the source {self._source!r} is missing: {error}") from error
@@ -582,16 +581,15 @@ class StoredLexicalSearch:
             self._index.refresh()
         return self._index
 
-    def _mend(self, damage: str) -> None:
+    def _mend(self, damage: str) -> LexicalIndex:
         if not damage:
-            try:
-                self._write(self._opened())
-            except RetrievalError as error:
-                damage = str(error)
-        if damage:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._index = LexicalIndex(self._directory)
-            self._write(self._index)
+            with suppress(RetrievalError):
+                self._write(index := self._opened())
+                return index
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self._index = LexicalIndex(self._directory)
+        self._write(self._index)
+        return self._index
 
     def _write(self, index: LexicalIndex) -> None:
         version = self._version()

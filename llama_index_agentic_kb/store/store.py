@@ -6,7 +6,7 @@ import struct
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from llama_index_agentic_kb.errors import (
     StoreDamagedError,
     StoreMismatchError,
 )
-from llama_index_agentic_kb.store.database import BusyError, DocumentDatabase, MetadataValue, SourceInfo, SourceReader
+from llama_index_agentic_kb.store.database import BusyError, DocumentDatabase, SourceInfo, SourceReader
 from llama_index_agentic_kb.store.embedding_model import (
     DEFAULT_EMBED_MODEL,
     KNOWN_EMBED_MODELS,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from llama_index.core.schema import TextNode
 
     from llama_index_agentic_kb.guard.permissions import Permissions
-    from llama_index_agentic_kb.schema import FilterNode
     from llama_index_agentic_kb.search.lexical import LexicalSearch
     from llama_index_agentic_kb.search.prototypes import ScopeIndex
     from llama_index_agentic_kb.store.vectors import StoreVectorStore
@@ -208,16 +207,6 @@ class KnowledgeStore(Closing, ABC):
 
         self.documents.existing_state(source)
         return [chunk_to_node(chunk) for chunk in self.documents.chunks(source)]
-
-    def metadata(
-        self, source: str, filters: FilterNode | None = None
-    ) -> Iterator[tuple[str, dict[str, MetadataValue]]]:
-        """Yield the document id and metadata of each chunk of a source, grouped by document.
-
-        Filters that have no form in SQL are not applied; see ``sources.metadata``, which checks each chunk.
-        """
-        self.documents.existing_state(source)
-        return ((f"{source}/{path}", metadata) for path, metadata in self.documents.metadata(source, filters))
 
     def check_permissions(self, source: str, permissions: Permissions) -> None:
         """Raise ``ConfigurationError`` if the permission fields of a source's documents may come from their files."""

@@ -135,8 +135,8 @@ class StoreVectorStore(BasePydanticVectorStore):
         return self._store.lexical(self._source)
 
     def metadata_rows(self, filters: FilterNode | None = None) -> Iterator[tuple[str, dict[str, MetadataValue]]]:
-        """Yield the document id and metadata of each chunk; see ``KnowledgeStore.metadata``."""
-        return self._store.metadata(self._source, filters)
+        """Yield the document id and metadata of each chunk; see ``DocumentDatabase.metadata``."""
+        return self._store.documents.metadata(self._source, filters)
 
     def vector_reader(self) -> SourceReader:
         """Return the reader of the vectors, from which a scope index is made."""

@@ -153,7 +153,7 @@ def test_the_database_keeps_vectors_with_their_chunks(tmp_path: Path) -> None:
         vectors = {key: vector.tolist() for key, vector in known.items()}
         assert vectors == {"embedding of x": [0.5, -2.0], "embedding of z": [3.0, 0.0]}
         assert database.vectors_by_embedding("other", ["embedding of x"]) == {}
-        assert next(database.metadata("docs")) == ("a", {"title": "T"})  # and left before its end
+        assert next(database.metadata("docs")) == ("docs/a", {"title": "T"})  # and left before its end
         before = database.sources()[0].version
         database.delete_document("docs", "a")
         assert database.rows("SELECT count(*) FROM contents") == [(0,)]
