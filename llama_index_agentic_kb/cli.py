@@ -131,7 +131,6 @@ def ingest_command(  # noqa: PLR0917 (typer makes options of them)
     wait: WaitOption = 0.0,
     max_megabytes: Annotated[float, typer.Option(help="Larger files are skipped, and listed.", min=0)] = 100.0,
     ocr: Annotated[bool, typer.Option("--ocr/--no-ocr", help="Read images and scanned pages. Needs [ocr].")] = False,
-    follow_symlinks: Annotated[bool, typer.Option(help="Read what lies outside the folders, too.")] = False,
     tenant: Annotated[str | None, typer.Option(help="Whose the documents are; see permissions=.")] = None,
     group: Annotated[list[str] | None, typer.Option(help="A group that may see them; several times for more.")] = None,
     public: Annotated[bool, typer.Option(help="Everybody of the tenant may see them.")] = False,
@@ -159,8 +158,8 @@ def ingest_command(  # noqa: PLR0917 (typer makes options of them)
         **({} if chunk_size is None else {"chunk_size": chunk_size}),
     }
     if on is not None:
-        if wait or follow_symlinks or ocr:
-            raise ConfigurationError("--wait, --follow-symlinks and --ocr don't go with --on ray")
+        if wait or ocr:
+            raise ConfigurationError("--wait and --ocr don't go with --on ray")
         if on != "ray":
             raise ConfigurationError(f"--on: expected ray, got {on!r}")
         from llama_index_agentic_kb.store.ray_ingestion import ingest_on_ray  # noqa: PLC0415 (rarely needed)
@@ -176,7 +175,7 @@ def ingest_command(  # noqa: PLR0917 (typer makes options of them)
     if missing and "://" not in store and not Path(store).exists():  # else deleted files are removed from the store
         raise ConfigurationError(f"{', '.join(missing)}: {NO_SUCH_PATH}")
     with _stored(store, embed_model=embed_model, create=True, repair="auto") as opened:
-        report = _ingest(paths, opened, wait=wait, ocr=ocr, follow_symlinks=follow_symlinks, **options)
+        report = _ingest(paths, opened, wait=wait, ocr=ocr, **options)
         _report(report, opened.sources())
 
 

@@ -38,7 +38,7 @@ SUFFIXES: Final = TEXT_SUFFIXES | PARSERS.keys()
 """The lower-case suffixes of supported files."""
 MAX_DEPTH: Final = 64
 """The maximum folder depth; deeper folders are reported as failed."""
-_LEAVES: Final = "is a symlink that leaves the folder, or leads nowhere (see follow_symlinks=, --follow-symlinks)"
+_LEAVES: Final = "is a symlink that leaves the folder, or leads nowhere; ingest its target by its own path"
 OCR_HINT: Final = "; text in images is read by ocr=True, --ocr"
 NO_SUCH_PATH: Final = "no such file or folder"
 DEFAULT_SOURCE: Final = "documents"
@@ -108,7 +108,6 @@ class Selection:
         paths: The files and folders to ingest.
         source: The source name for all paths. If None, each folder's source is named after the folder, and the source
             of single files is ``documents``.
-        follow_symlinks: Whether to also follow symlinks that leave the ingested folder.
         sources_at: A function that returns the names of sources with documents from a path that was deleted.
         suffixes: Supported suffixes besides ``SUFFIXES``.
     """
@@ -118,14 +117,12 @@ class Selection:
         paths: Sequence[str | Path] = (),
         *,
         source: str | None = None,
-        follow_symlinks: bool = False,
         sources_at: Callable[[str], Iterable[str]] = lambda _: (),
         suffixes: Iterable[str] = (),
     ) -> None:
         self.failed: list[tuple[str, str]] = []
         self.skipped: list[tuple[str, str]] = []
         self._suffixes = SUFFIXES.union(suffixes)
-        self._follow = follow_symlinks
         self._sources: dict[str, SourceFiles] = {}
         for listed in paths:
             path = Path(os.path.abspath(listed))  # noqa: PTH100 (resolve() would rename a linked folder's source)
@@ -182,8 +179,7 @@ class Selection:
                 kind = f"({path.suffix or 'no suffix'}){OCR_HINT if path.suffix.lower() in IMAGES else ''}"
                 self.skipped.append((printable(path), f"is of a kind that is not read {kind}"))
             else:
-                file = FoundFile(path, path.relative_to(root).as_posix(), str(root), str(path))
-                self._add(source, file, None if self._follow else root)
+                self._add(source, FoundFile(path, path.relative_to(root).as_posix(), str(root), str(path)), root)
 
     def _walk(self, group: SourceFiles, root: Path) -> Iterator[Path]:
         """Yield all non-hidden files below a folder; add folders that can't be listed to ``unlisted``."""
@@ -192,8 +188,7 @@ class Selection:
             group.unlisted.add(str(error.filename))
             self._fail(error.filename, f"can't be listed: {error.strerror}")
 
-        seen: set[tuple[int, int]] = set()
-        for folder, folders, names in os.walk(root, onerror=unlisted, followlinks=True):
+        for folder, folders, names in os.walk(root, onerror=unlisted):
             shown = [Path(folder, name) for name in sorted(folders) if not name.startswith(".")]
             depth = len(Path(folder).relative_to(root).parts)
             if depth >= MAX_DEPTH:
@@ -201,21 +196,11 @@ class Selection:
                     group.unlisted.add(str(path))
                     self._fail(path, f"is more than {MAX_DEPTH} folders deep")
                 shown = []
-            folders[:] = [path.name for path in shown if self._enters(path, root, seen)]
+            for path in shown:
+                if path.is_symlink() and not _stays_inside(path, root):  # files of others inside are found directly
+                    self._fail(path, _LEAVES)
+            folders[:] = [path.name for path in shown]
             yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
-
-    def _enters(self, folder: Path, root: Path, seen: set[tuple[int, int]]) -> bool:
-        if not folder.is_symlink():
-            return True
-        if _stays_inside(folder, root):
-            return False  # its files are found directly
-        if not self._follow:
-            self._fail(folder, _LEAVES)
-            return False
-        status = folder.stat()
-        known = (status.st_dev, status.st_ino) in seen
-        seen.add((status.st_dev, status.st_ino))
-        return not known
 
 
 def printable(path: str | Path) -> str:

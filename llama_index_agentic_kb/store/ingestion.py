@@ -96,7 +96,6 @@ def ingest(
     max_file_bytes: int = MAX_BYTES,
     read_seconds: float = READ_SECONDS,
     ocr: bool = False,
-    follow_symlinks: bool = False,
     permissions: Permissions | None = None,
     stamp: Stamp = None,
     trust_urls: bool = False,
@@ -127,8 +126,6 @@ def ingest(
             10 MB. Defaults to 60.
         ocr: Whether to recognize text in images (png, jpg) and on scanned pages of PDF files; needs the extra
             ``[ocr]``. Each such file has ten times ``read_seconds``.
-        follow_symlinks: Whether to read files outside the folders through symlinks. By default, such symlinks are
-            listed in the report's ``failed``.
         permissions: The names of the permission metadata fields. Defaults to ``tenant``, ``owner``, ``acl_user_...``,
             ``acl_group_...`` and ``acl_public``. Values for these fields in the files themselves are ignored.
         stamp: The grants to write to the files (``{"tenant": "acme", "groups": ["hr"]}``; see ``Permissions.stamp``),
@@ -154,13 +151,7 @@ def ingest(
         raise ConfigurationError(f"{missing}: ingest needs an open store, and at least one file, folder or document.")
     check_sizes(chunk_size, chunk_overlap, None)
     with store.writing(wait), FileReader(max_file_bytes, read_seconds, file_extractor, ocr=ocr) as reader:
-        selection = Selection(
-            listed,
-            source=source,
-            follow_symlinks=follow_symlinks,
-            sources_at=store.documents.sources_at,
-            suffixes=reader.suffixes(),
-        )
+        selection = Selection(listed, source=source, sources_at=store.documents.sources_at, suffixes=reader.suffixes())
         if documents:
             selection.add_documents(source or DEFAULT_SOURCE, documents)
         access = Access(permissions, stamp, trust_urls)
