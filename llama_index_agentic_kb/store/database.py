@@ -45,8 +45,7 @@ MetadataValue: TypeAlias = str | int | float | bool
 Floats: TypeAlias = NDArray[np.float32]
 Ids: TypeAlias = NDArray[np.int64]
 Row: TypeAlias = tuple[Any, ...]
-Piece: TypeAlias = "tuple[Chunk, Sequence[float] | Floats]"
-"""A chunk and its vector."""
+Piece: TypeAlias = "tuple[Chunk, Sequence[float] | Floats]"  # a chunk and its vector
 
 TABLES: Final = """
 CREATE TABLE state (key text PRIMARY KEY, value text);
@@ -67,8 +66,7 @@ CREATE INDEX chunks_of_document ON chunks (source, path, chunk_index);
 CREATE INDEX chunks_by_embedding ON chunks (source, embedding_hash);
 """
 """The tables that are alike in both. Texts and vectors are in another, so that a filter reads a fifth of the pages."""
-_BATCH: Final = 256
-"""The number of chunks that are inserted together."""
+_BATCH: Final = 256  # the number of chunks that are inserted together
 EXACT_ROWS = 20_000
 """The maximum number of rows searched without a graph: 30 MB at 384 dimensions, 2-4 ms a query (a graph: 2 ms)."""
 Done: TypeAlias = Literal["opened", "read", "written"]
@@ -98,16 +96,12 @@ class StoredDocument:
     """The record of an ingested file."""
 
     source: str
-    path: str
-    """The file's path relative to its source, with forward slashes."""
-    origin: str
-    """The file's absolute path on disk."""
+    path: str  # the file's path relative to its source, with forward slashes
+    origin: str  # the file's absolute path on disk
     root: str
     """The absolute path of the ingested folder that contained the file; empty for a file that was passed directly."""
-    content_hash: str
-    """The SHA-256 of the file's bytes, in hex."""
-    settings: str
-    """The reader, chunking and access settings used; if they change, the file is ingested again."""
+    content_hash: str  # the SHA-256 of the file's bytes, in hex
+    settings: str  # the reader, chunking and access settings used; if they change, the file is ingested again
 
     @property
     def document_id(self) -> str:
@@ -120,18 +114,14 @@ class Chunk:
     """One piece of a document."""
 
     node_id: str
-    index: int
-    """The chunk's 0-based position in the document."""
-    text: str
-    """The chunk's text, without the title."""
+    index: int  # the chunk's 0-based position in the document
+    text: str  # the chunk's text, without the title
     metadata: Mapping[str, MetadataValue]
-    embedding_hash: str
-    """The SHA-256 of the embedded text, in hex; chunks with equal hashes have equal vectors."""
+    embedding_hash: str  # the SHA-256 of the embedded text, in hex; chunks with equal hashes have equal vectors
     start_char: int | None
     """The offset of the chunk's first character in the document's (or page's) text; None if unknown."""
     end_char: int | None
-    id: int = 0
-    """The chunk's row id in the database; 0 before it is stored."""
+    id: int = 0  # the chunk's row id in the database; 0 before it is stored
 
 
 @dataclass(frozen=True)
@@ -139,10 +129,8 @@ class SourceState:
     """The version of a source and its HNSW graph; a search compares it to detect outdated data in memory."""
 
     version: int
-    graph: str = ""
-    """The name of the graph's file; empty if the source has none."""
-    last_id: int = 0
-    """The highest chunk id in the graph."""
+    graph: str = ""  # the name of the graph's file; empty if the source has none
+    last_id: int = 0  # the highest chunk id in the graph
     checksum: str = ""
 
 
@@ -157,11 +145,11 @@ class Statements:
         self._run = connection.exec_driver_sql
         self._mark = "?" if connection.dialect.name == "sqlite" else "%s"
 
-    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
+    def execute(self, statement: str, parameters: Sequence[object] = ()) -> Any:
         """Return the rows of a statement."""
         return self._run(statement.replace("?", self._mark), tuple(parameters))
 
-    def executemany(self, statement: str, parameters: Iterable[Sequence[Any]]) -> None:
+    def executemany(self, statement: str, parameters: Iterable[Sequence[object]]) -> None:
         """Run a statement once for each row of parameters."""
         if rows := [tuple(row) for row in parameters]:
             self._run(statement.replace("?", self._mark), rows)

@@ -30,7 +30,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -174,7 +174,7 @@ class SqliteDatabase(DocumentDatabase):
             [(chunk.text, np.asarray(vector, dtype="<f4").tobytes(), chunk.node_id) for chunk, vector in pieces],
         )
 
-    def unpacked(self, vectors: Sequence[Any]) -> Floats:
+    def unpacked(self, vectors: Sequence[bytes]) -> Floats:
         """Return the numbers of all the given stored vectors, one vector after the other."""
         return np.frombuffer(b"".join(vectors), dtype="<f4")
 

@@ -28,15 +28,13 @@ MULTILINGUAL = "intfloat/multilingual-e5-small"
 KNOWN_EMBED_MODELS = frozenset({DEFAULT_EMBED_MODEL, MULTILINGUAL})
 """The models that a store's record may name to be loaded; others have to be named by the caller."""
 
-_EMBED_BATCH_SIZE = 8
-"""Texts per forward pass: on a CPU, larger batches only add padding."""
+_EMBED_BATCH_SIZE = 8  # texts per forward pass: on a CPU, larger batches only add padding
 _SAME_WEIGHTS = 0.99
 """The minimum cosine similarity of two models' vectors for one text; different weights give less than half of it."""
 _LOAD_LOCK = threading.Lock()
 _MIN_CHUNK_SIZE = 80
 """The minimum chunk size in tokens; below it, a title leaves under 50 tokens and LlamaIndex's splitter warns."""
-_SPECIAL_TOKENS = 2
-"""The number of tokens that the model's tokenizer adds to every text: [CLS] and [SEP]."""
+_SPECIAL_TOKENS = 2  # the number of tokens that the model's tokenizer adds to every text: [CLS] and [SEP]
 
 
 @dataclass(frozen=True)

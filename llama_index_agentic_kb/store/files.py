@@ -34,29 +34,23 @@ from llama_index_agentic_kb.store.reading import (
 if TYPE_CHECKING:
     from llama_index.core.schema import Document
 
-SUFFIXES: Final = TEXT_SUFFIXES | PARSERS.keys()
-"""The lower-case suffixes of supported files."""
-MAX_DEPTH: Final = 64
-"""The maximum folder depth; deeper folders are reported as failed."""
+SUFFIXES: Final = TEXT_SUFFIXES | PARSERS.keys()  # the lower-case suffixes of supported files
+MAX_DEPTH: Final = 64  # the maximum folder depth; deeper folders are reported as failed
 _LEAVES: Final = "is a symlink that leaves the folder, or leads nowhere; ingest its target by its own path"
 OCR_HINT: Final = "; text in images is read by ocr=True, --ocr"
 NO_SUCH_PATH: Final = "no such file or folder"
-DEFAULT_SOURCE: Final = "documents"
-"""The default source of files and documents that are passed directly."""
+DEFAULT_SOURCE: Final = "documents"  # the default source of files and documents that are passed directly
 
 
 @dataclass(frozen=True)
 class FoundFile:
     """A file to ingest."""
 
-    path: Path
-    """The file's absolute path."""
-    relative: str
-    """The file's path relative to its source, with forward slashes."""
+    path: Path  # the file's absolute path
+    relative: str  # the file's path relative to its source, with forward slashes
     root: str
     """The absolute path of the ingested folder that contained the file; empty for a file that was passed directly."""
-    origin: str
-    """The path on disk, or the URL; empty for a document that was passed."""
+    origin: str  # the path on disk, or the URL; empty for a document that was passed
 
     def digest(self, max_bytes: int) -> str:
         """Return the SHA-256 of the file's bytes; raise ``UnreadableError`` if the file is larger than the limit."""
@@ -90,8 +84,7 @@ class GivenDocument(FoundFile):
 class SourceFiles:
     """The files and folders that one ingestion reads for one source."""
 
-    files: dict[str, FoundFile] = field(default_factory=dict)
-    """The files by their path relative to the source."""
+    files: dict[str, FoundFile] = field(default_factory=dict)  # the files by their path relative to the source
     roots: set[str] = field(default_factory=set)
     """The ingested folders and deleted paths; their stored documents that are not in ``files`` are gone from disk."""
     unlisted: set[str] = field(default_factory=set)
@@ -254,8 +247,7 @@ class Access:
     permissions: Permissions | None = None
     """The fields that grants are written to. Files can set neither these nor those of `STORE_PERMISSIONS`."""
     grants: Stamp = None
-    trust_urls: bool = False
-    """Whether the ``url`` in a file's metadata is used as its link."""
+    trust_urls: bool = False  # whether the ``url`` in a file's metadata is used as its link
 
     def protects(self, key: str) -> bool:
         """Return whether files can't set a metadata field, in whatever letter case."""

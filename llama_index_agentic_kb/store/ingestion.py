@@ -176,8 +176,7 @@ class Ingestion:
     """A running ingestion, with the data for its report."""
 
     store: KnowledgeStore
-    sizes: tuple[int, int]
-    """The maximum size and the overlap of chunks, in tokens."""
+    sizes: tuple[int, int]  # the maximum size and the overlap of chunks, in tokens
     reader: FileReader
     progress: ProgressCallback | None
     selection: Selection

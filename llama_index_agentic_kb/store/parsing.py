@@ -26,7 +26,7 @@ from datetime import datetime, time
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 from urllib.parse import unquote
 
 from llama_index_agentic_kb._text import one_line
@@ -38,6 +38,9 @@ from llama_index_agentic_kb.store.reading import (
     refuse_binary,
     text_encoding,
 )
+
+if TYPE_CHECKING:
+    from pypdf import PageObject
 
 _MEMORY: Final = 4 << 30
 """The address space limit of the parser process in bytes; loading the parsers takes a large part of 1 GB."""
@@ -134,7 +137,7 @@ def _with_scans(path: Path, sections: Iterable[tuple[str, dict[str, str]]]) -> I
         yield text, metadata
 
 
-def _recognized_on(page: Any) -> Iterator[str]:
+def _recognized_on(page: PageObject) -> Iterator[str]:
     with suppress(Exception):  # an image that can't be decoded (JBIG2 needs a program) costs its page, not the file
         for image in page.images:
             yield _recognized(image.data)
@@ -310,7 +313,7 @@ def _cell(value: object) -> str:
     return "" if value is None else " ".join(str(value).split())
 
 
-def _facts(value: Any, name: str = "") -> Iterator[str]:
+def _facts(value: object, name: str = "") -> Iterator[str]:
     """Yield a line for each value in JSON data, ``a.b: value``, and an empty one between the records of a list."""
     if isinstance(value, Mapping):
         for key, part in value.items():

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from llama_index.core.bridge.pydantic import PrivateAttr
@@ -55,18 +55,14 @@ if TYPE_CHECKING:
 DOCUMENTS: Final = Revisions("documents", "0001", "agentic_kb_documents_version", schema="agentic_kb")
 INDEXED_ROWS = 20_000
 """The number of chunks from which a source gets an HNSW index. An exact search of 50,000 took 127 ms on busy cores."""
-MAX_INDEXED_DIMENSIONS: Final = 2_000
-"""The maximum number of dimensions that pgvector indexes."""
+MAX_INDEXED_DIMENSIONS: Final = 2_000  # the maximum number of dimensions that pgvector indexes
 EXACT_ROWS: Final = 20_000
 """The maximum number of rows under a filter that are compared exactly in a source with an HNSW index."""
-MAX_CANDIDATES: Final = 1_000
-"""The maximum number of rows that pgvector's HNSW index returns."""
+MAX_CANDIDATES: Final = 1_000  # the maximum number of rows that pgvector's HNSW index returns
 MIN_CANDIDATES: Final = 400
 """The number of candidates that the index keeps during a search; as in a local store's graph."""
-STATISTICS_SECONDS: Final = 60.0
-"""The age after which the frequencies of words are read again."""
-COUNTED: Final = 1_000
-"""The number of chunks up to which a word without statistics is counted."""
+STATISTICS_SECONDS: Final = 60.0  # the age after which the frequencies of words are read again
+COUNTED: Final = 1_000  # the number of chunks up to which a word without statistics is counted
 COMMON: Final = 0.1
 """The share of chunks from which a word only weighs, and finds nothing by itself, beside rarer words."""
 
@@ -115,7 +111,7 @@ class PostgresDatabase(DocumentDatabase):
         known = [(source, language) for language in sorted(languages)]
         connection.executemany("INSERT INTO languages VALUES (?, ?) ON CONFLICT DO NOTHING", known)
 
-    def unpacked(self, vectors: Sequence[Any]) -> Floats:
+    def unpacked(self, vectors: Sequence[str]) -> Floats:
         """Return the numbers of all the given stored vectors, one vector after the other."""
         return np.fromstring(",".join(vector[1:-1] for vector in vectors), dtype=np.float32, sep=",")
 

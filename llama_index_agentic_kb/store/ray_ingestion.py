@@ -50,12 +50,10 @@ if TYPE_CHECKING:
 
     from llama_index_agentic_kb.store.database import StoredDocument
 
-BATCH: Final = 128
-"""The maximum number of files that an actor is given together; their chunks are embedded together."""
+BATCH: Final = 128  # the maximum number of files that an actor is given together; their chunks are embedded together
 AHEAD: Final = 2
 """The number of batches at an actor: the next one waits there. No more are sent, however many files there are."""
-TRIES: Final = 5
-"""How often a batch is tried whose actor died or whose store could not be reached."""
+TRIES: Final = 5  # how often a batch is tried whose actor died or whose store could not be reached
 PAUSE: Final = 5.0
 """Seconds before a batch is tried again whose store could not be reached; the store itself has waited before."""
 
@@ -63,16 +61,14 @@ _BLOCK: Final = 1_000_000  # bytes read at once
 _SYMLINK: Final = "is a symlink"
 _USER: Final = re.compile("://[^/]*@")
 
-File = tuple[str, str, str]
-"""A file's URL, its path relative to its source, and the URL of the ingested folder."""
+File = tuple[str, str, str]  # a file's URL, its path relative to its source, and the URL of the ingested folder
 
 
 @dataclass(frozen=True)
 class RemoteFile(FoundFile):
     """A file behind an fsspec URL, copied to ``path`` when it is hashed; neither URL has a user and a password."""
 
-    folder: str = ""
-    """The URL by which ``root`` was passed."""
+    folder: str = ""  # the URL by which ``root`` was passed
 
     def digest(self, max_bytes: int) -> str:
         """Copy the file, and return the SHA-256 of its bytes; see ``FoundFile.digest``."""
@@ -105,8 +101,7 @@ class _Job(NamedTuple):
     sizes: tuple[int, int]
     access: Access
     max_bytes: int
-    folders: Mapping[str, str]
-    """The URL by which each folder was passed; see ``RemoteFile``."""
+    folders: Mapping[str, str]  # the URL by which each folder was passed; see ``RemoteFile``
 
 
 class _Worker:

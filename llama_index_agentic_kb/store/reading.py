@@ -42,13 +42,11 @@ if TYPE_CHECKING:
 
 TEXT_SUFFIXES: Final = frozenset({".txt", ".md", ".markdown", ".rst"})
 """The lower-case suffixes of files that are read without the parser process."""
-IMAGES: Final = frozenset({".png", ".jpg", ".jpeg"})
-"""The lower-case suffixes of files that are read by OCR alone."""
+IMAGES: Final = frozenset({".png", ".jpg", ".jpeg"})  # the lower-case suffixes of files that are read by OCR alone
 _OCR: Final = IMAGES | {".pdf"}
 OCR_FACTOR: Final = 10
 """How much longer a file may be read in whose pages text is recognized: a page takes a second or two."""
-READER_VERSION: Final = 4
-"""The version of the parsing code; a change causes stored files to be ingested again."""
+READER_VERSION: Final = 4  # the version of the parsing code; a change causes stored files to be ingested again
 MAX_BYTES: Final = 100_000_000
 READ_SECONDS: Final = 60.0
 MAX_FIELDS: Final = 100
@@ -73,19 +71,16 @@ class Section:
 
     text: str
     metadata: Mapping[str, MetadataValue] = field(default_factory=dict)
-    start: int = 0
-    """The offset of the section's first character in the file's (or page's) text."""
+    start: int = 0  # the offset of the section's first character in the file's (or page's) text
 
 
 @dataclass(frozen=True)
 class ParsedFile:
     """A file's parsed content; the sections can be iterated only once."""
 
-    title: str
-    """The title from front matter, else the first heading, else HTML's ``<title>``, else the file's stem."""
+    title: str  # the title from front matter, else the first heading, else HTML's ``<title>``, else the file's stem
     sections: Iterable[Section]
-    metadata: Mapping[str, MetadataValue] = field(default_factory=dict)
-    """The scalar fields of the front matter."""
+    metadata: Mapping[str, MetadataValue] = field(default_factory=dict)  # the scalar fields of the front matter
 
 
 class FileReader(Closing):

@@ -33,10 +33,8 @@ T = TypeVar("T")
 
 _UPGRADE_LOCK: Final = 7_391_204_118
 """The key of the PostgreSQL advisory lock that allows one process at a time to upgrade the database."""
-CONNECTIONS: Final = 8
-"""The maximum number of concurrent connections to PostgreSQL."""
-_TOO_SLOW: Final = frozenset({"57014", "55P03"})
-"""PostgreSQL's error codes for statement timeouts and lock timeouts."""
+CONNECTIONS: Final = 8  # the maximum number of concurrent connections to PostgreSQL
+_TOO_SLOW: Final = frozenset({"57014", "55P03"})  # PostgreSQL's error codes for statement timeouts and lock timeouts
 _PASSING: Final = frozenset({"40001", "40P01", "23505", "57P01", "57P02", "57P03", "53300"})
 """PostgreSQL's error codes that are retried: conflicts (including concurrent creation of one session), server shutdown
 or startup, and too many clients."""
@@ -60,14 +58,10 @@ _inherited: Final[list[Engine]] = []
 class Revisions:
     """The versions of a set of tables, which Alembic migrates."""
 
-    what: str
-    """The tables' content, in error messages and as the folder of Alembic's scripts."""
-    latest: str
-    """The latest revision, of the tables and of the JSON in them; a change to either needs a new one."""
-    table: str
-    """The table that holds the revision of a database."""
-    schema: str = ""
-    """The PostgreSQL schema of the tables. Defaults to the first one of the connection's search path."""
+    what: str  # the tables' content, in error messages and as the folder of Alembic's scripts
+    latest: str  # the latest revision, of the tables and of the JSON in them; a change to either needs a new one
+    table: str  # the table that holds the revision of a database
+    schema: str = ""  # the PostgreSQL schema of the tables. Defaults to the first one of the connection's search path.
 
     def found(self, connection: Connection) -> str | None:
         """Return the revision of a database; None if it has no such tables."""
@@ -318,10 +312,8 @@ def _is_passing(error: DBAPIError) -> bool:
 # Questions and answers are ASCII JSON, so that any text can be stored, including NUL and lone surrogates.
 
 SESSIONS: Final = Revisions("sessions", "0003", "agentic_kb_sessions_version")
-MAX_NAME: Final = 512
-"""The maximum length of an owner's key, in characters."""
-MAX_ID: Final = 128
-"""The maximum length of a session's or answer's id, in characters."""
+MAX_NAME: Final = 512  # the maximum length of an owner's key, in characters
+MAX_ID: Final = 128  # the maximum length of a session's or answer's id, in characters
 METADATA: Final = sa.MetaData()
 
 

@@ -59,8 +59,7 @@ class KnowledgeStore(Closing, ABC):
     a document is searchable once it is stored.
     """
 
-    shared: ClassVar[bool] = False
-    """Whether several machines may write to the store."""
+    shared: ClassVar[bool] = False  # whether several machines may write to the store
 
     def __init__(
         self, documents: DocumentDatabase, fingerprint: EmbedModelFingerprint, embed_model: BaseEmbedding | str | None

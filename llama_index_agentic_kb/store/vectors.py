@@ -57,14 +57,12 @@ CANDIDATES: Final = 400
 MAX_CANDIDATES: Final = 10_000
 MARGIN: Final = 5
 """The minimum and maximum number of nearest rows to filter, and the factor by which they exceed the expected need."""
-MEMORY_BYTES: Final = 256 << 20
-"""The maximum memory, in bytes, for the cached rows of all filters on a source."""
+MEMORY_BYTES: Final = 256 << 20  # the maximum memory, in bytes, for the cached rows of all filters on a source
 _MAX_PORTION: Final = 2_000
 
 Key = TypeVar("Key", int, str)
 Passes: TypeAlias = Callable[[BaseNode], bool]
-Ranked: TypeAlias = tuple[int, float]
-"""A chunk's id and its cosine distance to the query."""
+Ranked: TypeAlias = tuple[int, float]  # a chunk's id and its cosine distance to the query
 Taken: TypeAlias = Callable[[Iterable[Ranked], Callable[[list[int]], Mapping[int, BaseNode]]], VectorStoreQueryResult]
 """`take` with the arguments of one search."""
 
@@ -106,8 +104,7 @@ class StoreVectorStore(BasePydanticVectorStore):
     """A read-only LlamaIndex vector store over a source; documents are changed only by ingestion. Thread-safe."""
 
     stores_text: bool = True
-    filter_dialect: ClassVar[type[StoreDialect]]
-    """The language of its filters, which says what they can't be."""
+    filter_dialect: ClassVar[type[StoreDialect]]  # the language of its filters, which says what they can't be
     _store: KnowledgeStore = PrivateAttr()
     _source: str = PrivateAttr()
 
