@@ -16,11 +16,12 @@ import re
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from llama_index_agentic_kb._text import error_message, know_secrets, redacted
@@ -189,7 +190,7 @@ def ingest_on_ray(
                 if progress is not None:
                     progress(run.done, total, last)
 
-            with _Cluster(address, job, cpus, gpus) as cluster:
+            with _cluster(address, job, cpus, gpus) as cluster:
                 for name, group in groups.items():
                     opened.documents.put_source(name, description)
                     run.known = opened.documents.documents(name)
@@ -258,42 +259,38 @@ def _left_out(relative: str, info: JsonMapping) -> str:
 # -- the cluster ------------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def _cluster(address: str | None, job: _Job, cpus: float, gpus: float) -> Iterator[_Cluster]:
+    """Yield as many actors as fit into a Ray cluster; without an address, into one that is started on this machine."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address is None:  # Ray's switch for a cluster of one machine: it then listens on 127.0.0.1
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    ray: Any = importlib.import_module("ray")  # extra [ray]
+    own = {"include_dashboard": False} if address is None else {}
+    ray.init(address=address or "local", log_to_driver=False, logging_level="error", **own)
+    try:
+        needs = [(kind, each) for kind, each in (("CPU", cpus), ("GPU", gpus)) if each > 0]
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        fits = sum(min((int(node.get(kind, 0) / each) for kind, each in needs), default=0) for node in nodes)
+        if fits < 1:
+            raise ConfigurationError("The Ray cluster has no room for one actor: see --cpus and --gpus.")
+        options = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": -1, "max_task_retries": 0}
+        make = ray.remote(_Worker).options(**options)
+        yield _Cluster(ray, [make.remote(job) for _ in range(fits)])
+    finally:
+        ray.shutdown()
+
+
+@dataclass
 class _Cluster:
-    """The actors of an ingestion on a Ray cluster; without an address, on one that is started on this machine."""
+    """The actors of an ingestion."""
 
-    def __init__(self, address: str | None, job: _Job, cpus: float, gpus: float) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        if address is None:  # Ray's switch for a cluster of one machine: it then listens on 127.0.0.1
-            os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-        self._ray: Any = importlib.import_module("ray")  # extra [ray]
-        self._address = address
-        self._job = job
-        self._cpus = cpus
-        self._gpus = gpus
-
-    def __enter__(self) -> Self:
-        own = {"include_dashboard": False} if self._address is None else {}
-        self._ray.init(address=self._address or "local", log_to_driver=False, logging_level="error", **own)
-        try:
-            needs = [(kind, each) for kind, each in (("CPU", self._cpus), ("GPU", self._gpus)) if each > 0]
-            nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-            fits = sum(min((int(node.get(kind, 0) / each) for kind, each in needs), default=0) for node in nodes)
-            if fits < 1:
-                raise ConfigurationError("The Ray cluster has no room for one actor: see --cpus and --gpus.")  # noqa: TRY301 (ends the cluster)
-            make = self._ray.remote(_Worker)
-            options = {"num_cpus": self._cpus, "num_gpus": self._gpus, "max_restarts": -1, "max_task_retries": 0}
-            self._workers = [make.options(**options).remote(self._job) for _ in range(fits)]
-        except BaseException:
-            self._ray.shutdown()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ray.shutdown()
+    ray: Any
+    workers: Sequence[Any]
 
     def batches(self, files: Sequence[File]) -> deque[list[File]]:
         """Return files in batches, each actor's share in two of them or more."""
-        size = max(1, min(BATCH, len(files) // (AHEAD * len(self._workers))))
+        size = max(1, min(BATCH, len(files) // (AHEAD * len(self.workers))))
         return deque(list(files[start : start + size]) for start in range(0, len(files), size))
 
     def perform(
@@ -308,17 +305,17 @@ class _Cluster:
         running: dict[Any, tuple[Any, list[File]]] = {}
         tries: Counter[str] = Counter()
         while batches or running:
-            for worker in self._workers:
+            for worker in self.workers:
                 # After a death nothing waits behind a batch: it would die with it, and be blamed.
                 while batches and sum(at is worker for at, _ in running.values()) < (1 if tries else AHEAD):
                     batch = batches.popleft()
                     stored = {path: known[path] for _, path, _ in batch if path in known}
                     running[worker.ingest.remote(source, batch, stored)] = worker, batch
-            (ended,), _ = self._ray.wait(list(running), num_returns=1)
+            (ended,), _ = self.ray.wait(list(running), num_returns=1)
             _, batch = running.pop(ended)
             try:
-                reports.append(self._ray.get(ended))
-            except self._ray.exceptions.RayError as error:
+                reports.append(self.ray.get(ended))
+            except self.ray.exceptions.RayError as error:
                 reports += self._failed(error, batch, batches, tries)
                 continue
             advance(len(batch), batch[-1][0])

@@ -108,20 +108,17 @@ def performed(fails: Any, *batches: list[File]) -> tuple[set[str], list[str]]:
             raise error
         return SimpleNamespace(added=tuple(path for _, path, _ in batch), failed=())
 
-    made = _Cluster.__new__(_Cluster)
     errors = SimpleNamespace(RayError=DiedError)
-    made._ray = SimpleNamespace(wait=lambda calls, num_returns: (calls[:1], calls[1:]), get=get, exceptions=errors)
-    made._workers = [SimpleNamespace(ingest=SimpleNamespace(remote=lambda source, batch, known: tuple(batch)))]
-    reports = made.perform("docs", deque(batches), {}, lambda *_: None)
+    ray = SimpleNamespace(wait=lambda calls, num_returns: (calls[:1], calls[1:]), get=get, exceptions=errors)
+    worker = SimpleNamespace(ingest=SimpleNamespace(remote=lambda source, batch, known: tuple(batch)))
+    reports = _Cluster(ray, [worker]).perform("docs", deque(batches), {}, lambda *_: None)
     return {one for report in reports for one in report.added}, [url for report in reports for url, _ in report.failed]
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(1_000, {128, 104}), (9, {2, 1}), (3, {1}), (0, set())])
 def test_each_actor_has_a_share_of_few_files(count: int, sizes: set[int]) -> None:
     """Batches are large, but no actor is idle where there are files for it."""
-    made = _Cluster.__new__(_Cluster)
-    made._workers = [object(), object()]
-    batches = made.batches(files(*map(str, range(count))))
+    batches = _Cluster(None, [object(), object()]).batches(files(*map(str, range(count))))
     assert {len(batch) for batch in batches} == sizes
     assert [one for batch in batches for one in batch] == files(*map(str, range(count)))
 
