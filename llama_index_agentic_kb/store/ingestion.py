@@ -31,7 +31,7 @@ from llama_index_agentic_kb.store.files import (
     Stamp,
     printable,
 )
-from llama_index_agentic_kb.store.reading import MAX_BYTES, READ_SECONDS, FileReader, UnreadableError
+from llama_index_agentic_kb.store.reading import MAX_BYTES, READ_SECONDS, FileReader, UnreadableError, readable
 
 if TYPE_CHECKING:
     from llama_index.core.readers.base import BaseReader
@@ -229,7 +229,8 @@ class Ingestion:
                 self.unchanged.append(document.document_id)
                 self._file_done(file)
                 return
-            parsed = file.parsed(self.reader)
+            with readable():
+                parsed = file.parsed(self.reader)
             sections = (section for section in parsed.sections if section.text.strip())
             start = list(islice(sections, 1))
             chunks: Iterable[Chunk] = ()
@@ -241,8 +242,6 @@ class Ingestion:
                 self._flush(source)
                 self._put(file, document, self._embedded(source, chain(first, chunks)))
                 return
-        except OSError as error:
-            self._file_done(file, f"can't be read: {error.strerror or error_message(error)}")
         except UnreadableError as error:
             self._file_done(file, str(error))
         else:
@@ -263,7 +262,8 @@ class Ingestion:
         # Else it is this file's, before its folder moved; in a shared store it may be on another machine.
         if known is not None and anothers and (self.store.shared or os.path.lexists(known.origin)):
             raise UnreadableError(f"has the same path in this source as {known.origin}{_ANOTHER}")
-        digest, (size, overlap) = file.digest(self.reader.max_bytes), self.sizes
+        with readable():
+            digest, (size, overlap) = file.digest(self.reader.max_bytes), self.sizes
         read_by = self.reader.way(file.path.suffix.lower())
         settings = f"reader={read_by} size={size} overlap={overlap} {self.access.settings(file.path)}"
         return StoredDocument(source, file.relative, file.origin, file.root, digest, settings)
@@ -313,12 +313,8 @@ def _within(seconds: float, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
     left, cut = seconds, 0
     while left > 0:
         began = time.monotonic()
-        try:
+        with readable():
             chunk = next(chunks, None)
-        except (OSError, UnreadableError):
-            raise
-        except Exception as error:
-            raise UnreadableError(f"can't be read: {type(error).__name__}: {error_message(error)}") from error
         if chunk is None:
             return
         before, cut = cut, cut + len(chunk.text)

@@ -43,6 +43,7 @@ from llama_index_agentic_kb.store.reading import (
     UnreadableError,
     check_size,
     open_regular,
+    readable,
 )
 from llama_index_agentic_kb.store.store import KnowledgeStore
 
@@ -73,16 +74,11 @@ class RemoteFile(FoundFile):
 
     def digest(self, max_bytes: int) -> str:
         """Copy the file, and return the SHA-256 of its bytes; see ``FoundFile.digest``."""
-        try:
-            with self._opened() as remote, self.path.open("wb") as copy:
-                size = 0
-                while block := remote.read(_BLOCK):
-                    check_size(size := size + len(block), max_bytes)
-                    copy.write(block)
-        except (OSError, UnreadableError):
-            raise
-        except Exception as error:
-            raise UnreadableError(f"can't be read: {type(error).__name__}: {error_message(error)}") from error
+        with readable(), self._opened() as remote, self.path.open("wb") as copy:
+            size = 0
+            while block := remote.read(_BLOCK):
+                check_size(size := size + len(block), max_bytes)
+                copy.write(block)
         return super().digest(max_bytes)
 
     def _opened(self) -> Any:

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import chain
@@ -63,6 +63,19 @@ _PROGRAM: Final = "from llama_index_agentic_kb.store.parsing import serve; serve
 
 class UnreadableError(IngestionError):
     """A file can't be read; the message is the reason without the path. Raised and handled only inside the store."""
+
+
+@contextmanager
+def readable(by: str = "") -> Iterator[None]:
+    """Convert all exceptions of the block, in which a file is read, to ``UnreadableError``."""
+    try:
+        yield
+    except UnreadableError:
+        raise
+    except OSError as error:
+        raise UnreadableError(f"can't be read: {error.strerror or error_message(error)}") from error
+    except Exception as error:
+        raise UnreadableError(f"can't be read{by}: {type(error).__name__}: {error_message(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -144,13 +157,8 @@ class FileReader(Closing):
                     pipe.close()
 
     def _extracted(self, path: Path, extractor: BaseReader) -> ParsedFile:
-        try:
+        with readable(f" by {type(extractor).__name__}"):
             documents = extractor.load_data(path)
-        except OSError:
-            raise
-        except Exception as error:
-            message = f"{type(error).__name__}: {error_message(error)}"
-            raise UnreadableError(f"can't be read by {type(extractor).__name__}: {message}") from error
         check_size(sum(len(document.text) for document in documents), self.max_bytes)
         return parsed_documents(documents, path.stem)
 
