@@ -22,8 +22,7 @@ from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, F
 from llama_index_agentic_kb.schema.filters import EQUALITIES, INEQUALITIES, ORDERS, TEXT_MATCHES, Scalar, value_kind
 from llama_index_agentic_kb.search.filters import ANY_KEY, Dialect
 
-SqlCondition: TypeAlias = tuple[str, list[object]]
-"""A SQL condition with ``?`` for its parameters, and these."""
+SqlCondition: TypeAlias = tuple[str, list[object]]  # a SQL condition with ``?`` for its parameters, and these
 
 _MANY: Final = 4  # number of boolean keys (groups of a principal) from which a row's own keys are looked up instead
 _LISTED: Final = 8  # number of values from which they are compared as a list, and not one by one by PostgreSQL's index
@@ -44,14 +43,10 @@ class Sql(Dialect[str]):
     """
 
     negations = True
-    kind: ClassVar[str]
-    """The type of a key's value; NULL where the key is absent."""
-    kinds: ClassVar[Mapping[str, str]]
-    """The database's names of JSON's types, quoted."""
-    text: ClassVar[str]
-    """A key's value as text."""
-    number: ClassVar[str]
-    """A key's value as a number."""
+    kind: ClassVar[str]  # the type of a key's value; NULL where the key is absent
+    kinds: ClassVar[Mapping[str, str]]  # the database's names of JSON's types, quoted
+    text: ClassVar[str]  # a key's value as text
+    number: ClassVar[str]  # a key's value as a number
     by_code_point: ClassVar[str] = ""
     find: ClassVar[str] = "strpos"
 
@@ -174,8 +169,7 @@ class StoreDialect(BoundSql):
     """The SQL of a knowledge store's database, whose metadata hold no lists."""
 
     name = "the store"
-    document_id: ClassVar[str]
-    """The expression of a chunk's document id."""
+    document_id: ClassVar[str]  # the expression of a chunk's document id
 
     @staticmethod
     @abstractmethod

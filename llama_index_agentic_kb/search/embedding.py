@@ -36,8 +36,7 @@ from llama_index_agentic_kb.guard.resilience import NO_RETRIES, RetryPolicy
 from llama_index_agentic_kb.llm.calls import calls_of, is_a, once, retries_itself
 from llama_index_agentic_kb.schema.request import Principal
 
-EMBEDDING_POOL: Final = WorkerPool("embedding", max_workers=8)
-"""The threads on which local models compute."""
+EMBEDDING_POOL: Final = WorkerPool("embedding", max_workers=8)  # the threads on which local models compute
 _BATCH: Final = 32  # minimum number of waiting queries that a local model is given at once
 _FEW: Final = 8  # maximum number of queries that a small model embeds on one thread
 _SMALL: Final = 50_000_000  # parameters of a small model, whose threads save no time for a few queries on busy cores
@@ -133,12 +132,10 @@ def _cache_key(identity: str, text: str, owner: Principal | None) -> bytes:
     return blake2b(repr((who, identity, text)).encode("utf-8", "surrogatepass"), digest_size=32).digest()
 
 
-SHARED_CACHE: Final = EmbeddingCache()
-"""The process-wide cache; the default of all retrievers."""
+SHARED_CACHE: Final = EmbeddingCache()  # the process-wide cache; the default of all retrievers
 
 _serials = itertools.count()
-_numbers: Final[dict[int, int]] = {}
-"""The numbers of objects by ``id``, removed before an id is used again."""
+_numbers: Final[dict[int, int]] = {}  # numbers of objects by ``id``, removed before an id is used again
 
 
 def model_identity(model: BaseEmbedding) -> str | None:
@@ -152,13 +149,14 @@ def model_identity(model: BaseEmbedding) -> str | None:
     """
     state = {**vars(model), **(model.__pydantic_private__ or {})}
     ignored = CALL_SETTINGS | OPENAI_CLIENTS if is_a(model, "OpenAIEmbedding") else CALL_SETTINGS
-    own = [(name, state[name]) for name in sorted(state.keys() - ignored)]
+    for name in ignored:
+        state.pop(name, None)
     if is_a(model, "HuggingFaceEmbedding"):  # settings of the inner model, which users change in place
-        inner = state.get("_model")
-        own += [(name, getattr(inner, name, None)) for name in ("prompts", "max_seq_length", "truncate_dim")]
+        for name in ("prompts", "max_seq_length", "truncate_dim"):
+            state[f"_model.{name}"] = getattr(state.get("_model"), name, None)
     is_core = type(model).__module__.startswith("llama_index.")
     try:
-        parts = [_described(type(model)), "" if is_core else _described(model), _described(own)]
+        parts = [_described(type(model)), "" if is_core else _described(model), _described(state)]
     except TypeError:
         return None
     return blake2b(repr(parts).encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()

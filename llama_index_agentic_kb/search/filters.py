@@ -35,15 +35,12 @@ class Dialect(ABC, Generic[Written]):
     """A language of filters. ``_condition`` and ``_group`` write the parts of a tree."""
 
     name: ClassVar[str] = "this vector store"
-    lacks: ClassVar[Collection[FilterOperator]] = ()
-    """The operators that have no form in the language."""
+    lacks: ClassVar[Collection[FilterOperator]] = ()  # the operators that have no form in the language
     negations: ClassVar[bool] = False
     """Whether "exists" and the opposites of what has no opposite operator can be expressed."""
     orders_text: ClassVar[bool] = True
-    is_exact: ClassVar[bool] = False
-    """Whether whole numbers beyond 2**53 are compared exactly."""
-    keys: ClassVar[re.Pattern[str]] = _PLAIN
-    """The form of the keys that can be filtered on."""
+    is_exact: ClassVar[bool] = False  # whether whole numbers beyond 2**53 are compared exactly
+    keys: ClassVar[re.Pattern[str]] = _PLAIN  # the form of the keys that can be filtered on
 
     @abstractmethod
     def _condition(self, condition: Condition) -> Written: ...

@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter, truediv
+from operator import attrgetter, itemgetter, truediv
 from typing import Final, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -108,6 +108,8 @@ def with_coverage(fused: Sequence[Fused[K]], lists: Sequence[Ranked[K]], *, plac
     and is among the first ``places`` keys; if there are more best keys than places, only best keys are. As few keys as
     possible are moved: best keys up and the last other keys down. Keys missing from ``fused`` are not added.
     """
+    if len(fused) <= places and max(map(len, map(attrgetter("keys"), lists)), default=0) < DEPTH:
+        return [*fused]  # none is deep
     bests = {ranked.keys[0] for ranked in lists if ranked.keys and ranked.weight > 0}
     head: list[Fused[K]] = []
     for item in fused:
@@ -118,7 +120,7 @@ def with_coverage(fused: Sequence[Fused[K]], lists: Sequence[Ranked[K]], *, plac
     late = [item for item in tail if item.key in bests]
     others = [item for item in head if item.key not in bests]
     too_many = max(0, len(head) + len(late) - places)
-    down = others[len(others) - too_many :] if too_many < len(others) else others
+    down = others[max(0, len(others) - too_many) :]
     moved = {item.key for item in down}
     kept = [item for item in head if item.key not in moved]
     return [*kept, *late, *down, *[item for item in tail if item.key not in bests]]

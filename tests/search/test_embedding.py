@@ -28,7 +28,7 @@ from llama_index_instrumentation import get_dispatcher
 from pydantic import Field, PrivateAttr
 
 from llama_index_agentic_kb._aio import WorkerPool, arun, deadline_after, gather, run
-from llama_index_agentic_kb.account import Budget, RetryBudget, set_budget, with_handlers
+from llama_index_agentic_kb.account import with_handlers
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, DeadlineExceededError
 from llama_index_agentic_kb.llm.calls import calls_of
 from llama_index_agentic_kb.search import embedding as module
@@ -266,9 +266,7 @@ def perform(request: pytest.FixtureRequest) -> Perform:
     return run if request.param == "sync" else lambda flow: asyncio.run(arun(flow))
 
 
-async def embed(model: OpenAIEmbedding, seconds: float = 30, budget: RetryBudget | None = None) -> list[Any]:
-    if budget is not None:
-        set_budget(Budget(retries=budget))
+async def embed(model: OpenAIEmbedding, seconds: float = 30) -> list[Any]:
     return await embed_queries(model, QUERIES[:2], deadline=deadline_after(seconds))
 
 
@@ -279,14 +277,6 @@ def test_vectors_come_in_one_request(perform: Perform) -> None:
         assert perform(embed(model)) == model.get_text_embedding_batch(QUERIES[:2])
         assert len(server.requests) == 2
         assert model.max_retries == 10
-
-
-def test_a_failing_server_is_asked_as_often_as_the_budget_lets(perform: Perform) -> None:
-    """Not ten times ten times, as the model and its client would."""
-    with LoopbackOpenAI(embedding_fault=Fault.status(429, retry_after=0)) as server:
-        outcomes = perform(embed(OpenAIEmbedding.of(server), budget=RetryBudget(share=0, minimum=1)))
-        assert all(isinstance(outcome, Exception) for outcome in outcomes)
-        assert len(server.requests) == 2
 
 
 def test_a_hanging_server_keeps_nothing(perform: Perform) -> None:
@@ -300,14 +290,6 @@ def test_a_hanging_server_keeps_nothing(perform: Perform) -> None:
         while time.monotonic() < ends and (bulkhead.state.abandoned or bulkhead.state.at_work):
             time.sleep(0.01)
         assert (bulkhead.state.abandoned, bulkhead.state.at_work) == (0, 0)
-
-
-def test_vectors_are_found_by_model_and_text() -> None:
-    """Only the same model and the same text find a vector."""
-    cache = EmbeddingCache()
-    cache.put("m", "a", [0.1, 0.2])
-    found = [cache.get("m", "a"), cache.get("m", "A"), cache.get("n", "a"), cache.get("m", "")]
-    assert found == [[0.1, 0.2], None, None, None]
 
 
 # -- batches of local models ------------------------------------------------------------------------------------------
