@@ -83,14 +83,11 @@ class DocumentReference(_Document):
     metadata: dict[str, object] = Field(default_factory=dict)
 
 
-class ChunkReference(_Document):
+class ChunkReference(_Document, ChunkContent):
     """One passage, with the name, URI and title of its document."""
 
     kind: Literal["chunk"] = "chunk"
     chunk: str = ""  # id of the passage's LlamaIndex node
-    content: str = ""
-    relevance_score: UnitScore | None = None
-    page_identifier: str = ""
     metadata: dict[str, object] = Field(default_factory=dict)
 
 

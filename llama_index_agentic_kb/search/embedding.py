@@ -469,12 +469,7 @@ def _is_local(model: BaseEmbedding) -> bool:
 
 def _treats_queries_as_texts(model: BaseEmbedding) -> bool:
     """Whether a batch of texts returns the same vectors as single queries."""
-    declared = getattr(model, "treats_queries_as_texts", None)
-    if declared is not None:
-        return bool(declared)
-    if _is_plain_huggingface(model):
-        prompts = getattr(getattr(model, "_model", None), "prompts", None)
-        return isinstance(prompts, dict) and prompts.get("query", "") == prompts.get("text", "")
-    if is_a(model, "OpenAIEmbedding"):
-        return bool(getattr(model, "_query_engine", None) == getattr(model, "_text_engine", object()))
-    return False
+    is_one_engine = is_a(model, "OpenAIEmbedding") and (
+        getattr(model, "_query_engine", None) == getattr(model, "_text_engine", object())
+    )
+    return bool(getattr(model, "treats_queries_as_texts", is_one_engine))

@@ -355,9 +355,7 @@ def _by_words(query: str, texts: Sequence[str]) -> dict[int, float]:
     for terms in wanted:
         holders = sum(any(term in document for term in terms) for document in documents)
         weights.append(math.log(1 + (len(documents) - holders + 0.5) / (holders + 0.5)))
-    highest = sum(weights) * (_K1 + 1)
-    if not highest:
-        return dict.fromkeys(range(len(texts)), 0.0)
+    highest = sum(weights) * (_K1 + 1) or 1.0
     scores = {}
     for position, document in enumerate(documents):
         length = _K1 * (1 - _B + _B * document.total() / mean)

@@ -10,13 +10,21 @@ from typing import Any
 
 import pytest
 import tantivy
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as given_settings
 from hypothesis import strategies as st
 from llama_index.core.schema import TextNode
 
 from llama_index_agentic_kb.errors import RetrievalError
-from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, matches
+from llama_index_agentic_kb.schema import (
+    Condition,
+    FilterGroup,
+    FilterLogic,
+    FilterNode,
+    FilterOperator,
+    any_of,
+    matches,
+)
 from llama_index_agentic_kb.search import lexical
 from llama_index_agentic_kb.search.lexical import LexicalDocument, LexicalHit, LexicalIndex, lexical_document
 from llama_index_agentic_kb.search.tokenizing import (
@@ -167,9 +175,11 @@ METADATA = st.dictionaries(
     max_size=3,
 )
 KEYS = st.sampled_from(["x", "y", 'k"ey: odd', "absent"])
+ONE = Condition(key="x", value=1)
 TREES = trees(conditions(KEYS, st.one_of(VALUES, st.just("z" * 500))), max_leaves=5)
 
 
+@example([{"x": 1}, {}, {"x": "b"}], [any_of(Condition(key="x", operator=FilterOperator.IS_EMPTY, value=True), ONE)])
 @given(st.lists(METADATA, min_size=1, max_size=12), st.lists(TREES, min_size=1, max_size=12))
 @given_settings(max_examples=60, deadline=None)
 def test_a_filter_lets_through_what_matches(metadata: list[dict[str, Any]], trees: list[FilterNode]) -> None:
