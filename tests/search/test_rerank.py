@@ -265,10 +265,9 @@ def test_limits_ranking(query: str, records: list[Any], top_n: int | None, messa
 
 
 def test_failing_rankers() -> None:
-    """A reranker that fails, or gives nothing back, is an error; one that hangs is given up in time."""
-    for fault in (ValueError("down"), "empty"):
-        with pytest.raises((ValueError, RetrievalError)):
-            rank("rocket", RECORDS, ranker=OverlapReranker(fault=fault))
+    """A reranker that fails is an error; one that hangs is given up in time."""
+    with pytest.raises(RetrievalError, match="none of its 3"):
+        rank("rocket", RECORDS, ranker=OverlapReranker(fault="empty"))
     begun = time.monotonic()
     with pytest.raises(DeadlineExceededError):
         rank("rocket", RECORDS, ranker=OverlapReranker(latency=20), timeout=0.1)
