@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, check_grounding
@@ -14,18 +14,12 @@ from llama_index_agentic_kb.grounding.citations import (
     AnswerRules,
     CheckedText,
     OwnCitations,
-    cited_ids,
     clean_markers,
     clean_values,
 )
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
 
 RULES = AnswerRules({0, 1}, {"https://a.org/x"})
-PIECES = st.lists(
-    st.sampled_from(["[ref_id:0]", "[ref_id:9]", "[ref_", "id:1]", "\u200b", "\u200d", "\U000e0041", "\n", " ", "\r",
-                     "https://", "evil.com/?q", "https://a.org/x", "](", ")", "[a", "<", "img src=", ">", "word"]),
-    max_size=20,
-)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -64,18 +58,6 @@ def test_markers_take_one_form_and_stay_in_range(text: str, cleaned: str, remove
 def test_an_answer_is_checked_in_one_pass(text: str, expected: CheckedText) -> None:
     """Hidden characters, markers and links; each is counted, and what is taken out joins no link."""
     assert AnswerFilter(RULES).checked(text) == expected
-
-
-@settings(max_examples=200)
-@given(PIECES, st.integers(1, 6))
-def test_a_stream_gives_the_same(pieces: list[str], size: int) -> None:
-    """However the text is cut; what is left cites and links to what is known alone."""
-    text = "".join(pieces)
-    answer = AnswerFilter(RULES)
-    shown = "".join(answer.feed(text[at : at + size]) for at in range(0, len(text), size)) + answer.close()
-    assert shown == AnswerFilter(RULES).checked(text).text
-    assert set(cited_ids(shown)) <= {0, 1}
-    assert "//evil.com" not in shown
 
 
 def test_texts_in_data_are_checked() -> None:

@@ -110,12 +110,6 @@ async def test_modes_without_a_model_never_ask_for_one(
     assert synthesizer.needs_llm is False
 
 
-def test_a_missing_model_is_told_of() -> None:
-    """Without a key, a mode that needs a model says so when it is made."""
-    with pytest.raises(ConfigurationError, match="mode 'compact' needs a language model"):
-        Compact()
-
-
 def test_the_settings_model_is_used(nodes: Nodes) -> None:
     """As in LlamaIndex, also the mock that stands for none."""
     Settings.llm = ScriptedLLM("Set.")
@@ -181,25 +175,23 @@ async def test_strings_are_answered_from_in_every_way(nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("mode", "arguments", "message"),
     [
-        ({"multimodal": True}, "multimodal: not supported"),
-        ({"max_output_tokens": 0}, "max_output_tokens must be above 0"),
-        ({"program_factory": lambda prompt: prompt}, "program_factory: not supported without"),
-        (
-            {"summary_template": PromptTemplate("x")},
-            "mode 'refine' has no summary_template; its templates: text_qa_template, refine_template",
-        ),
+        ("haiku", {}, "'haiku' is unknown; known are extractiveData, answerSynthesis, refine"),
+        ("compact", {"llm": None}, "mode 'compact' needs a language model"),
+        ("refine", {"multimodal": True}, "multimodal: not supported"),
+        ("refine", {"max_output_tokens": 0}, "max_output_tokens must be above 0"),
+        ("refine", {"program_factory": lambda prompt: prompt}, "program_factory: not supported without"),
+        ("accumulate", {"structured_answer_filtering": True}, "filtering: mode 'accumulate' has no steps"),
+        ("extractiveData", {"output_cls": Capital}, "output_cls: mode 'extractiveData' makes text only"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], message: str) -> None:
-    """The message names the argument."""
+def test_arguments_that_do_not_fit_are_refused(mode: str, arguments: dict[str, Any], message: str) -> None:
+    """The message names the argument, and lists the known ones."""
     with pytest.raises(ConfigurationError, match=message):
-        Refine(ScriptedLLM(), **arguments)
-
-
-class Thing(BaseModel):
-    name: str
+        get_response_synthesizer(**{"llm": ScriptedLLM(), "response_mode": mode, **arguments})
+    with pytest.raises(ConfigurationError, match="mode 'refine' has no summary_template; its templates: text_qa_te"):
+        Refine(ScriptedLLM(), summary_template=PromptTemplate("x"))
 
 
 @pytest.mark.parametrize("mode", [*MODES, *OutputMode, *ResponseMode])
@@ -209,14 +201,6 @@ def test_every_mode_has_its_synthesizer(mode: str) -> None:
     synthesizer = get_response_synthesizer(ScriptedLLM(), response_mode=mode)
     assert synthesizer.mode == name
     assert type(synthesizer) is MODES[name]
-
-
-def test_an_unknown_mode_is_refused() -> None:
-    """The message lists the known ones."""
-    with pytest.raises(
-        ConfigurationError, match="'haiku' is unknown; known are extractiveData, answerSynthesis, refine"
-    ):
-        get_response_synthesizer(ScriptedLLM(), response_mode="haiku")
 
 
 def signature_of(function: Callable[..., Any]) -> list[str]:
@@ -230,18 +214,6 @@ def test_every_argument_of_llamaindex_is_taken() -> None:
     named = {*signature_of(get_response_synthesizer), *signature_of(AgenticSynthesizer), *templates, *ignored}
     assert signature_of(cores)[0] == "llm"
     assert set(signature_of(cores)) <= named
-
-
-def test_what_a_mode_can_not_do_is_refused() -> None:
-    """Rather than ignored."""
-    with pytest.raises(ConfigurationError, match="structured_answer_filtering: mode 'accumulate' has no steps"):
-        get_response_synthesizer(ScriptedLLM(), response_mode="accumulate", structured_answer_filtering=True)
-    with pytest.raises(ConfigurationError, match="output_cls: mode 'extractiveData' makes text only"):
-        get_response_synthesizer(response_mode="extractiveData", output_cls=Thing)
-    with pytest.raises(ConfigurationError, match="multimodal"):
-        get_response_synthesizer(ScriptedLLM(), multimodal=True)
-    made = get_response_synthesizer(ScriptedLLM(), response_mode="refine", structured_answer_filtering=True)
-    assert made.mode == "refine"
 
 
 @pytest.mark.parametrize("mode", sorted(MODES))
@@ -352,13 +324,6 @@ def test_the_strictest_form_that_fits_is_asked_for(model: str, cls: type[BaseMod
     assert (chat.response_format is not None, chat.forced_tool is not None) == (form == "schema", form == "tool")
 
 
-def test_a_model_without_forms_is_asked_in_words(nodes: Nodes) -> None:
-    """The schema stands at the end of the prompt."""
-    llm = ScriptedLLM(JSON)
-    assert AnswerSynthesis(llm, output_cls=City).get_response("?", ["Paris."]) == PARIS
-    assert '"rivers"' in (llm.calls[0][-1].content or "")
-
-
 def test_a_refused_form_gives_way_to_a_plainer_one_for_good(serve: Serve) -> None:
     """First a schema, then a tool, then words, and these at once the next time; unless words were refused as well."""
     server = serve([Fault.status(400)] * 5 + [JSON, JSON])
@@ -406,9 +371,12 @@ async def test_extracts_are_json_in_order(way: Way, nodes: Nodes) -> None:
 
 
 def test_a_known_source_tells_terms(atlas: KnowledgeSource, atlas_nodes: Nodes) -> None:
-    """Title, terms and content come from the fields that the source names."""
+    """Title, terms and content come from the fields that the source names; else they are as LlamaIndex shows them."""
     items = json.loads(extract(atlas_nodes, sources={"atlas": atlas}).text)
     assert items == [{"ref_id": 0, "title": "Gazetteer", "terms": "river", "content": "Paris lies on the Seine."}]
+    [item] = json.loads(extract(atlas_nodes).text)
+    assert item["content"].startswith("name: Gazetteer")
+    assert "searches" not in item["content"]
 
 
 def test_a_big_passage_is_cut_at_a_sentence_end() -> None:
