@@ -150,6 +150,7 @@ class Draft:
     spotlight: Spotlight = PLAIN
     result: Synthesis = field(default_factory=partial(Synthesis, ""))
     calls: int = 0  # the number of model calls begun
+    unreadable: list[SynthesisError] = field(default_factory=list)  # of replies that a filtering mode has skipped
     emitted: str = ""  # the text emitted so far, a prefix of the answer
     so_far: str = ""  # the answer after the last completed call, used as partial answer on a timeout
 
@@ -227,7 +228,7 @@ class Draft:
         streaming, deltas of text are emitted.
         """
         output_cls, parser, model = None if as_text else self.output_cls, self.model.llm.output_parser, self.model
-        rules = self.rules(valid)
+        rules = AnswerRules(valid, set(filter(None, map(attrgetter("url"), self.passages))))
         shown, gate = AnswerFilter(rules), _Gate(earlier)
 
         def pass_on(delta: str) -> str:
@@ -276,10 +277,6 @@ class Draft:
         if self.streaming and text:
             self.emitted += text
             await emit(text)
-
-    def rules(self, valid: Collection[int]) -> AnswerRules:
-        """Return which ids an answer may cite, and the URLs it may link to."""
-        return AnswerRules(valid, set(filter(None, map(attrgetter("url"), self.passages))))
 
     def count_removed(self, checked: CheckedText) -> None:
         """Add the removed links to ``result``, with warnings for all removed content."""

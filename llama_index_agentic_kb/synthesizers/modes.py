@@ -6,19 +6,17 @@ import json
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from llama_index.core.instrumentation.events.synthesis import GetResponseEndEvent, GetResponseStartEvent
 from llama_index.core.prompts import BasePromptTemplate
-from llama_index.core.types import BasePydanticProgram
 from llama_index_instrumentation import get_dispatcher
 from pydantic import BaseModel, Field, create_model
 
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import cut_to_fit
 from llama_index_agentic_kb.account import current_budget
-from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError, SynthesisError
-from llama_index_agentic_kb.grounding.citations import AnswerFilter
+from llama_index_agentic_kb.errors import LLMError, SynthesisError
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.prompts import (
     ANSWER_TEMPLATE,
@@ -31,15 +29,8 @@ from llama_index_agentic_kb.prompts import (
     format_passages,
 )
 from llama_index_agentic_kb.schema.request import MAX_TOKENS
-from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer, ProgramFactory
-from llama_index_agentic_kb.synthesizers.draft import (
-    Draft,
-    TextAnswer,
-    UnreadableReplyError,
-    failure,
-    ids_of,
-    side_by_side,
-)
+from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer
+from llama_index_agentic_kb.synthesizers.draft import Draft, TextAnswer, UnreadableReplyError, ids_of, side_by_side
 from llama_index_agentic_kb.synthesizers.passages import Packed, PackerAttribute, fit, grouped, pack, share, singly
 
 dispatcher = get_dispatcher(__name__)
@@ -211,7 +202,7 @@ class Refine(AgenticSynthesizer):
         waiting = deque(await draft.pack(arrange, first, max_calls=MAX_STEPS))
         dispatcher.event(GetResponseStartEvent(query_str=draft.query, text_chunks=list(map(format_passages, waiting))))
         answer = TextAnswer(draft.so_far) if draft.so_far else None
-        shown, unreadable = set[int](), list[SynthesisError]()
+        shown = set[int]()
         while waiting:
             group, template, variables = waiting.popleft(), first, dict[str, str]()
             if answer is not None:
@@ -225,16 +216,11 @@ class Refine(AgenticSynthesizer):
             variables["context_str" if answer is None else "context_msg"] = format_passages(group)
             shown |= ids_of(group)
             stream = draft.streaming and not waiting
-            try:
-                answer = await self._step(draft, template, shown, answer, variables, stream=stream) or answer
-            except SynthesisError as error:
-                if not self._is_survived(error, answer, draft):
-                    raise
-                unreadable += [error] if self._filtering else []
+            answer = await self._step(draft, template, shown, answer, variables, stream=stream) or answer
             draft.so_far = "" if answer is None else answer.text
         dispatcher.event(GetResponseEndEvent())
-        if answer is None and unreadable and len(unreadable) == draft.calls:
-            raise unreadable[-1]  # whether the evidence answers the question is unknown
+        if answer is None and draft.unreadable and len(draft.unreadable) == draft.calls:
+            raise draft.unreadable[-1]  # whether the evidence answers the question is unknown
         draft.result.answerable = answer is not None and answer.answerable
         return self._empty_response if answer is None else answer.text
 
@@ -248,65 +234,29 @@ class Refine(AgenticSynthesizer):
         *,
         stream: bool,
     ) -> TextAnswer | None:
-        """Make one call and return its answer; None keeps the earlier one."""
-        if self._program_factory is None:
-            object_before = draft.result.output
+        """Make one call and return its answer; None keeps the earlier one: it is not satisfied, or can't be read."""
+        object_before = draft.result.output
+        try:
             answer = await draft.ask(template, shown, variables, stream=stream, earlier=earlier)
-            if not self._filtering:
-                return answer
-            made: object = draft.result.output
-            draft.result.output = object_before
-        else:
-            made = await self._programmed(draft, template, shown, variables, self._program_factory)
+        except SynthesisError as error:
+            cause = error.__cause__
+            if self._filtering and isinstance(cause, UnreadableReplyError):
+                what = f"was not counted as satisfied: {cause}"
+                draft.unreadable.append(error)
+            elif not self._filtering and earlier is not None and isinstance(cause, LLMError) and cause.empty:
+                what = "had an empty reply; the answer before it is kept"
+            else:
+                raise
+            draft.result.warnings.append(f"call {draft.calls} {what}")
+            return None
+        if not self._filtering:
+            return answer
+        made, draft.result.output = draft.result.output, object_before
         found = getattr(made, "answer", None) if getattr(made, "query_satisfied", False) else None
         if isinstance(found, BaseModel):
             draft.result.output = found
             return TextAnswer(found.model_dump_json())
         return TextAnswer(str(found)) if found else None
-
-    async def _programmed(
-        self,
-        draft: Draft,
-        template: BasePromptTemplate,
-        shown: Collection[int],
-        variables: Mapping[str, str],
-        factory: ProgramFactory,
-    ) -> object:
-        """Run the user's program on a prompt in which, as in core, only the passages are left to fill in."""
-        context = {name: text for name, text in variables.items() if name.startswith("context")}
-        fixed = {name: text for name, text in variables.items() if name not in context}
-        program = factory(template.partial_format(query_str=draft.query, **fixed))
-        awaits = type(program).acall is not BasePydanticProgram.acall
-        draft.calls += 1
-        try:
-            reply: Any = await Call(
-                sync=partial(program, **context, **draft.variables),
-                native=partial(program.acall, **context, **draft.variables) if awaits else None,
-                deadline=draft.deadline,
-                what=f"program {type(program).__name__}",
-            )
-        except DeadlineExceededError:
-            raise
-        except Exception as error:
-            raise failure(error, draft.calls - 1) from error
-        if isinstance(getattr(reply, "answer", None), str):
-            checked = AnswerFilter(draft.rules(shown)).checked(draft.spotlight.unmarked(reply.answer))
-            draft.count_removed(checked)
-            reply.answer = checked.text
-        return reply
-
-    def _is_survived(self, error: SynthesisError, answer: TextAnswer | None, draft: Draft) -> bool:
-        """Return whether the earlier answer outlives a step's error: an empty reply, or an unreadable if filtering."""
-        cause = error.__cause__
-        # A program raises the same errors for a reply that it can't read as core expects of its programs.
-        unread = UnreadableReplyError if self._program_factory is None else ValueError | TypeError
-        if self._filtering and isinstance(cause, unread):
-            draft.result.warnings.append(f"call {draft.calls} was not counted as satisfied: {cause}")
-            return True
-        if self._filtering or answer is None or not (isinstance(cause, LLMError) and cause.empty):
-            return False
-        draft.result.warnings.append(f"call {draft.calls} had an empty reply; the answer before it is kept")
-        return True
 
     @cached_property
     def _step_cls(self) -> type[BaseModel]:
