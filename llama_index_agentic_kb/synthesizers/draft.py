@@ -261,7 +261,9 @@ class Draft:
         except DeadlineExceededError:
             raise
         except Exception as error:
-            raise failure(error, step) from error
+            why = error_message(error)
+            why = why if isinstance(error, AgenticKBError) else f"{type(error).__name__}: {one_line(why, 200)}"
+            raise SynthesisError(f"the language model failed at call {step + 1}: {why}", step=step) from error
         self.count_removed(checked)
         if output_cls is not None:
             return TextAnswer(checked.text)
@@ -285,13 +287,6 @@ class Draft:
         for number, what in ((checked.markers, markers), (checked.links, links), (checked.hidden, hidden)):
             if number:
                 self.result.warnings.append(f"{number} {what} were removed from the answer")
-
-
-def failure(error: Exception, step: int) -> SynthesisError:
-    """Return the ``SynthesisError`` of a failed call; ``step`` is its 0-based number."""
-    known = isinstance(error, AgenticKBError)
-    why = error_message(error) if known else f"{type(error).__name__}: {one_line(error_message(error), 200)}"
-    return SynthesisError(f"the language model failed at call {step + 1}: {why}", step=step)
 
 
 def ids_of(*groups: Sequence[Passage]) -> set[int]:

@@ -380,9 +380,12 @@ def test_no_score_is_invented() -> None:
 
 
 def test_one_node_of_several_searches_comes_once_with_its_provenance() -> None:
-    """Its metadata tells every search that found it; its score is the best one."""
+    """Its metadata tells every search that found it, but no model, nor the source; its score is the best one."""
     found = collect([make_lane(4, [("a", 0.5), ("b", 0.4)]), make_lane(5, [("b", 0.7)], query="q1")])
     node = found["b", "text of b"].evidence()
+    for mode in (MetadataMode.LLM, MetadataMode.EMBED):
+        assert node.node.get_content(mode) == "title: b\n\ntext of b"
+    assert PROVENANCE_KEY not in found["b", "text of b"].node.node.metadata
     mark = provenance(node)
     assert mark is not None
     assert (mark["source"], mark["activity"], node.score) == ("docs", 4, 0.7)
@@ -390,13 +393,3 @@ def test_one_node_of_several_searches_comes_once_with_its_provenance() -> None:
         (4, "q0", 1, 0.4),
         (5, "q1", 0, 0.7),
     ]
-
-
-def test_provenance_is_shown_to_no_model() -> None:
-    """Neither the language model's nor the embedding model's text has it; the metadata does."""
-    (candidate,) = collect([make_lane(0, [("a", 0.5)])]).values()
-    found = candidate.evidence()
-    assert PROVENANCE_KEY in found.node.metadata
-    for mode in (MetadataMode.LLM, MetadataMode.EMBED):
-        assert found.node.get_content(mode) == "title: a\n\ntext of a"
-    assert PROVENANCE_KEY not in candidate.node.node.metadata

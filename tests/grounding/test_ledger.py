@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core.callbacks import CallbackManager
 
-from llama_index_agentic_kb._aio import arun, run
-from llama_index_agentic_kb.errors import DeadlineExceededError, InvalidRequestError, LLMError
+from llama_index_agentic_kb._aio import run
+from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.grounding import ledger as ledgers
 from llama_index_agentic_kb.grounding.claims import Claim
 from llama_index_agentic_kb.grounding.ledger import GroundingSource, _weigh, ground
@@ -84,12 +84,6 @@ def test_score_is_the_mean_of_what_needs_a_check() -> None:
     assert ledger("").claims == []
     [claim] = ledger("Mars is red [ref_id:3].", []).claims
     assert (claim.verdict, claim.score) == (Verdict.UNSUPPORTED, 0.0)
-
-
-def test_marker_on_the_wrong_reference() -> None:
-    """A marker that the evidence doesn't bear out is told, and which one."""
-    [claim] = ledger("Voyager 1 carries a golden record [ref_id:0][ref_id:1].").claims
-    assert (claim.cited, claim.misattributed, claim.flags) == (["0", "1"], ["0"], [ClaimFlag.MISATTRIBUTED])
 
 
 @pytest.mark.parametrize(
@@ -175,7 +169,9 @@ def test_a_marker_stands_for_what_is_before_it(second: str, wrong: list[str]) ->
 
 
 def test_missing_and_empty_citations() -> None:
-    """A supported claim without a marker, and a marked one that nothing supports, are told apart."""
+    """A supported claim without a marker, a marked one that nothing supports, and a wrong marker are told apart."""
+    [claim] = ledger("Voyager 1 carries a golden record [ref_id:0][ref_id:1].").claims
+    assert (claim.cited, claim.misattributed, claim.flags) == (["0", "1"], ["0"], [ClaimFlag.MISATTRIBUTED])
     uncited, unsupported = ledger("Voyager 1 carries a golden record. Bananas are yellow fruits [ref_id:0].").claims
     assert uncited.flags == [ClaimFlag.UNCITED]
     assert unsupported.flags == [ClaimFlag.CITED_WITHOUT_SUPPORT]
@@ -223,20 +219,6 @@ def test_conflicting_sources_are_data() -> None:
     assert conflict.values[1].support.quote == SOURCES[2].text
     assert ClaimFlag.CONFLICTING_SOURCES in found.claims[0].flags
     assert ledger("Voyager 1 was launched in 1977 [ref_id:1].", SOURCES).conflicts == []  # they agree
-
-
-@pytest.mark.parametrize(
-    "error", [LLMError("the model refused"), DeadlineExceededError("late")], ids=["refusal", "late"]
-)
-async def test_a_failed_check_does_not_cost_the_answer(error: Exception) -> None:
-    """Where the scorer fails or is late, the claims are there without scores, and it is said."""
-
-    def fails(_: Claim, __: Sequence[Premise]) -> ClaimScore:
-        raise error
-
-    found = await arun(ground("Mars is red [ref_id:0]. Here you are.", SOURCES, Judge(fails)))
-    assert (found.claims[0].flags, found.grounding_score) == ([ClaimFlag.NOT_SCORED], None)
-    assert str(error) in found.warnings[0]
 
 
 @given(st.text(alphabet="Apollo 11 landed in1969.!?[ref_id:0]\n-|“”", max_size=80))

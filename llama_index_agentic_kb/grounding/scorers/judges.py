@@ -106,8 +106,7 @@ class CrossEncoderScorer:
     ) -> list[ClaimScore]:
         """Score claims on the model's one thread; ``RetrievalError`` if it returns no finite number for a pair."""
         work = partial(self.judge, [claim.said for claim in claims], premises, deadline=deadline)
-        scores: list[ClaimScore] = await Call(sync=work, deadline=deadline, pool=self._pool, what=self.name)
-        return scores
+        return await Call(sync=work, deadline=deadline, pool=self._pool, what=self.name)
 
     def judge(
         self, claims: Sequence[str], premises: Sequence[Premise], *, deadline: float | None = None
@@ -329,8 +328,7 @@ class LLMJudge:
                 raise LLMError("the judging model's reply holds no verdict", usage=reply.usage)
             return [_score(claim, judged.get(number), premises) for number, claim in enumerate(claims)]
 
-        scores: list[ClaimScore] = await Call(sync=read, deadline=deadline, what="reading verdicts")
-        return scores
+        return await Call(sync=read, deadline=deadline, what="reading verdicts")
 
 
 def _fitting(claims: Sequence[str], premises: Sequence[Premise], room: int) -> dict[int, str]:

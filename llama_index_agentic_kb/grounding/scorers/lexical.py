@@ -106,8 +106,7 @@ class LexicalScorer:
     ) -> list[ClaimScore]:
         """Score claims on a thread; see ``ClaimScorer``."""
         work = partial(self.judge, list(map(attrgetter("said"), claims)), premises, deadline=deadline)
-        scores: list[ClaimScore] = await Call(sync=work, deadline=deadline, what=f"scorer {self.name}")
-        return scores
+        return await Call(sync=work, deadline=deadline, what=f"scorer {self.name}")
 
     def judge(
         self, claims: Sequence[str], premises: Sequence[Premise], *, deadline: float | None = None
