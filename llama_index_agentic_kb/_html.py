@@ -10,13 +10,13 @@ import hashlib
 import html
 import json
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from llama_index_agentic_kb._text import printable
 from llama_index_agentic_kb._types import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ MAX_COLUMNS: Final = 5  # maximum columns in the picture of a plan; later rounds
 _START, _END = "\u2e14", "\u2e15"
 """Signs at the bounds of a claim while Markdown is parsed: punctuation, beside which emphasis is read as it stands."""
 
-_KEPT: Final = frozenset("\n\t\u200c\u200d")  # the joiners, which some scripts and emoji need
 _MARKER: Final = re.compile(r"[ \t]{0,8}\[ref_id:([0-9]{1,9})\]")
 _INLINE: Final = re.compile(rf"([{_START}{_END}]|[ \t]{{0,8}}\[ref_id:[0-9]{{1,9}}\])")
 _BLOCK: Final = re.compile(r"[ \t]*(?:(?:[-*+]|[0-9]{1,9}[.)]|#{1,6}|>)[ \t]+)*")  # of lists, headings and quotes
@@ -370,10 +369,8 @@ def _text_of(data: Record) -> str:
 
 
 def _plain(value: object) -> str:
-    """Return a value as text, without control, format and surrogate characters, which hide or reverse text."""
-    text = "" if value is None else str(value)
-    hidden = {char for char in set(text) - _KEPT if unicodedata.category(char) in ("Cc", "Cf", "Cs")}
-    return "".join(char for char in text if char not in hidden) if hidden else text
+    """Return a value as text, without characters that hide or reverse text; joiners, which emoji need, are kept."""
+    return printable("" if value is None else str(value), keep="\n\t\u200c\u200d")
 
 
 def unmarked(text: object) -> str:

@@ -31,11 +31,13 @@ def one_line(text: str, limit: int = 200) -> str:
     return line if len(line) <= limit else line[: max(0, limit - 1)].rstrip() + "…"
 
 
-def printable(text: str) -> str:
+def printable(text: str, keep: str = "\n\t") -> str:
     """Remove characters that control a terminal or are invisible, but keep line breaks and tabs."""
     if text.isprintable():  # most are, and errors are many where a server is down
         return text
-    return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs"))
+    shown = set(text).difference(keep)
+    hidden = {ord(char): None for char in shown if unicodedata.category(char) in ("Cc", "Cf", "Cs")}
+    return text.translate(hidden) if hidden else text
 
 
 def without_surrogates(text: str) -> str:

@@ -328,18 +328,18 @@ class Conditions:
 
     def check(self, etag: str | None) -> None:
         """Raise ``PreconditionError`` if the stored ETag (None: nothing is stored) does not meet the conditions."""
-        if self.if_match is not None and (etag is None or not _lists(self.if_match, etag)):
+        stored = set() if etag is None else {"*", etag.strip('"')}
+        if self.if_match is not None and not stored & _tags(self.if_match):
             raise PreconditionError("If-Match: the definition was changed or deleted meanwhile; get it again")
-        if self.if_none_match is not None and etag is not None and _lists(self.if_none_match, etag):
+        if self.if_none_match is not None and stored & _tags(self.if_none_match):
             raise PreconditionError("If-None-Match: the definition exists already")
 
 
 ANY: Final = Conditions()  # no conditions
 
 
-def _lists(header: str, etag: str) -> bool:
-    sent = [part.strip().removeprefix("W/").strip('"') for part in header.split(",")]
-    return "*" in sent or etag.strip('"') in sent
+def _tags(header: str) -> set[str]:
+    return {part.strip().removeprefix("W/").strip('"') for part in header.split(",")}
 
 
 def hash_of(key: str) -> str:

@@ -21,7 +21,6 @@ from llama_index_agentic_kb.knowledge_base import KnowledgeBase
 from llama_index_agentic_kb.schema import Principal
 from llama_index_agentic_kb.schema.answer import AnswerQuery
 from llama_index_agentic_kb.search.rerank import arank
-from llama_index_agentic_kb.server.errors import RequestError
 from llama_index_agentic_kb.server.http import GONE, ServerContext, logger, read_body, streamed, unless_gone
 from llama_index_agentic_kb.server.service import ServedBase
 from llama_index_agentic_kb.store.sessions import SessionStore
@@ -86,13 +85,6 @@ def google_routes(context: ServerContext) -> APIRouter:
         return await method(call)
 
     return router
-
-
-def google_error(error: BaseException) -> JSONResponse:
-    """Return an error in Google's form."""
-    status, body = codec.encode_error(error)
-    headers = dict(error.headers) if isinstance(error, RequestError) else {}
-    return JSONResponse(body, status, headers)
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------

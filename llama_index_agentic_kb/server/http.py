@@ -29,6 +29,7 @@ from llama_index_agentic_kb.schema import RetrievalResponse
 from llama_index_agentic_kb.server.access import Access, FairQueue, Limits
 from llama_index_agentic_kb.server.errors import OverloadedError, RequestError, TooLargeError, error_body, status_of
 from llama_index_agentic_kb.server.service import KnowledgeService
+from llama_index_agentic_kb.wire.google import encode_error
 
 T = TypeVar("T")
 logger: Final = logging.getLogger("llama_index_agentic_kb.server")
@@ -210,13 +211,12 @@ def plain_path(path: str) -> str:
     return f"/{kind}{inner}{rest or ''}"
 
 
-def error_response(error: BaseException) -> JSONResponse:
-    """Return the response that tells a client of an error; an unexpected one is logged."""
-    status = status_of(error)
+def error_response(error: BaseException, *, as_google: bool = False) -> JSONResponse:
+    """Return the response that tells a client of an error, in Azure's or Google's form; an unexpected one is logged."""
+    status, body = encode_error(error) if as_google else (status_of(error), error_body(error, request_id.get()))
     if status == 500:  # noqa: PLR2004 (the status of errors that nobody foresaw)
         logger.error("a request failed", exc_info=error)
-    headers = dict(error.headers) if isinstance(error, RequestError) else {}
-    return JSONResponse(error_body(error, request_id.get()), status, headers)
+    return JSONResponse(body, status, dict(error.headers) if isinstance(error, RequestError) else {})
 
 
 async def read_body(request: Request, limit: int) -> bytes:

@@ -256,6 +256,24 @@ def test_a_failure_before_the_first_step_is_no_stream(tmp_path: Path) -> None:
     assert streamed[-1] == ("error", plain.json())
 
 
+def test_a_failure_that_nobody_foresaw_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each door the client learns of a failure, and the log has its reason."""
+
+    async def fails(*_: Any) -> None:
+        raise RuntimeError("sk-secret-123456")
+
+    for method in ("aretrieve", "aanswer"):
+        monkeypatch.setattr(KnowledgeBase, method, fails)
+    with serving(tmp_path / "s.db") as client:
+        for path, sent in ((PATH, ASK), (GOOGLE.replace("space", "kb"), GOOGLES)):
+            caplog.clear()
+            response = client.post(path, json=sent)
+            assert (response.status_code, "secret" in response.text) == (500, False)
+            assert caplog.messages.count("a request failed") == caplog.text.count("RuntimeError: sk-***") == 1
+
+
 def test_running_requests_have_a_limit(tmp_path: Path) -> None:
     """A request beyond the limit gets 503 and the time to wait; health is served all the same."""
     with (
