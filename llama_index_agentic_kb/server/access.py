@@ -50,8 +50,7 @@ class Limits(Model):
 
     requests_per_minute: int | None = Field(default=1_200, ge=1)  # of each caller; None means no limit
     running_requests: int = Field(default=500, ge=1)  # further ones get status 503
-    running_questions: int = Field(default=200, ge=1)
-    """Questions answered at the same time, at most two fifths of ``running_requests``; further ones wait."""
+    running_questions: int = Field(default=200, ge=1)  # at most two fifths of ``running_requests``; further ones wait
     tenant_running_questions: int | None = Field(default=None, ge=1)  # how many of them may be one tenant's
     tenant_questions_per_minute: int | None = Field(default=None, ge=1)
     tenant_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)  # those of others are 1
@@ -196,10 +195,8 @@ class Access:
     async def caller(self, request: Request, *, admin: bool = False) -> Caller:
         """Return who makes a request, counted against its rate: by an API key, or by a bearer token.
 
-        Raises:
-            UnauthorizedError: There are no credentials, or they are not valid.
-            ForbiddenError: The caller lacks the role, with ``admin`` that of an administrator.
-            TooManyRequestsError: The caller exceeded its rate.
+        Raises ``UnauthorizedError`` without valid credentials, ``ForbiddenError`` for a caller without the role (with
+        ``admin`` that of an administrator), and ``TooManyRequestsError`` for one that exceeded its rate.
         """
         key = request.headers.get("api-key") or request.headers.get("x-goog-api-key")
         authorization = request.headers.get("authorization", "")

@@ -190,12 +190,12 @@ def retrieval_routes(context: ServerContext) -> APIRouter:
             raise NotAcceptableError(f"{_EVENTS}: api-version {STREAMING_SINCE} and later stream; this is {version}")
         served = await context.service.base(name)
         sent = decode_retrieve(await read_body(request, context.limits.body_bytes), api_version=version)
-        update: JsonObject = {"principal": principal}
+        known: JsonObject = {"principal": principal}
         state = None
         if (named := request.headers.get(SESSION)) is not None:
             state = await KeptState.opened(context.service.sessions, principal, named)
-            update |= parsed_states({} if state.is_new else await state.store.aget_states(state.owner, state.id))
-        asked = served.request(sent.model_copy(update=update))
+            known |= parsed_states({} if state.is_new else await state.store.aget_states(state.owner, state.id))
+        asked = served.request(sent, **known)
         retrieval = Retrieval(served.base, asked, context, str(request.base_url), tenant, state)
         if streams:
             return await streamed(request, retrieval.chunks(), f"{_EVENTS}; charset=utf-8", retrieval.headers)
@@ -231,9 +231,7 @@ class KeptState:
     async def opened(cls, store: SessionStore, principal: Principal | None, named: str) -> Self:
         """Return the state of a session that a principal has, or of a new one.
 
-        Raises:
-            ForbiddenError: There is no user.
-            NotFoundError: The principal has no such session.
+        Raises ``ForbiddenError`` if there is no user, and ``NotFoundError`` if the principal has no such session.
         """
         if principal is None or principal.user is None:
             raise ForbiddenError(f"{SESSION}: a session needs the token of a user")

@@ -95,7 +95,7 @@ async def _query(call: _Call) -> tuple[KnowledgeBase, AnswerQuery, str]:
     parent = names.parse_serving_config(call.name)
     served = await call.base(parent)
     query = codec.decode_answer_query(await call.body(), serving_config=call.name)
-    request = served.request(query.request.model_copy(update={"principal": call.principal}))
+    request = served.request(query.request, principal=call.principal)
     return served.base, query.model_copy(update={"request": request}), parent
 
 

@@ -8,19 +8,11 @@ from functools import partial
 from importlib.metadata import version
 from typing import Final, TypeAlias
 
+import mcp_types
 from fastapi import APIRouter, Request
 from mcp.server import Server, ServerRequestContext
 from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from mcp_types import (
-    CallToolRequestParams,
-    CallToolResult,
-    ListToolsResult,
-    PaginatedRequestParams,
-    TextContent,
-    Tool,
-    ToolAnnotations,
-)
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -59,41 +51,41 @@ def tool_server(
 ) -> Server[dict[str, object]]:
     """Return an MCP server with the tool; ``target_of`` says what a message is for, ``count`` gets each response."""
 
-    async def list_tools(context: Context, _: PaginatedRequestParams | None) -> ListToolsResult:
+    async def list_tools(context: Context, _: mcp_types.PaginatedRequestParams | None) -> mcp_types.ListToolsResult:
         base = target_of(context)[0].base
-        tool = Tool(
+        tool = mcp_types.Tool(
             name=TOOL,
             description=f"Answers questions from the knowledge base {base.name}, with references. {base.description}",
             input_schema=dict(_INPUT),
-            annotations=ToolAnnotations(read_only_hint=True),
+            annotations=mcp_types.ToolAnnotations(read_only_hint=True),
         )
-        return ListToolsResult(tools=[tool])
+        return mcp_types.ListToolsResult(tools=[tool])
 
-    async def call_tool(context: Context, params: CallToolRequestParams) -> CallToolResult:
+    async def call_tool(context: Context, params: mcp_types.CallToolRequestParams) -> mcp_types.CallToolResult:
         served, principal, place = target_of(context)
         try:
-            request = _request(params).model_copy(update={"principal": principal})
+            request = served.request(_request(params), principal=principal)
             async with place():
-                response = await served.base.aretrieve(served.request(request))
+                response = await served.base.aretrieve(request)
         except Exception as error:  # noqa: BLE001 (a tool's errors are results, so that the model sees them)
             message = error_body(error, request_id.get())["error"]["message"]
             if isinstance(error, AgenticKBError):
                 message = f"{message.rstrip('.')}. {error.remedy}"
             else:
                 logger.error("a tool call failed", exc_info=error)
-            return CallToolResult(content=[TextContent(text=message)], is_error=True)
+            return mcp_types.CallToolResult(content=[mcp_types.TextContent(text=message)], is_error=True)
         count(response)
         named = [f"[ref_id:{one.id}] {one.title} {one.url or one.doc_key}" for one in response.references]
         missing = [f"missing: {part.what}: {part.reason}" for part in response.missing]
-        text = TextContent(text="\n".join([response.text, *named, *missing]))
-        return CallToolResult(content=[text], structured_content=response.to_dict())
+        text = mcp_types.TextContent(text="\n".join([response.text, *named, *missing]))
+        return mcp_types.CallToolResult(content=[text], structured_content=response.to_dict())
 
     return Server(
         "agentic-kb", version=version("llama-index-agentic-kb"), on_list_tools=list_tools, on_call_tool=call_tool
     )
 
 
-def _request(params: CallToolRequestParams) -> RetrievalRequest:
+def _request(params: mcp_types.CallToolRequestParams) -> RetrievalRequest:
     arguments = dict(params.arguments or {})
     if params.name != TOOL:
         raise InvalidRequestError(f"there is no tool {params.name[:60]!r}; there is {TOOL}")

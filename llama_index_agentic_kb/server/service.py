@@ -51,14 +51,11 @@ class ServedBase:
     etags: tuple[str, ...] = ()
     defaults: RetrieveDefaults = field(default_factory=RetrieveDefaults)
 
-    def request(self, sent: RetrievalRequest) -> RetrievalRequest:
-        """Return a request with the stored defaults in the fields that it omits."""
-        changes = {
-            name: value
-            for name, value in self.defaults.model_dump(by_alias=False, exclude_none=True).items()
-            if getattr(sent, name) is None
-        }
-        return sent.model_copy(update=changes) if changes else sent
+    def request(self, sent: RetrievalRequest, **known: object) -> RetrievalRequest:
+        """Return a request with the fields that the server knows, and the stored defaults in those that it omits."""
+        defaults = self.defaults.model_dump(by_alias=False, exclude_none=True)
+        omitted = {name: value for name, value in defaults.items() if getattr(sent, name) is None}
+        return sent.model_copy(update=omitted | known)
 
 
 class KnowledgeService:

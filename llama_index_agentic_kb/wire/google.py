@@ -1,7 +1,7 @@
 """Google's Answer and session methods, CheckGrounding and Rank (Discovery Engine v1): requests in, answers out.
 
     query = decode_answer_query(body, serving_config=path)
-    body = encode_answer_response(answer, parent=parse_serving_config(path), session=session, enum_as_int=True)
+    body = encode_answer_response(answer, parent=names.parse_serving_config(path), session=session, enum_as_int=True)
 
 Every field of a v1 request is checked; those that change an answer and have no effect here are named in
 ``AnswerQuery.unsupported``. ``asynchronousMode`` is refused, as by the live service. Output is strictly v1. Offsets
@@ -25,35 +25,14 @@ from pydantic.alias_generators import to_camel
 from llama_index_agentic_kb._text import byte_offsets, error_message
 from llama_index_agentic_kb.errors import AgenticKBError, InvalidAnswerError, InvalidRequestError
 from llama_index_agentic_kb.schema import answer as answers
+from llama_index_agentic_kb.schema import grounding
 from llama_index_agentic_kb.schema._model import describe
 from llama_index_agentic_kb.schema.activity import QueryClass
 from llama_index_agentic_kb.schema.filters import Condition, FilterNode, FilterOperator
-from llama_index_agentic_kb.schema.grounding import (
-    CITATION_THRESHOLD,
-    MAX_ANSWER_TOKENS,
-    Fact,
-    FilteringLevel,
-    GroundingLedger,
-    GroundingQuery,
-    RankQuery,
-    RankRecord,
-    answer_tokens,
-)
 from llama_index_agentic_kb.schema.request import Message, ReasoningEffort, RetrievalRequest
+from llama_index_agentic_kb.wire import google_messages as names
 from llama_index_agentic_kb.wire.google_filter import parse_filter, parse_session_filter
-from llama_index_agentic_kb.wire.google_messages import (
-    Fields,
-    Untyped,
-    check_config_name,
-    member,
-    message_class,
-    parse_parent,
-    parse_serving_config,
-    parse_session_name,
-    plain,
-    read,
-    write,
-)
+from llama_index_agentic_kb.wire.google_messages import Fields, Untyped, member, plain, read, write
 
 DEFAULT_RESULTS: Final = 10  # default of Google's ``maxReturnResults``
 _ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
@@ -101,7 +80,7 @@ def decode_answer_query(body: object, *, serving_config: str | None = None) -> a
     if serving_config and sent.serving_config not in ("", serving_config):
         raise InvalidRequestError("servingConfig: the body names another one than the request's path")
     if config := serving_config or sent.serving_config:
-        parse_serving_config(config)
+        names.parse_serving_config(config)
     understanding, generation = sent.query_understanding_spec, sent.answer_generation_spec
     rephraser = understanding.query_rephraser_spec
     classes = [found for one in understanding.query_classification_spec.types if (found := member(QueryClass, one))]
@@ -120,7 +99,7 @@ def decode_answer_query(body: object, *, serving_config: str | None = None) -> a
                 max_output_documents=sent.search_spec.search_params.max_return_results or DEFAULT_RESULTS,
             ),
             query_id=sent.query.query_id,
-            session=parse_session_name(sent.session)[1] if sent.session else None,
+            session=names.parse_session_name(sent.session)[1] if sent.session else None,
             user_pseudo_id=sent.user_pseudo_id,
             user_labels=dict(sent.user_labels),
             end_user_chunks=[
@@ -141,7 +120,7 @@ def decode_answer_query(body: object, *, serving_config: str | None = None) -> a
             ignore_low_relevant_content=generation.ignore_low_relevant_content if gated else None,
             related_questions=sent.related_questions_spec.enable,
             grounding_supports=sent.grounding_spec.include_grounding_supports,
-            filtering_level=member(FilteringLevel, sent.grounding_spec.filtering_level),
+            filtering_level=member(grounding.FilteringLevel, sent.grounding_spec.filtering_level),
             safety=sent.safety_spec.enable,
             safety_settings=_safety_settings(sent.safety_spec),
         )
@@ -169,7 +148,7 @@ def _search_fields(spec: Untyped) -> Fields:
         "result_mode": member(answers.ResultMode, params.search_result_mode),
         "data_stores": [
             answers.DataStoreQuery(
-                data_store=parse_parent(one.data_store, f"{at}.dataStoreSpecs.{position}.dataStore"),
+                data_store=names.parse_parent(one.data_store, f"{at}.dataStoreSpecs.{position}.dataStore"),
                 max_results=one.num_results or None,
                 filters=_filter(one, f"{at}.dataStoreSpecs.{position}"),
             )
@@ -414,16 +393,16 @@ def decode_update_session(body: object, update_mask: str = "") -> answers.Sessio
     """
     sent = read("Session", body)
     spellings = {to_camel(name): name for name in _CHANGEABLE}
-    names = [spellings.get(name.strip(), name.strip()) for name in update_mask.split(",") if name.strip()]
-    if wrong := [name for name in names if name not in _CHANGEABLE]:
+    changed = [spellings.get(name.strip(), name.strip()) for name in update_mask.split(",") if name.strip()]
+    if wrong := [name for name in changed if name not in _CHANGEABLE]:
         known = ", ".join(_CHANGEABLE)
         raise InvalidRequestError(f"updateMask: {wrong[0][:60]!r} can't be changed; it can hold {known}")
-    return _changes(sent, names or _CHANGEABLE)
+    return _changes(sent, changed or _CHANGEABLE)
 
 
-def _changes(sent: Untyped, names: Sequence[str]) -> answers.SessionChanges:
-    fields = {name: getattr(sent, name) for name in names}
-    return answers.SessionChanges(**fields | ({"labels": list(sent.labels)} if "labels" in names else {}))
+def _changes(sent: Untyped, changed: Sequence[str]) -> answers.SessionChanges:
+    fields = {name: list(sent.labels) if name == "labels" else getattr(sent, name) for name in changed}
+    return answers.SessionChanges(**fields)
 
 
 def decode_list_sessions(params: Mapping[str, object]) -> answers.SessionQuery:
@@ -446,7 +425,7 @@ def _our_condition(sent: Condition) -> Condition:
     is_any = sent.operator is FilterOperator.IN and sent.key == "labels"
     values = sent.values
     if sent.key == "state":
-        states = message_class("Session").DESCRIPTOR.fields_by_name["state"].enum_type.values_by_name
+        states = names.message_class("Session").DESCRIPTOR.fields_by_name["state"].enum_type.values_by_name
         if unknown := [value for value in values if value not in states]:
             raise InvalidRequestError(f"filter: Session.State has no value {str(unknown[0])[:60]!r}")
         values = [str(member(answers.SessionState, states[value].number) or "") for value in values]
@@ -487,26 +466,30 @@ def encode_session_page(page: answers.SessionPage, parent: str, *, enum_as_int: 
 # -- checks and ranking ------------------------------------------------------------------------------------------------
 
 
-def decode_check_grounding(body: object, *, grounding_config: str | None = None) -> GroundingQuery:
+def decode_check_grounding(body: object, *, grounding_config: str | None = None) -> grounding.GroundingQuery:
     """Parse a request of ``:check``; raise ``InvalidRequestError`` if invalid or beyond Google's limits."""
     sent = read("CheckGroundingRequest", body)
     if name := grounding_config or sent.grounding_config:
-        check_config_name(name, "groundingConfig")
+        names.check_config_name(name, "groundingConfig")
     if not sent.answer_candidate.strip():
         raise InvalidRequestError("answerCandidate: an answer to check is needed")
-    tokens = answer_tokens(sent.answer_candidate)
-    if tokens > MAX_ANSWER_TOKENS:
-        raise InvalidRequestError(f"answerCandidate: {tokens} tokens; at most {MAX_ANSWER_TOKENS} are checked")
+    tokens = grounding.answer_tokens(sent.answer_candidate)
+    if tokens > grounding.MAX_ANSWER_TOKENS:
+        raise InvalidRequestError(
+            f"answerCandidate: {tokens} tokens; at most {grounding.MAX_ANSWER_TOKENS} are checked"
+        )
     spec = sent.grounding_spec
-    return GroundingQuery(
+    return grounding.GroundingQuery(
         answer=sent.answer_candidate,
-        facts=[Fact(text=fact.fact_text, attributes=dict(fact.attributes)) for fact in sent.facts],
-        citation_threshold=spec.citation_threshold if spec.HasField("citation_threshold") else CITATION_THRESHOLD,
+        facts=[grounding.Fact(text=fact.fact_text, attributes=dict(fact.attributes)) for fact in sent.facts],
+        citation_threshold=spec.citation_threshold
+        if spec.HasField("citation_threshold")
+        else grounding.CITATION_THRESHOLD,
         claim_scores=spec.enable_claim_level_score,
     )
 
 
-def encode_check_grounding(query: GroundingQuery, ledger: GroundingLedger) -> Fields:
+def encode_check_grounding(query: grounding.GroundingQuery, ledger: grounding.GroundingLedger) -> Fields:
     """Return the response of ``:check`` as JSON data; a support's ``reference_id`` is the index of the fact.
 
     Raises ``InvalidAnswerError`` if the answer does not contain a claim's text at the claim's position.
@@ -536,26 +519,26 @@ def encode_check_grounding(query: GroundingQuery, ledger: GroundingLedger) -> Fi
     return write("CheckGroundingResponse", fields)
 
 
-def decode_rank(body: object, *, ranking_config: str | None = None) -> RankQuery:
+def decode_rank(body: object, *, ranking_config: str | None = None) -> grounding.RankQuery:
     """Parse a request of ``:rank``; raise ``InvalidRequestError`` if it is invalid, or has no records or empty ones."""
     sent = read("RankRequest", body)
     if name := ranking_config or sent.ranking_config:
-        check_config_name(name, "rankingConfig")
+        names.check_config_name(name, "rankingConfig")
     for position, record in enumerate(sent.records):
         if not record.title and not record.content:
             raise InvalidRequestError(f"records.{position}: a title or content is needed")
     if not sent.records:
         raise InvalidRequestError("records: records to rank are needed")
-    return RankQuery(
+    return grounding.RankQuery(
         query=sent.query,
-        records=[RankRecord(id=one.id, title=one.title, content=one.content) for one in sent.records],
+        records=[grounding.RankRecord(id=one.id, title=one.title, content=one.content) for one in sent.records],
         top_n=sent.top_n or None,
         model=sent.model or DEFAULT_RANKER,
         ids_only=sent.ignore_record_details_in_response,
     )
 
 
-def encode_rank(query: RankQuery, records: Sequence[RankRecord]) -> Fields:
+def encode_rank(query: grounding.RankQuery, records: Sequence[grounding.RankRecord]) -> Fields:
     """Return the response of ``:rank`` as JSON data; ``records`` have their scores, best first (``search.rerank``)."""
     shown = {"id", "score"} if query.ids_only else {"id", "score", "title", "content"}
     return write("RankResponse", {"records": [one.model_dump(include=shown) for one in records[: query.top_n]]})

@@ -33,24 +33,8 @@ from llama_index_agentic_kb.schema.grounding import (
     Support,
     Verdict,
 )
-from llama_index_agentic_kb.wire.google import (
-    decode_answer_query,
-    decode_check_grounding,
-    decode_create_session,
-    decode_list_sessions,
-    decode_rank,
-    decode_update_session,
-    encode_check_grounding,
-    encode_error,
-    encode_rank,
-    wants_answer_details,
-)
-from llama_index_agentic_kb.wire.google_messages import (
-    parse_answer_name,
-    parse_parent,
-    parse_serving_config,
-    parse_session_name,
-)
+from llama_index_agentic_kb.wire import google as codec
+from llama_index_agentic_kb.wire import google_messages as names
 from tests.wire.strategies import CONFIGS, REQUESTS, STORE, at, many
 
 
@@ -68,7 +52,7 @@ def test_what_a_client_sends_is_read(request: Any) -> None:
         for snake in (False, True)
     ]
     config = forms[0].pop("servingConfig")  # the client over REST puts it into the path
-    first, *others = (decode_answer_query(json.dumps(form), serving_config=config) for form in forms)
+    first, *others = (codec.decode_answer_query(json.dumps(form), serving_config=config) for form in forms)
     assert all(other == first for other in others)
 
 
@@ -127,14 +111,14 @@ def test_every_field_means_what_it_says(path: str, value: Any, means: dict[str, 
 
 
 def read_of(sent: dict[str, Any]) -> dict[str, Any]:
-    read = decode_answer_query(sent).to_dict()
+    read = codec.decode_answer_query(sent).to_dict()
     return {**read.pop("request"), **read}
 
 
 def test_a_request_without_settings_has_googles() -> None:
     """Ten documents, and nothing else."""
     least = RetrievalRequest(messages=[Message(role="user", content="Who?")], max_output_documents=10)
-    assert decode_answer_query({"query": {"text": "Who?"}}) == AnswerQuery(request=least)
+    assert codec.decode_answer_query({"query": {"text": "Who?"}}) == AnswerQuery(request=least)
 
 
 def support(reference: str, score: float) -> Support:
@@ -157,13 +141,13 @@ def test_a_check_of_grounding_goes_both_ways() -> None:
     ]
     facts = [g.GroundingFact(fact_text=one, attributes={"author": "x"}) for one in ("A", "B")]
     spec = g.CheckGroundingSpec(citation_threshold=0.0, enable_claim_level_score=True)
-    read = decode_check_grounding(
+    read = codec.decode_check_grounding(
         sent(g.CheckGroundingRequest(answer_candidate=text, facts=facts, grounding_spec=spec))
     )
     assert (read.answer, read.citation_threshold, read.claim_scores) == (text, 0.0, True)
     assert [(fact.text, fact.attributes) for fact in read.facts] == [("A", {"author": "x"}), ("B", {"author": "x"})]
     query = GroundingQuery(answer=text, facts=[Fact(text="A"), Fact(text="B")], claim_scores=True)
-    written = encode_check_grounding(query, GroundingLedger(claims=claims, grounding_score=0.55))
+    written = codec.encode_check_grounding(query, GroundingLedger(claims=claims, grounding_score=0.55))
     got: Any = g.CheckGroundingResponse.from_json(json.dumps(written))
     assert got.support_score == pytest.approx(0.55)
     assert [(one.chunk_text, one.source) for one in got.cited_chunks] == [("quote 1", "1"), ("quote 0", "0")]
@@ -176,13 +160,13 @@ def test_a_check_of_grounding_goes_both_ways() -> None:
 def test_ranking_goes_both_ways() -> None:
     """The client's records are read, and come back best first, with details or without."""
     records = [g.RankingRecord(id="1", title="a"), g.RankingRecord(id="2", content="b")]
-    read = decode_rank(sent(g.RankRequest(query="q", records=records, top_n=1)))
+    read = codec.decode_rank(sent(g.RankRequest(query="q", records=records, top_n=1)))
     assert (read.query, read.top_n, read.model, read.ids_only) == ("q", 1, "semantic-ranker-512@latest", False)
     assert [(one.id, one.title, one.content) for one in read.records] == [("1", "a", ""), ("2", "", "b")]
     ranked = [RankRecord(id="2", content="b", score=0.8597)]
-    got: Any = g.RankResponse.from_json(json.dumps(encode_rank(RankQuery(records=[RankRecord(id="2")]), ranked)))
+    got: Any = g.RankResponse.from_json(json.dumps(codec.encode_rank(RankQuery(records=[RankRecord(id="2")]), ranked)))
     assert [(one.id, one.content, round(one.score, 4)) for one in got.records] == [("2", "b", 0.8597)]
-    bare = encode_rank(RankQuery(records=[RankRecord(id="2")], ids_only=True), [RankRecord(id="2", content="b")])
+    bare = codec.encode_rank(RankQuery(records=[RankRecord(id="2")], ids_only=True), [RankRecord(id="2", content="b")])
     assert bare == {"records": [{"id": "2"}]}
 
 
@@ -200,7 +184,7 @@ def test_ranking_goes_both_ways() -> None:
 )
 def test_errors_are_told_as_what_they_are(error: Exception, status: int, message: str) -> None:
     """Each has its own status, and says what to do; foreign ones say nothing, and no secret is repeated."""
-    found, (body,) = encode_error(error)
+    found, (body,) = codec.encode_error(error)
     assert (found, body["error"]["code"]) == (status, status)
     assert message in body["error"]["message"]
     assert "secret" not in body["error"]["message"]
@@ -218,9 +202,9 @@ PARENTS = [
 @pytest.mark.parametrize("parent", PARENTS)
 def test_names_are_read_into_their_parts(parent: str) -> None:
     """A parent, and the ids of what stands under it."""
-    assert parse_parent(parent) == parse_serving_config(f"{parent}/servingConfigs/default") == parent
-    assert parse_session_name(f"{parent}/sessions/s") == (parent, "s")
-    assert parse_answer_name(f"{parent}/sessions/-/answers/a") == (parent, "-", "a")
+    assert names.parse_parent(parent) == names.parse_serving_config(f"{parent}/servingConfigs/default") == parent
+    assert names.parse_session_name(f"{parent}/sessions/s") == (parent, "s")
+    assert names.parse_answer_name(f"{parent}/sessions/-/answers/a") == (parent, "-", "a")
 
 
 @pytest.mark.parametrize(
@@ -240,13 +224,13 @@ def test_names_are_read_into_their_parts(parent: str) -> None:
 def test_what_is_no_name_is_refused(name: str) -> None:
     """Neither a part of a name nor one with an empty part passes; the field is named."""
     with pytest.raises(InvalidRequestError):
-        parse_parent(name)
+        names.parse_parent(name)
     with pytest.raises(InvalidRequestError, match=r"^session: |an engine is named"):
-        parse_session_name(f"{name}/sessions/s")
+        names.parse_session_name(f"{name}/sessions/s")
     with pytest.raises(InvalidRequestError, match=r"^name: "):
-        parse_answer_name(f"{PARENTS[0]}/sessions/s")
+        names.parse_answer_name(f"{PARENTS[0]}/sessions/s")
     with pytest.raises(InvalidRequestError, match=r"^name: "):
-        parse_answer_name(f"{PARENTS[0]}/servingConfigs/s/answers/a")
+        names.parse_answer_name(f"{PARENTS[0]}/servingConfigs/s/answers/a")
 
 
 CLASSES = "queryUnderstandingSpec.queryClassificationSpec.types"
@@ -286,7 +270,7 @@ def body(**fields: Any) -> dict[str, Any]:
 def test_what_is_no_request_is_refused(sent: Any, message: str) -> None:
     """No JSON, unknown fields and two of a oneof are refused, and the place is named."""
     with pytest.raises(InvalidRequestError) as refused:
-        decode_answer_query(sent)
+        codec.decode_answer_query(sent)
     assert message in str(refused.value)
 
 
@@ -321,7 +305,7 @@ def test_what_is_no_request_is_refused(sent: Any, message: str) -> None:
 def test_what_is_wrong_is_refused_by_its_field(path: str, value: Any, message: str) -> None:
     """Wrong kinds and what is out of a range are refused, and the field is named."""
     with pytest.raises(InvalidRequestError) as refused:
-        decode_answer_query(at(path, value))
+        codec.decode_answer_query(at(path, value))
     assert path + message in str(refused.value)
 
 
@@ -330,36 +314,26 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google.cloud.discoveryengine_v1", None)
     monkeypatch.delattr("google.cloud.discoveryengine_v1")
     with pytest.raises(ConfigurationError, match=r"llama-index-agentic-kb\[google\]"):
-        decode_answer_query(body())
+        codec.decode_answer_query(body())
 
 
 def test_the_path_and_the_body_name_one_serving_config() -> None:
     """Two different serving configs are refused; either alone does."""
     name = "projects/p/locations/l/dataStores/d/servingConfigs/s"
-    assert decode_answer_query(body(servingConfig=name)) == decode_answer_query(body(), serving_config=name)
+    assert codec.decode_answer_query(body(servingConfig=name)) == codec.decode_answer_query(body(), serving_config=name)
     with pytest.raises(InvalidRequestError, match="servingConfig: the body names another one"):
-        decode_answer_query(body(servingConfig=name), serving_config=name + "2")
-
-
-@pytest.mark.parametrize("five", [5, 5.0, "5", "5.0", "05", "5e0", "0.5e1"])
-def test_numbers_are_taken_as_protobuf_takes_them(five: Any) -> None:
-    """Whole numbers may be decimal or text."""
-    assert decode_answer_query(at(f"{PARAMS}.maxReturnResults", five)).request.max_output_documents == 5
-
-
-@pytest.mark.parametrize("level", ["FILTERING_LEVEL_HIGH", 2, "2", 2.0])
-def test_enums_are_names_or_numbers(level: Any) -> None:
-    """An enum's value is its name, its number, or the number as text."""
-    query = decode_answer_query(body(groundingSpec={"filteringLevel": level}))
-    assert query.filtering_level == "high"
+        codec.decode_answer_query(body(servingConfig=name), serving_config=name + "2")
 
 
 def test_null_is_not_set_and_false_is_not_null() -> None:
     """Null leaves a field at its default; the relevance gate tells false from unset."""
     generation = {"ignoreLowRelevantContent": None, "promptSpec": None}
-    assert decode_answer_query(body(answerGenerationSpec=generation, session=None)).ignore_low_relevant_content is None
+    assert (
+        codec.decode_answer_query(body(answerGenerationSpec=generation, session=None)).ignore_low_relevant_content
+        is None
+    )
     for value in (True, False):
-        query = decode_answer_query(body(answerGenerationSpec={"ignoreLowRelevantContent": value}))
+        query = codec.decode_answer_query(body(answerGenerationSpec={"ignoreLowRelevantContent": value}))
         assert query.ignore_low_relevant_content is value
 
 
@@ -372,13 +346,13 @@ def test_results_that_are_brought_along_are_read_in_their_order() -> None:
         {"chunkInfo": {"content": "d", "documentMetadata": {"title": "T"}}},
         {},
     ]
-    results = decode_answer_query(body(searchSpec={"searchResultList": {"searchResults": given}})).search_results
+    results = codec.decode_answer_query(body(searchSpec={"searchResultList": {"searchResults": given}})).search_results
     assert results is not None
     contents = [[part.content for part in one.chunks] if one.kind == "document" else one.to_dict() for one in results]
     assert contents[:2] == [["a"], ["b"]]
     assert contents[3] == []
-    assert decode_answer_query(body(searchSpec={"searchResultList": {}})).search_results == []
-    assert decode_answer_query(body(searchSpec={})).search_results is None
+    assert codec.decode_answer_query(body(searchSpec={"searchResultList": {}})).search_results == []
+    assert codec.decode_answer_query(body(searchSpec={})).search_results is None
 
 
 RANKING = "projects/p/locations/l/rankingConfigs/r"
@@ -388,28 +362,36 @@ CANDIDATE = {"answerCandidate": "a"}
 @pytest.mark.parametrize(
     ("decode", "sent", "message"),
     [
-        (decode_check_grounding, {}, "answerCandidate: an answer to check is needed"),
-        (decode_check_grounding, {"answerCandidate": "a. " * 2049}, "answerCandidate: 4098 tokens; at most 4096"),
-        (decode_check_grounding, {**CANDIDATE, "facts": [{}] * 201}, "facts: 201 items; at most 200"),
-        (decode_check_grounding, {**CANDIDATE, "facts": [{"factText": "x" * 10_001}]}, "facts.0.factText: 10001 char"),
+        (codec.decode_check_grounding, {}, "answerCandidate: an answer to check is needed"),
+        (codec.decode_check_grounding, {"answerCandidate": "a. " * 2049}, "answerCandidate: 4098 tokens; at most 4096"),
+        (codec.decode_check_grounding, {**CANDIDATE, "facts": [{}] * 201}, "facts: 201 items; at most 200"),
         (
-            decode_check_grounding,
+            codec.decode_check_grounding,
+            {**CANDIDATE, "facts": [{"factText": "x" * 10_001}]},
+            "facts.0.factText: 10001 char",
+        ),
+        (
+            codec.decode_check_grounding,
             {**CANDIDATE, "groundingSpec": {"citationThreshold": 1.1}},
             "citationThreshold: a fin",
         ),
-        (decode_check_grounding, {**CANDIDATE, "groundingConfig": RANKING}, "locations/{location}/groundingConfigs/"),
-        (decode_rank, {"records": []}, "records: records to rank are needed"),
-        (decode_rank, {"records": [{"title": "a"}, {"id": "1"}]}, "records.1: a title or content is needed"),
-        (decode_rank, {"records": [{"title": "a"}] * (MAX_RECORDS + 1)}, "records: 201 items; at most 200"),
-        (decode_rank, {"records": [{"title": "a"}], "topN": -1}, "topN: a finite number from 0 to"),
-        (decode_create_session, {"turns": [{}]}, "session.turns: turns are made by answering"),
-        (decode_create_session, {"isPinned": "yes"}, "isPinned: Expected true or false"),
-        (decode_list_sessions, {"pageSize": "-1"}, "pageSize: a finite number from 0 to"),
-        (decode_list_sessions, {"orderBy": "update_time down"}, "orderBy: can't read 'update_time down'"),
-        (decode_list_sessions, {"filter": "title = a"}, "filter: there is no field 'title'"),
-        (decode_list_sessions, {"filter": "state = OPEN"}, "filter: Session.State has no value 'OPEN'"),
-        (wants_answer_details, {"includeAnswerDetails": "yes"}, "includeAnswerDetails: 'yes' is neither"),
-        (lambda sent: decode_update_session({}, sent), "name", "updateMask: 'name' can't be changed"),
+        (
+            codec.decode_check_grounding,
+            {**CANDIDATE, "groundingConfig": RANKING},
+            "locations/{location}/groundingConfigs/",
+        ),
+        (codec.decode_rank, {"records": []}, "records: records to rank are needed"),
+        (codec.decode_rank, {"records": [{"title": "a"}, {"id": "1"}]}, "records.1: a title or content is needed"),
+        (codec.decode_rank, {"records": [{"title": "a"}] * (MAX_RECORDS + 1)}, "records: 201 items; at most 200"),
+        (codec.decode_rank, {"records": [{"title": "a"}], "topN": -1}, "topN: a finite number from 0 to"),
+        (codec.decode_create_session, {"turns": [{}]}, "session.turns: turns are made by answering"),
+        (codec.decode_create_session, {"isPinned": "yes"}, "isPinned: Expected true or false"),
+        (codec.decode_list_sessions, {"pageSize": "-1"}, "pageSize: a finite number from 0 to"),
+        (codec.decode_list_sessions, {"orderBy": "update_time down"}, "orderBy: can't read 'update_time down'"),
+        (codec.decode_list_sessions, {"filter": "title = a"}, "filter: there is no field 'title'"),
+        (codec.decode_list_sessions, {"filter": "state = OPEN"}, "filter: Session.State has no value 'OPEN'"),
+        (codec.wants_answer_details, {"includeAnswerDetails": "yes"}, "includeAnswerDetails: 'yes' is neither"),
+        (lambda sent: codec.decode_update_session({}, sent), "name", "updateMask: 'name' can't be changed"),
     ],
 )
 def test_the_other_methods_refuse_by_field_too(decode: Any, sent: Any, message: str) -> None:
@@ -422,10 +404,10 @@ def test_the_other_methods_refuse_by_field_too(decode: Any, sent: Any, message: 
 def test_an_empty_mask_changes_all_and_a_page_has_an_end() -> None:
     """Without a mask what is left out goes to its default; a page holds at most 1000."""
     whole = {"display_name": "", "labels": [], "is_pinned": True, "user_pseudo_id": ""}
-    assert decode_update_session({"isPinned": True}).model_dump(by_alias=False) == whole
-    assert decode_update_session({"displayName": "x"}, "displayName").to_dict() == {"displayName": "x"}
-    assert decode_list_sessions({"pageSize": "5000"}).page_size == 1000
-    assert decode_list_sessions({}).page_size == 50
-    state = decode_list_sessions({"filter": "state = IN_PROGRESS"}).filters
+    assert codec.decode_update_session({"isPinned": True}).model_dump(by_alias=False) == whole
+    assert codec.decode_update_session({"displayName": "x"}, "displayName").to_dict() == {"displayName": "x"}
+    assert codec.decode_list_sessions({"pageSize": "5000"}).page_size == 1000
+    assert codec.decode_list_sessions({}).page_size == 50
+    state = codec.decode_list_sessions({"filter": "state = IN_PROGRESS"}).filters
     assert state is not None
     assert state.to_dict()["value"] == "inProgress"
