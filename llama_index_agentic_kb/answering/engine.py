@@ -20,7 +20,7 @@ from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb._aio import Call, deadline_after, earliest, emit
 from llama_index_agentic_kb._text import error_message, one_line
-from llama_index_agentic_kb.answering.policy import AnswerPolicy, check, rate, skip_reasons
+from llama_index_agentic_kb.answering.policy import AnswerPolicy, check, classes_to_judge, rate, skip_reasons
 from llama_index_agentic_kb.answering.results import (
     Pieces,
     answer_references,
@@ -30,7 +30,7 @@ from llama_index_agentic_kb.answering.results import (
     supplied_retriever,
     unanswered_parts,
 )
-from llama_index_agentic_kb.answering.sessions import end_user_part, keep_turn, read_session, session_owner, states_of
+from llama_index_agentic_kb.answering.sessions import keep_turn, read_session, session_owner, states_of
 from llama_index_agentic_kb.errors import InvalidRequestError, LLMError
 from llama_index_agentic_kb.grounding.citations import Markers, strip_markers
 from llama_index_agentic_kb.grounding.claims import split_claims
@@ -39,7 +39,7 @@ from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, Spotligh
 from llama_index_agentic_kb.guard.text import plain_value
 from llama_index_agentic_kb.llm import LanguageModel, read_json, recorded_calls
 from llama_index_agentic_kb.planning import ClassificationSpec
-from llama_index_agentic_kb.prompts import RELATED_TEMPLATE, Passage, as_data, format_passages
+from llama_index_agentic_kb.prompts import RELATED_TEMPLATE, Passage, as_data, end_user_part, format_passages
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine, Observer, asked
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
 from llama_index_agentic_kb.schema import (
@@ -186,7 +186,8 @@ class _Answering:
         if self.deadline is not None:  # subtract the time already used
             left = max(self.deadline - time.monotonic(), MIN_SECONDS)
             request = request.model_copy(update={"max_runtime_in_seconds": left})
-        spec = _classes_of(query, self.policy)
+        types, labels = classes_to_judge(query), self.policy.labels
+        spec = ClassificationSpec(types, labels) if types or labels else None
         retrieval = await engine.retrieved(request, observer=observer, classification=spec)
         self.retrieval = retrieval
         self.references = answer_references(retrieval)
@@ -322,16 +323,6 @@ def _source_params(query: AnswerQuery, retriever: AgenticRetriever) -> list[Sour
             changes["max_output_documents"] = store.max_results
         params.append(requested.model_copy(update=changes))
     return params
-
-
-def _classes_of(query: AnswerQuery, policy: AnswerPolicy) -> ClassificationSpec | None:
-    """Return the classes to check a question for: those to report, and those that can withhold the answer."""
-    types = list(query.classify)
-    types += [QueryClass.ADVERSARIAL_QUERY] if query.ignore_adversarial_query else []
-    types += [QueryClass.JAIL_BREAKING_QUERY] if query.ignore_jail_breaking_query else []
-    if query.ignore_non_answer_seeking_query:
-        types += [QueryClass.NON_ANSWER_SEEKING_QUERY, QueryClass.NON_ANSWER_SEEKING_QUERY_V2]
-    return ClassificationSpec(tuple(types), policy.labels) if types or policy.labels else None
 
 
 def _unclassified(spec: ClassificationSpec, plan: QueryPlan) -> list[str]:

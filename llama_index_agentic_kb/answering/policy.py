@@ -142,6 +142,11 @@ _IGNORED: Final = {
 """The query's switch that withholds answers to a class of questions, and the skip reason, by class."""
 
 
+def classes_to_judge(query: AnswerQuery) -> tuple[QueryClass, ...]:
+    """Return the classes to sort a question into: those to report, and those that withhold the answer."""
+    return (*query.classify, *(kind for kind, (switch, _) in _IGNORED.items() if getattr(query, switch)))
+
+
 def skip_reasons(
     query: AnswerQuery, policy: AnswerPolicy, retrieval: Retrieval
 ) -> tuple[list[SkippedReason], list[str]]:

@@ -16,16 +16,11 @@ from llama_index.core.chat_engine.types import BaseChatEngine
 
 from llama_index_agentic_kb import AgenticChatEngine, KnowledgeBase, SynthesisError
 from llama_index_agentic_kb._aio import run
-from llama_index_agentic_kb.answering.sessions import (
-    END_USER_RULE,
-    TOKEN_LIMIT,
-    SessionMemory,
-    end_user_part,
-    session_owner,
-)
+from llama_index_agentic_kb.answering.sessions import TOKEN_LIMIT, SessionMemory, session_owner
 from llama_index_agentic_kb.errors import ConfigurationError, DeniedError, InvalidRequestError, NotFoundError
 from llama_index_agentic_kb.guard.permissions import acting_as
 from llama_index_agentic_kb.guard.spotlighting import draw
+from llama_index_agentic_kb.prompts import END_USER_RULE, end_user_part
 from llama_index_agentic_kb.schema import Principal
 from llama_index_agentic_kb.schema.answer import EndUserChunk
 from llama_index_agentic_kb.store.sessions import SessionStore
