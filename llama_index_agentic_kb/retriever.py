@@ -85,8 +85,7 @@ MEMORY_SECONDS: Final = 5.0
 RETRIEVAL_ANSWER_SHARE: Final = 0.05
 """Fraction of the time limit reserved for postprocessing after a retrieval without an answer."""
 
-_MEMORIES: Final = WorkerPool("memories")
-"""A separate thread pool, so that memories that hang don't block other calls."""
+_MEMORIES: Final = WorkerPool("memories")  # a separate thread pool, so that memories that hang don't block other calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
