@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.planning import EffortLimits as EffortLimits
     from llama_index_agentic_kb.planning.effort import InputLimits as InputLimits
     from llama_index_agentic_kb.query_engine import AgenticQueryEngine as AgenticQueryEngine
+    from llama_index_agentic_kb.query_engine import cited_nodes as cited_nodes
     from llama_index_agentic_kb.retriever import AgenticRetriever as AgenticRetriever
     from llama_index_agentic_kb.retriever import RetrieverOptions as RetrieverOptions
     from llama_index_agentic_kb.schema import DialogueStage as DialogueStage
@@ -97,7 +98,6 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.synthesis import AgenticResponse as AgenticResponse
     from llama_index_agentic_kb.synthesis import AgenticStreamingResponse as AgenticStreamingResponse
     from llama_index_agentic_kb.synthesizers import get_response_synthesizer as get_response_synthesizer
-    from llama_index_agentic_kb.tools import cited_nodes as cited_nodes
 
 __version__ = "0.1.0"
 
@@ -120,7 +120,7 @@ knowledge_base: KnowledgeBase
 llm.openai_compatible: OpenAICompatible
 planning.effort: InputLimits
 planning: DEFAULT_LIMITS EffortLimits
-query_engine: AgenticQueryEngine
+query_engine: AgenticQueryEngine cited_nodes
 retriever: AgenticRetriever RetrieverOptions
 schema.answer: Answer AnswerQuery AnswerResponse
 schema: DialogueStage DialogueState Finding GroundingLedger OutputMode Principal QueryPlan ReasoningEffort
@@ -133,7 +133,6 @@ store: KnowledgeStore default_embed_model ingest
 store.sessions: SessionStore
 synthesis: AgenticAsyncStreamingResponse AgenticResponse AgenticStreamingResponse
 synthesizers: get_response_synthesizer
-tools: cited_nodes
 """
 _HOME_OF = {}
 for _line in _HOMES.replace("\n    ", " ").split("\n"):

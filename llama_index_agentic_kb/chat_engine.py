@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +27,7 @@ from llama_index_agentic_kb.query_engine import AgenticQueryEngine
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
 from llama_index_agentic_kb.schema import Message, OutputMode, ReasoningEffort, RetrievalRequest
 from llama_index_agentic_kb.schema.request import INSTRUCTING
-from llama_index_agentic_kb.synthesis import Accounted
+from llama_index_agentic_kb.synthesis import Accounted, readable
 
 dispatcher = get_dispatcher(__name__)
 
@@ -260,18 +259,6 @@ def conversation_messages(messages: Sequence[ChatMessage]) -> list[Message]:
     """Return the messages of a LlamaIndex conversation for a request, without those that have no text."""
     texts = [(message.role.value, message.content or "") for message in messages]
     return [Message.model_validate({"role": role, "content": text}) for role, text in texts if text.strip()]
-
-
-def readable(text: str) -> str:
-    """Return extracted data as plain text with ``[ref_id:N]`` markers; any other text unchanged, none as a notice."""
-    if not text:
-        return "The answer was not there in time. The sources are listed."
-    try:
-        items = json.loads(text) if text.startswith("[") else None
-        texts = [f"{item['title']} [ref_id:{item['ref_id']}]\n{item['content']}" for item in items or ()]
-    except (ValueError, TypeError, KeyError):
-        return text
-    return text if items is None else "\n\n".join(texts) or "Nothing was found."
 
 
 def _sources(message: str, nodes: list[NodeWithScore]) -> JsonObject:

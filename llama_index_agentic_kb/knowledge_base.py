@@ -33,7 +33,7 @@ from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.index import RetrieverArguments, as_chat_engine, split_kwargs
 from llama_index_agentic_kb.llm import model_name, warm_up_llm
-from llama_index_agentic_kb.query_engine import AgenticQueryEngine, Observer, default_mode
+from llama_index_agentic_kb.query_engine import AgenticQueryEngine, Observer, PassageTool, ToolQueryEngine, default_mode
 from llama_index_agentic_kb.retriever import AgenticRetriever, RetrieverOptions
 from llama_index_agentic_kb.schema import (
     FilterNode,
@@ -49,7 +49,6 @@ from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.sources.base import by_name
 from llama_index_agentic_kb.sources.metadata import MetadataQueries
 from llama_index_agentic_kb.sources.plugins import PluginFailure, discover_sources
-from llama_index_agentic_kb.tools import PassageTool, ToolQueryEngine
 
 if TYPE_CHECKING:  # they import SQLAlchemy
     from llama_index_agentic_kb.store import KnowledgeStore
@@ -426,7 +425,7 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
         return as_chat_engine(self.as_retriever(**own), chat_mode, memory, **rest)
 
     def as_tool(self, name: str | None = None, description: str | None = None, **kwargs: Any) -> QueryEngineTool:
-        """Return a tool for agents and routers, whose citations survive the trip through an agent; see ``tools``.
+        """Return a tool for agents and routers, whose citations survive the trip through an agent.
 
         Name and description default to this knowledge base's; further arguments are those of ``as_query_engine``.
         """

@@ -1,14 +1,16 @@
-"""The query engine: one question from retrieval over synthesis and grounding to a LlamaIndex response."""
+"""The query engine: one question from retrieval over synthesis and grounding to a LlamaIndex response; tools."""
 
 from __future__ import annotations
 
 import contextvars
+import hashlib
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.response.schema import RESPONSE_TYPE
@@ -21,15 +23,17 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.query_engine.retriever_query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
-from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
+from llama_index.core.tools import RetrieverTool, ToolOutput
 from llama_index_instrumentation import get_dispatcher
 
 from llama_index_agentic_kb._aio import aiterate, arun, emit, emitting, iterate, run
+from llama_index_agentic_kb._text import one_line, printable
 from llama_index_agentic_kb._types import JsonObject, Work
 from llama_index_agentic_kb.account import GuardedCallbacks, is_heard, open_events, resumed_trace, set_budget
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.evidence.gathering import postprocess
-from llama_index_agentic_kb.grounding.citations import MarkerFilter, Markers
+from llama_index_agentic_kb.grounding.citations import MarkerFilter, Markers, cited_ids
 from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding
 from llama_index_agentic_kb.guard.spotlighting import Spotlight
 from llama_index_agentic_kb.llm import billed
@@ -41,15 +45,18 @@ from llama_index_agentic_kb.schema import (
     MissingPart,
     Outcome,
     OutputMode,
+    Reference,
     RetrievalRequest,
 )
 from llama_index_agentic_kb.synthesis import (
     AgenticAsyncStreamingResponse,
+    AgenticResponse,
     AgenticStreamingResponse,
     Answered,
     checked,
     failed_answer,
     makes_objects,
+    readable,
     replacement,
     synthesize,
 )
@@ -372,3 +379,87 @@ class BegunAnswer(NamedTuple):
     nodes: list[NodeWithScore]
     metadata: JsonObject
     retrieval: Retrieval
+
+
+# -- tools of agents: their citations keep their meaning in whatever the agent writes ----------------------------------
+
+# A query engine's markers, [ref_id:N], number the passages of an answer. An agent joins several answers: a tool's
+# markers name the tool and the passage itself, [space:1f0c9a3e], and its text ends with the list of sources.
+
+_MARKER: Final = re.compile(r"\[ref_id:(\d+)\]")
+_PASSAGE: Final = re.compile(r"\[[^\[\]\s]{1,80}:([0-9a-f]{8})\]")
+_UNSAFE: Final = re.compile(r"[^\w.-]+")
+
+
+class ToolQueryEngine(AgenticQueryEngine):
+    """The query engine of a tool; its responses' text has markers of the tool, and a list of the cited sources.
+
+    ``account`` and ``source_nodes`` of a response are those of any query engine. Streamed responses are not changed.
+    """
+
+    tool_name = "knowledge_base"
+
+    def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
+        return self._marked(super()._query(query_bundle))
+
+    async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
+        return self._marked(await super()._aquery(query_bundle))
+
+    def _marked(self, response: RESPONSE_TYPE) -> RESPONSE_TYPE:
+        if isinstance(response, AgenticResponse):
+            nodes, text = response.source_nodes, readable(response.response or "")
+            named = [number for number in cited_ids(text) if number < len(nodes)]
+            markers = {number: _marker(self.tool_name, nodes[number]) for number in named}
+            text = _MARKER.sub(lambda found: markers.get(int(found[1]), ""), text)
+            references = response.account.references
+            lines = [f"{marker} {_source(references[number])}" for number, marker in markers.items()]
+            response.response = "\n".join([text, "", "Sources:", *lines]) if lines else text
+        return response
+
+
+class PassageTool(RetrieverTool):
+    """LlamaIndex's ``RetrieverTool``, with a marker before each passage by which an agent can cite it."""
+
+    def call(self, *args: object, **kwargs: object) -> ToolOutput:
+        """Search for the arguments' text, and return the passages."""
+        asked = ", ".join(map(str, (*args, *kwargs.values())))  # core's own tool would search for "input is ..."
+        return self._output(asked, self.retriever.retrieve(asked))
+
+    async def acall(self, *args: object, **kwargs: object) -> ToolOutput:
+        """Search for the arguments' text, and return the passages."""
+        asked = ", ".join(map(str, (*args, *kwargs.values())))
+        return self._output(asked, await self.retriever.aretrieve(asked))
+
+    def _output(self, asked: str, nodes: list[NodeWithScore]) -> ToolOutput:
+        name = self.metadata.get_name()
+        passages = [f"{_marker(name, node)}\n{node.node.get_content(MetadataMode.LLM)}" for node in nodes]
+        content = "\n\n".join(passages) or "Nothing was found."
+        return ToolOutput(content=content, tool_name=name, raw_input={"input": asked}, raw_output=nodes)
+
+
+def cited_nodes(text: str, outputs: Iterable[object]) -> list[NodeWithScore]:
+    """Return the passages that an agent's text cites by the markers of tools, in order of first citation.
+
+    ``outputs`` are what the tools returned (``ToolOutput``, ``ToolCallResult``, ``Response`` or nodes of LlamaIndex),
+    for example ``tool_calls`` of an agent's result.
+    """
+    known = {}
+    for output in outputs:
+        tool_output = getattr(output, "tool_output", output)
+        made = getattr(tool_output, "raw_output", tool_output)
+        nodes = made if isinstance(made, list) else getattr(made, "source_nodes", ())
+        known.update({_digest(node): node for node in nodes if isinstance(node, NodeWithScore)})
+    return [known[digest] for digest in dict.fromkeys(_PASSAGE.findall(text)) if digest in known]
+
+
+def _marker(name: str, node: NodeWithScore) -> str:
+    return f"[{_UNSAFE.sub('_', name)}:{_digest(node)}]"
+
+
+def _digest(node: NodeWithScore) -> str:
+    return hashlib.sha256(node.node.node_id.encode()).hexdigest()[:8]
+
+
+def _source(reference: Reference) -> str:
+    where = reference.url or reference.citation_url or reference.knowledge_source_name
+    return f"{printable(one_line(reference.title, 200))} ({printable(one_line(where, 300))})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -392,6 +393,18 @@ class Answered:
         if self.synthesis.output is not None:
             return PydanticResponse(self.synthesis.output, source_nodes=nodes, metadata=metadata)
         return AgenticResponse(self.text, source_nodes=nodes, metadata=metadata)
+
+
+def readable(text: str) -> str:
+    """Return extracted data as plain text with ``[ref_id:N]`` markers; any other text unchanged, none as a notice."""
+    if not text:
+        return "The answer was not there in time. The sources are listed."
+    try:
+        items = json.loads(text) if text.startswith("[") else None
+        texts = [f"{item['title']} [ref_id:{item['ref_id']}]\n{item['content']}" for item in items or ()]
+    except (ValueError, TypeError, KeyError):
+        return text
+    return text if items is None else "\n\n".join(texts) or "Nothing was found."
 
 
 class Accounted(Shown):
