@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
-from itertools import filterfalse
+from itertools import filterfalse, permutations
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -75,21 +75,18 @@ class Permissions:
         if not declared:
             raise ConfigurationError("Permissions: declare at least one field, such as tenant='tenant'")
         for role, name in declared.items():
-            if not _NAME.fullmatch(name) or name in RESERVED:
-                wrong = (
-                    "a key that stores write themselves" if name in RESERVED else "no plain name of A-Z, a-z, 0-9 and _"
+            if name in RESERVED:
+                raise ConfigurationError(f"Permissions.{role}: {name!r} is a key that stores write themselves")
+            if not _NAME.fullmatch(name):
+                raise ConfigurationError(f"Permissions.{role}: {name!r} is no plain name of A-Z, a-z, 0-9 and _")
+        for (role, name), (other, beside) in permutations(declared.items(), 2):
+            if role in ("users", "groups") and beside.startswith(name):
+                raise ConfigurationError(
+                    f"Permissions.{other}: {beside!r} begins with the prefix of {role}, {name!r}: "
+                    "one key could mean both"
                 )
-                raise ConfigurationError(f"Permissions.{role}: {name!r} is {wrong}")
-        plain = [name for role, name in declared.items() if role not in ("users", "groups")]
-        if len(set(plain)) < len(plain):
-            raise ConfigurationError("Permissions: tenant, owner and public must be different keys")
-        for role in sorted({"users", "groups"} & declared.keys()):
-            for other, name in declared.items():
-                if other != role and name.startswith(declared[role]):
-                    raise ConfigurationError(
-                        f"Permissions.{other}: {name!r} begins with the prefix of {role}, {declared[role]!r}: "
-                        "one key could mean both"
-                    )
+            if name == beside:
+                raise ConfigurationError("Permissions: tenant, owner and public must be different keys")
 
     def filter_for(self, principal: Principal | None) -> FilterNode:
         """Return the mandatory filter for a principal's searches.
@@ -99,16 +96,15 @@ class Permissions:
         """
         if principal is None:
             raise DeniedError(_NOBODY)
-        of_tenant = None
+        of_tenant, user = None, principal.user
         if self.tenant is not None:
             if principal.tenant is None:
                 raise DeniedError("the principal has no tenant, and the documents' permissions are by tenant")
             of_tenant = Condition(key=self.tenant, value=principal.tenant)
             if self.owner is self.users is self.groups is self.public is None:
                 return of_tenant
-        user, flags = principal.user, [] if self.public is None else [self.public]
-        flags += [] if self.users is None or user is None else [_key(self.users, user)]
-        flags += [] if self.groups is None else [_key(self.groups, group) for group in sorted(principal.groups)]
+        flags = [] if self.public is None else [self.public]
+        flags += self._flags([] if user is None else [user], sorted(principal.groups))
         grants = [Condition(key=key, value=True) for key in flags]
         if self.owner is not None and user is not None:
             grants.append(Condition(key=self.owner, value=user))
@@ -117,6 +113,11 @@ class Permissions:
         whole = all_of(of_tenant, grants[0] if len(grants) == 1 else any_of(*grants))
         assert whole is not None
         return whole
+
+    def _flags(self, users: Iterable[str], groups: Iterable[str]) -> list[str]:
+        """Return the boolean keys of users and groups; of users only if they are declared, of groups likewise."""
+        declared = ((self.users, users), (self.groups, groups))
+        return [_key(prefix, name) for prefix, names in declared if prefix is not None for name in names]
 
     def stamp(
         self,
@@ -148,9 +149,7 @@ class Permissions:
         stamped = self.without(metadata)
         plain = ((self.tenant, tenant), (self.owner, owner), (self.public, public))
         stamped.update((key, value) for key, value in plain if key is not None and value is not None)
-        for prefix, names in ((self.users, shared), (self.groups, members)):
-            stamped.update((_key(prefix or "", name), True) for name in names)
-        return stamped
+        return stamped | dict.fromkeys(self._flags(shared, members), True)
 
     def protect(self, document: Document, **access: Any) -> Document:
         """Return a copy of a document or node with the fields of ``stamp``, which embeddings and prompts leave out."""
