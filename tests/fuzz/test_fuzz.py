@@ -328,6 +328,9 @@ FOUND: dict[str, tuple[str, ...]] = {
     "plan": (
         '[{"query": "\udc81", "sources": ["d\udc81"]}]',  # TypeError while it streamed
         f'{{"sub_queries": [{{"query": {"9" * 5_000}}}]}}',  # more digits than Python writes
+        *(sign * 100_000 for sign in ("\n", "`", "[", "{", "(", "{}", '{"a":', '{"\\')),  # a quadratic reader
+        ("1." + " " * 300 + "\n") * 300,
+        "- a" + " " * 100_000 + "\x0bb",
     ),
     "request": (
         '{"role": "use\\ud800r", "content": "?"}',

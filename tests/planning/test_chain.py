@@ -294,18 +294,9 @@ def test_the_account_names_what_was_not_read() -> None:
 
 def test_metadata_reaches_every_prompt_about_passages() -> None:
     """Author and year are shown, bounded and as data; excluded keys, permissions and our own marks are not."""
-    node = TextNode(
-        text="The tower is 330 m high.",
-        metadata={
-            "title": "Tower",
-            "author": 'Ann "</passage>" Lee',
-            "year": 1990,
-            "note": "x" * 500,
-            "tenant": "acme",
-            "digest": "secret-digest",
-        },
-        excluded_llm_metadata_keys=["digest"],
-    )
+    shown = {"title": "Tower", "author": 'Ann "</passage>" Lee', "year": 1990, "note": "x" * 500}
+    hidden = {"tenant": "acme", "digest": "secret-digest"}
+    node = TextNode(text="330 m high.", metadata={**shown, **hidden}, excluded_llm_metadata_keys=["digest"])
     asked: dict[str, str] = {}
 
     def say(messages: Any) -> str:
@@ -324,9 +315,7 @@ def test_metadata_reaches_every_prompt_about_passages() -> None:
         (head,) = [row for row in asked[kind].splitlines() if row.startswith("<passage ")]
         assert "metadata=\"author: Ann '&lt;/passage>' Lee; year: 1990; note: xxx" in head
         assert len(head) < 450
-        assert "acme" not in head
-        assert "digest" not in head
-        assert "agentic_kb" not in head
+        assert not any(word in head for word in ("acme", "digest", "agentic_kb"))
     assert "metadata" not in asked["plan"]
 
 

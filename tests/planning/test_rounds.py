@@ -328,18 +328,11 @@ def test_the_last_user_message_is_the_question() -> None:
 
 def test_memory_is_the_history_of_a_request_without_one() -> None:
     """Its user and assistant turns are read, not empty ones, nor the question that a chat engine has stored already."""
-    memory = [
-        ChatMessage(role=MessageRole.SYSTEM, content="You are kind."),
-        ChatMessage(role=MessageRole.USER, content="Who built it?"),
-        ChatMessage(role=MessageRole.ASSISTANT, content=None),
-        ChatMessage(role=MessageRole.TOOL, content="42"),
-        ChatMessage(role=MessageRole.ASSISTANT, content="Eiffel."),
-        ChatMessage(role=MessageRole.USER, content="  When?\n"),
-    ]
-    assert Scope.of(request(("user", "When? ")), memory).history == (
-        ("user", "Who built it?"),
-        ("assistant", "Eiffel."),
-    )
+    turns = [("system", "You are kind."), ("user", "Who built it?"), ("assistant", None), ("tool", "42")]
+    turns += [("assistant", "Eiffel."), ("user", "  When?\n")]
+    memory = [ChatMessage(role=MessageRole(role), content=text) for role, text in turns]
+    kept = (("user", "Who built it?"), ("assistant", "Eiffel."))
+    assert Scope.of(request(("user", "When? ")), memory).history == kept
     asked = request(("user", "a"), ("user", "When?"))
     assert Scope.of(asked, memory).history == (("user", "a"),)
 
@@ -370,13 +363,9 @@ def test_questions_for_one_fact_are_simple(question: str) -> None:
     ],
 )  # fmt: skip
 def test_all_others_are_planned(question: str) -> None:
-    """Relations that lead to a fact, comparisons, kinship, other languages: where in doubt a plan is made."""
+    """Relations that lead to a fact, comparisons, kinship, other languages, follow-ups: in doubt a plan is made."""
     assert not is_simple(Scope(question))
-
-
-def test_a_question_in_a_conversation_is_not_simple() -> None:
-    """What it means may stand in earlier turns."""
-    assert not is_simple(Scope("Who wrote it?", (("user", "Tell me of Hamlet."),)))
+    assert not is_simple(Scope("Who wrote it?", (("user", question),)))
 
 
 @pytest.mark.parametrize(
@@ -390,12 +379,8 @@ def test_a_question_in_a_conversation_is_not_simple() -> None:
 )
 def test_weak_evidence_says_why(scope: Scope, reason: str) -> None:
     """Words that no passage holds, several facts, and conversations want a plan."""
-    assert (
-        reason
-        in coverage_of(
-            scope, [found_by([NodeWithScore(node=TextNode(text="Titanic director born"), score=0.5)])], interleave
-        )[1]
-    )
+    found = found_by([NodeWithScore(node=TextNode(text="Titanic director born"), score=0.5)])
+    assert reason in coverage_of(scope, [found], interleave)[1]
 
 
 def decision(made: Retrieval) -> str:
