@@ -25,16 +25,15 @@ from pydantic import JsonValue
 
 from llama_index_agentic_kb._aio import Call, start, wait
 from llama_index_agentic_kb._text import error_message, normalize, one_line
-from llama_index_agentic_kb.account import ActivityLog, current_budget
+from llama_index_agentic_kb.account import current_budget
 from llama_index_agentic_kb.errors import DeadlineExceededError, DeniedError, PlanningError, SourceUnavailableError
 from llama_index_agentic_kb.evidence.candidates import Proof
 from llama_index_agentic_kb.guard.links import LinkFilter
 from llama_index_agentic_kb.guard.permissions import current_principal
 from llama_index_agentic_kb.guard.text import strip_invisible
 from llama_index_agentic_kb.llm import parsed, read_json
-from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel, Task
+from llama_index_agentic_kb.planning.planner import ModelCall, Task
 from llama_index_agentic_kb.planning.rounds import PlanOutcome, search_question
-from llama_index_agentic_kb.planning.scope import Scope
 from llama_index_agentic_kb.schema import (
     DialogueStage,
     DialogueState,
@@ -95,17 +94,9 @@ class _Choice(ModelCall):
 Tools = Mapping[str, ToolSource]
 
 
-async def take_turn(
-    scope: Scope,
-    before: DialogueState | None,
-    tools: Tools,
-    models: PlanningModel | None,
-    *,
-    log: ActivityLog,
-    deadline: float | None,
-) -> ToolTurn:
+async def take_turn(task: Task, before: DialogueState | None, tools: Tools) -> ToolTurn:
     """Return what the last message means for the tools that the principal may call, after the state ``before``."""
-    old = before or DialogueState()
+    scope, old = task.scope, before or DialogueState()
     state = old.model_copy(update={"turn": old.turn + 1, "question": None, "shift": None, "pending": None})
     if old.pending is not None:
         agreed = _agreed(scope.question, old.pending)
@@ -120,10 +111,10 @@ async def take_turn(
         starts = [position for position, text in enumerate(said) if text.strip() == old.topic]
         said = said[starts[-1] :] if starts else []
     messages = [*said[-MAX_MESSAGES:], scope.question]
-    choice = _Choice()
-    if models is not None and tools:
-        await _choose(choice, models, messages, state, tools, log, deadline)
-    if models is None or choice.error is not None:
+    choice, with_model = _Choice(), task.model is not None and task.effort is not ReasoningEffort.MINIMAL
+    if with_model and tools:
+        await _choose(choice, task, messages, state, tools)
+    if not with_model or choice.error is not None:
         work = partial(_match, choice, messages, state, tools)
         await Call(sync=work, what="choosing a tool by its examples")  # off the loop: patterns, many messages
     turn = _next(choice, old, state, tools, scope.question)
@@ -239,17 +230,10 @@ def _left(old: DialogueState, state: DialogueState) -> str:
     return f"All right, no {state.shift.from_tool.replace('_', ' ')}" + (f" (kept: {kept})." if kept else ".")
 
 
-async def _choose(
-    choice: _Choice,
-    models: PlanningModel,
-    messages: Sequence[str],
-    state: DialogueState,
-    tools: Tools,
-    log: ActivityLog,
-    deadline: float | None,
-) -> None:
+async def _choose(choice: _Choice, task: Task, messages: Sequence[str], state: DialogueState, tools: Tools) -> None:
     """Ask the model for a tool and its arguments; those that the user did not write, or that don't fit, are dropped."""
-    lines = []
+    models, lines, deadline = task.model, [], current_budget().retrieval_share(0.25, TOOL_SECONDS)
+    assert models is not None
     for tool in tools.values():
         properties = {one.name: {**one.schema, "required": one.required} for one in tool.parameters.values()}
         schema = json.dumps(properties, ensure_ascii=False)[:MAX_SCHEMA]
@@ -257,7 +241,7 @@ async def _choose(
     current = f"{state.tool} {json.dumps(state.slots, ensure_ascii=False)}" if state.tool in tools else "nothing"
     said = [f"{number}: {one_line(text, 2_000)}" for number, text in enumerate(messages, start=1)]
     prompt = models.messages("tool_prompt", tools="\n".join(lines), current=current, messages="\n".join(said))
-    with choice.recorded(log, models, "tool"):
+    with choice.recorded(task.log, models, "tool"):
         reply = await models.model.chat(prompt, deadline=deadline)
         choice.usage = reply.usage
         name, given = await parsed(partial(read_choice, reply.text), reply.text, deadline=deadline)
@@ -367,42 +351,35 @@ async def search_turn(
     ``before`` is the state after the last turn, ``selected`` are all sources of the request. The returned turn has no
     state if no tool may be called. Results of tools come first.
     """
-    every = {name: chosen.source for name, chosen in selected.items() if chosen.denied is None}
-    tools = {name: source for name, source in every.items() if isinstance(source, ToolSource)}
+    tools = dict[str, ToolSource]()
+    for name, chosen in selected.items():
+        if chosen.denied is None and isinstance(chosen.source, ToolSource):
+            tools[name] = chosen.source
     if not tools and before is None:
         return ToolTurn(None), await search_question(task)
-    deadline = current_budget().retrieval_share(0.25, TOOL_SECONDS)
-    models = None if task.effort is ReasoningEffort.MINIMAL else task.model
-    turn = await take_turn(task.scope, before, tools, models, log=task.log, deadline=deadline)
-    calling = None
-    if turn.call is not None:
-        chosen = selected[turn.call.sources[0]]
-        calling = start(call_tool(turn, chosen, task.log, task.limits.search_seconds))
+    turn = await take_turn(task, before, tools)
+    calling = None if turn.call is None else start(call_tool(task, turn, turn.call, selected))
     wanted = turn.documents and bool(task.fan_out.selected)
     outcome = await search_question(task) if wanted else PlanOutcome(QueryPlan(sub_queries=[]))
     outcome.plan.warnings += [turn.warning] if turn.warning else []
-    if calling is not None and turn.call is not None:
+    if calling is not None:
         await wait([calling])
         turn, searches = calling.result()
         outcome.plan.sub_queries += [search.sub_query for search in searches]
         outcome.searches += searches
-        outcome.proof[:0] = [
-            Proof(node.node.node_id, search.sub_query.id) for search in searches for node in search.nodes
-        ]
+        outcome.proof[:0] = [Proof(node.node.node_id, one.sub_query.id) for one in searches for node in one.nodes]
     return turn, outcome
 
 
 async def call_tool(
-    turn: ToolTurn, chosen: SelectedSource, log: ActivityLog, seconds: float
+    task: Task, turn: ToolTurn, call: SubQuery, selected: Mapping[str, SelectedSource]
 ) -> tuple[ToolTurn, list[SourceSearch]]:
     """Make a turn's call, within its source's time limit; return the search, if any, and the turn with its reply."""
     # A confirmed call is recorded before it is made, so that it is never made twice.
-    tool, write = chosen.source, turn.write
-    assert turn.call is not None
-    assert isinstance(tool, ToolSource)
-    fan_out = FanOut({tool.name: chosen}, log, top_k=1, search_seconds=seconds, embedding_cache=None)
-    plan = QueryPlan(sub_queries=[turn.call])
-    if write is None or tool.writes is None:
+    chosen, write, plan = selected[call.sources[0]], turn.write, QueryPlan(sub_queries=[call])
+    tool, seconds = chosen.source, task.limits.search_seconds
+    fan_out = FanOut({tool.name: chosen}, task.log, top_k=1, search_seconds=seconds, embedding_cache=None)
+    if write is None or not isinstance(tool, ToolSource) or tool.writes is None:
         return turn, await fan_out.search(plan)
     ledger, principal = tool.writes.ledger, current_principal()
     who = "" if principal is None else "/".join(filter(None, (principal.tenant, principal.user)))
