@@ -98,20 +98,26 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 @dataclass(slots=True)
 class PassageSet:
-    """The passages of one prompt, by their numbers."""
+    """The passages of one prompt, by their numbers, and how they are marked as data."""
 
     passages: dict[int, ShownPassage] = field(default_factory=dict)
+    spotlight: Spotlight = PLAIN
 
-    def as_prompt(self, spotlight: Spotlight = PLAIN) -> str:
-        """Return the passages as prompt text, marked as data by ``spotlight``."""
+    def as_prompt(self) -> str:
+        """Return the passages as prompt text."""
         return format_passages(
-            Passage(ref, one.title, one.content, one.source.name, spotlight=spotlight, metadata=one.metadata)
+            Passage(ref, one.title, one.content, one.source.name, spotlight=self.spotlight, metadata=one.metadata)
             for ref, one in self.passages.items()
         )
 
     def refs(self) -> dict[str, int]:
         """Return the number of each passage by node id."""
         return {passage.node.node_id: ref for ref, passage in self.passages.items()}
+
+    def named(self, ref: object) -> ShownPassage | None:
+        """Return the passage of a ref, which may be a number, a string or a list; None if it names none."""
+        digits = re.search(r"\d{1,6}", str(ref))
+        return self.passages.get(int(digits[0])) if digits else None
 
 
 def passage_excerpt(text: str, query: str, words: int) -> str:
@@ -218,12 +224,13 @@ async def read_findings(
     ``steps`` are searched queries by id. ``later`` are queries that wait for answers: those that the passages answer
     have a line too. ``known`` are findings of earlier calls, which the reply may correct.
     """
-    call, spotlight, deadline = ModelCall(), draw(models.spotlighting), task.call_deadline
-    intake, refs = FindingsIntake(steps, {*steps, *later, *known}, passages, take, spotlight), passages.refs()
+    call, deadline, refs = ModelCall(), task.call_deadline, passages.refs()
+    passages.spotlight = draw(models.spotlighting)
+    intake = FindingsIntake(steps, {*steps, *later, *known}, passages, take)
     with call.recorded(task.log, models, "findings"):
         messages = models.messages(
             "findings_prompt",
-            passages.as_prompt(spotlight),
+            passages.as_prompt(),
             max_answers=str(MAX_BRANCHES),
             query_str=task.scope.question,
             steps=_one_a_line(steps),
@@ -260,7 +267,6 @@ class FindingsIntake:
     steps: Collection[str]
     passages: PassageSet
     take: Take
-    spotlight: Spotlight
     position: int = 0
     taken: set[str] = field(default_factory=set)
 
@@ -285,22 +291,21 @@ class FindingsIntake:
         """Take the repaired lines of the complete reply, for steps that had no valid line while it was streamed."""
         before = {*self.taken}
         for line in lines:
-            if _step_of(line, self.steps) not in before:
-                await self._take(line)
+            await self._take(line, before)
 
-    async def _take(self, line: dict[str, object]) -> None:
+    async def _take(self, line: dict[str, object], before: Collection[str] = ()) -> None:
         step = _step_of(line, self.steps)
-        if step not in self.steps:
+        if step not in self.steps or step in before:
             return
         self.taken.add(step)
-        wanted = [self.passages.passages.get(_number(ref)) for ref in _listed(line.get("whole"))]
+        wanted = map(self.passages.named, _listed(line.get("whole")))
         whole = {one.node.node_id for one in wanted if one is not None and CUT in one.content}
         # models write it beside the answers as well as in one of them
         parts = [one for one in (*_answers_in(line), line) if isinstance(one, dict)]
         search = next((one["next"] for one in parts if one.get("next")), "")
-        words = self.spotlight.unmarked(search[:MAX_READ]) if isinstance(search, str) else ""
+        words = self.passages.spotlight.unmarked(search[:MAX_READ]) if isinstance(search, str) else ""
         following = one_line(plain_value(words), MAX_VALUE)
-        found = _findings_in([line], step, self.passages, self.spotlight)
+        found = _findings_in(_answers_in(line), step, self.passages)
         await self.take(step, StepAnswer(found, "" if refers(following) else following, whole))
 
 
@@ -318,22 +323,20 @@ def _answers_in(line: dict[str, object]) -> list[object]:
     return [answers if isinstance(answers, dict) else {**line, "value": answers}]
 
 
-def _findings_in(
-    lines: Iterable[dict[str, object]], step: str, passages: PassageSet, spotlight: Spotlight
-) -> list[Finding]:
-    """Return the valid answers in the lines of a step, each once; "stated" only if the referenced passage says it."""
+def _findings_in(answers: Iterable[object], step: str, passages: PassageSet) -> list[Finding]:
+    """Return the valid ones of a step's answers, each once; "stated" only if the referenced passage says it."""
     distinct: dict[str, Finding] = {}
-    for answer in (answer for line in lines for answer in _answers_in(line)):
+    for answer in answers:
         fields = answer if isinstance(answer, dict) else {"value": answer}
         value = fields.get("value", fields.get("answer"))
         sure = str(fields.get("confidence") or "stated").strip().lower()
         if not isinstance(value, (str, int, float)) or isinstance(value, bool) or sure == "none":
             continue
-        written = spotlight.unmarked(str(value)[:MAX_READ])
+        written = passages.spotlight.unmarked(str(value)[:MAX_READ])
         text = one_line(plain_value(written), MAX_VALUE)
         if re.search(r"\w", text) is None or text.casefold() in _NOTHING or refers(written) or refers(text):
             continue
-        passage = passages.passages.get(_number(fields.get("ref", fields.get("ref_id"))))
+        passage = passages.named(fields.get("ref", fields.get("ref_id")))
         confidence = Confidence.PARTIAL if sure == "partial" else Confidence.IMPLIED
         if sure == "stated" and passage is not None and passage.says(text):
             confidence = Confidence.STATED
@@ -345,12 +348,6 @@ def _findings_in(
 
 def _listed(value: object) -> list[object]:
     return value if isinstance(value, list) else []
-
-
-def _number(value: object) -> int:
-    """Return the first number in a ref, which may be a number, a string or a list; -1 if it has none."""
-    digits = re.search(r"\d{1,6}", str(value))
-    return int(digits.group()) if digits else -1
 
 
 def lines_in(text: str) -> list[dict[str, object]]:
@@ -376,8 +373,8 @@ class Verdict(ModelCall):
 
     sufficient: bool | None = None  # whether the model judged the evidence sufficient; None if it gave no judgement
     gaps: list[str] = field(default_factory=list)
-    refs: list[int] = field(default_factory=list)
-    """Numbers of the passages that support the verdict, in the order in which the facts lead to the answer."""
+    proof: list[str] = field(default_factory=list)
+    """Node ids of the passages that support the verdict, in the order in which the facts lead to the answer."""
     values: dict[str, list[Finding]] = field(default_factory=dict)
     """Answers of open steps that the model read in the passages, by id."""
     proposals: list[Proposal] = field(default_factory=list)
@@ -388,20 +385,20 @@ class Verdict(ModelCall):
         queries = [proposal.query for proposal in self.proposals]
         return {"sub_queries": queries, "warning": "; ".join([*self.gaps, *self.warnings]) or None}
 
-    def read(self, text: str, steps: Collection[str], passages: PassageSet, spotlight: Spotlight) -> None:
+    def read(self, text: str, steps: Collection[str], passages: PassageSet) -> None:
         """Fill the fields by a reply, for the open ``steps``; raise ``PlanningError`` if it contains no verdict."""
-        value = read_json(spotlight.unmarked(text))
+        value = read_json(passages.spotlight.unmarked(text))
         if not isinstance(value, dict) or not {"sufficient", "sub_queries", "gaps"} & value.keys():
             raise PlanningError(f"the model's reply holds no verdict: {one_line(text[:400], 80)!r}")
         self.gaps = [one_line(strip_invisible(str(gap)), 200) for gap in _listed(value.get("gaps"))[:MAX_GAPS]]
         sufficient, proposed = value.get("sufficient"), value.get("sub_queries")
         self.sufficient = sufficient if isinstance(sufficient, bool) else None
-        numbers = [_number(ref) for ref in _listed(value.get("refs"))[:MAX_PASSAGES]]
-        self.refs = [ref for ref in numbers if ref in passages.passages]
+        named = map(passages.named, _listed(value.get("refs"))[:MAX_PASSAGES])
+        self.proof = [one.node.node_id for one in named if one is not None]
         lines = [line for line in _listed(value.get("values"))[:MAX_PASSAGES] if isinstance(line, dict)]
         for step in steps:
-            own = [line for line in lines if _step_of(line, steps) == step]
-            if found := _findings_in(own, step, passages, spotlight)[:MAX_BRANCHES]:
+            answers = chain.from_iterable(_answers_in(line) for line in lines if _step_of(line, steps) == step)
+            if found := _findings_in(answers, step, passages)[:MAX_BRANCHES]:
                 self.values[step] = found
         if self.sufficient or not isinstance(proposed, list):
             return
@@ -427,11 +424,12 @@ async def look_for_gaps(
     ``searches`` are queries with their findings, ``open_steps`` those of which the reply may state the answers, and
     ``sources`` those that may be searched.
     """
-    verdict, spotlight, deadline = Verdict(), draw(models.spotlighting), task.call_deadline
+    verdict, deadline = Verdict(), task.call_deadline
+    passages.spotlight = draw(models.spotlighting)
     with verdict.recorded(task.log, models, "revision"):
         messages = models.messages(
             "revision_prompt",
-            passages.as_prompt(spotlight),
+            passages.as_prompt(),
             max_sub_queries=str(task.limits.sub_queries),
             sources=describe_sources(sources),
             searches=_one_a_line(searches),
@@ -440,6 +438,6 @@ async def look_for_gaps(
         messages = with_instructions(messages, task.scope.retrieval_instructions, ON_SEARCHING)
         reply = await models.model.chat(messages, deadline=deadline)
         verdict.usage = reply.usage
-        read = partial(verdict.read, reply.text, open_steps, passages, spotlight)
+        read = partial(verdict.read, reply.text, open_steps, passages)
         await Call(sync=read, deadline=deadline, what="reading the verdict")
     return verdict

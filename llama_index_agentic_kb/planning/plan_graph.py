@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from graphlib import TopologicalSorter
+from operator import attrgetter
 from typing import Final
 
 from llama_index_agentic_kb._text import normalize, one_line, without_surrogates
@@ -61,7 +62,7 @@ class Proposal:
 def plain_plan(scope: Scope, sources: Sequence[PlannerSource], limits: EffortLimits) -> QueryPlan:
     """Return the plan made without a model: the intents, or else the question, each searched in all sources."""
     origin = SubQueryOrigin.INTENT if scope.intents else SubQueryOrigin.QUESTION
-    names, queries = [source.name for source in sources], dict[str, SubQuery]()
+    names, queries = list(map(attrgetter("name"), sources)), dict[str, SubQuery]()
     for text in scope.intents or (scope.question,):
         queries.setdefault(normalize(text), SubQuery(id=f"q{len(queries)}", query=text, sources=names, origin=origin))
     plan = QueryPlan(sub_queries=[*queries.values()][: limits.sub_queries])
@@ -83,6 +84,7 @@ class PlanGraph:
     first_round: int = 1
     finds: dict[str, str] = field(default_factory=dict)
     """Description of each sub-query's answer, by id, with ``#q1`` as the placeholder for the answer of q1."""
+    _known: dict[str, str] = field(default_factory=dict)  # the sources' names, in order, with their normal forms
     _ids: dict[str, str] = field(default_factory=dict)  # our ids by the model's ids
     _by_query: dict[str, SubQuery] = field(default_factory=dict)
     _parents: dict[str, tuple[str, ...]] = field(default_factory=dict)  # as the model wrote them, by our id
@@ -92,6 +94,7 @@ class PlanGraph:
 
     def __post_init__(self) -> None:
         """Note what the plan and the earlier steps have."""
+        self._known = {source.name: normalize(source.name) for source in self.sources}
         self._ids = dict(zip(self.steps, self.steps, strict=True))
         for one in self.plan.sub_queries:
             first = self._by_query.setdefault(normalize(one.query), one)
@@ -119,9 +122,8 @@ class PlanGraph:
     def _take(self, proposal: Proposal) -> tuple[SubQuery | None, list[str]]:
         """Return the new or existing sub-query of a proposal (None over the limit), and the sources that it adds."""
         named, form = set(map(normalize, proposal.sources)), normalize(proposal.query)
-        known = {source.name: normalize(source.name) for source in self.sources}
-        self._unknown |= named.difference(known.values())
-        chosen = [name for name in known if known[name] in named] or [*known]
+        self._unknown |= named.difference(self._known.values())
+        chosen = [name for name in self._known if self._known[name] in named] or [*self._known]
         chosen[MAX_SOURCES:] = [source.name for source in self.sources if source.always]
         names, same = self._in_order(chosen), self._by_query.get(form)
         if same is not None:
@@ -152,7 +154,7 @@ class PlanGraph:
         return sub_query, names
 
     def _in_order(self, names: Collection[str]) -> list[str]:
-        return [source.name for source in self.sources if source.name in names]
+        return list(filter(names.__contains__, self._known))
 
     def _filters(self, proposal: Proposal, names: Collection[str]) -> dict[str, FilterNode]:
         """Return a proposal's filter by source, for sources with declared fields; an invalid one adds a warning."""
@@ -204,7 +206,7 @@ class PlanGraph:
         if sub_query.finds:
             finds, complete = self._with_our_ids(sub_query.finds, words)
             self.finds |= {sub_query.id: finds} if complete else {}
-            sub_query.finds = (fill(finds, words, add=False) or None) if complete else None
+            sub_query.finds = fill(finds, words, add=False) or None if complete else None
         text, complete = self._with_our_ids(sub_query.query, words)
         if not complete:  # a query with a gap would find nothing useful
             text = sub_query.finds or fill(text, {}) or self.plan.sub_queries[0].query
@@ -396,7 +398,7 @@ def _names(fields: Mapping[str, object], keys: Sequence[str]) -> tuple[str, ...]
         if isinstance(value, str):
             value = value.split(",")
         if isinstance(value, list):
-            return tuple(text.strip() for part in value if (text := _as_text(part)))
+            return tuple(map(str.strip, filter(None, map(_as_text, value))))
     return ()
 
 

@@ -82,8 +82,8 @@ _WORDS: Final = {"true": True, "false": False}
 
 # -- what all calls of the planning model share --------------------------------------------------------------------
 
-Each: TypeAlias = Callable[[str, str], Work[None]]
-"""Callback that is awaited with each piece of a streamed reply, and the text so far."""
+Begin: TypeAlias = Callable[[Sequence[SubQuery]], Work[None]]  # starts the search of sub-queries
+Each: TypeAlias = Callable[[str, str], Work[None]]  # gets each piece of a streamed reply, and the text so far
 
 
 class PlanningModel:
@@ -117,11 +117,11 @@ class PlanningModel:
         return made
 
     async def read(
-        self, messages: Sequence[ChatMessage], each: Each, deadline: float | None, max_chars: int, **form: object
+        self, messages: Sequence[ChatMessage], each: Each, deadline: float | None, most: int = MAX_REPLY, **form: object
     ) -> Reply:
-        """Return a reply, of which ``each`` gets the pieces; it gets none of a model that can't stream."""
+        """Return a reply of ``most`` characters; ``each`` gets nothing of a model that can't stream."""
         try:
-            return await self.model.read(messages, each, deadline=deadline, max_chars=max_chars, **form)
+            return await self.model.read(messages, each, deadline=deadline, max_chars=most, **form)
         except NotImplementedError:
             return await self.model.chat(messages, deadline=deadline, **form)
 
@@ -179,15 +179,13 @@ class ModelCall:
 
 # -- the call ------------------------------------------------------------------------------------------------------
 
-Begin: TypeAlias = Callable[[Sequence[SubQuery]], Work[None]]
-"""Callback that starts the search of sub-queries."""
-
 
 @dataclass(slots=True)
 class Planning(ModelCall):
     """The call that plans: while its reply is streamed, proposals are added to the plan, and searches started."""
 
     scope: Scope
+    keys: Mapping[str, str]  # the classes that the question is checked for; see ``ClassificationSpec``
     graph: PlanGraph  # the first sub-query of its plan is always the question itself
     begin: Begin | None
     began: bool = False
@@ -199,11 +197,6 @@ class Planning(ModelCall):
         """The plan."""
         return self.graph.plan
 
-    @property
-    def keys(self) -> dict[str, str]:
-        """The classes that the question is checked for; see ``ClassificationSpec``."""
-        return {} if self.scope.classification is None else self.scope.classification.keys
-
     async def ask(self, models: PlanningModel, deadline: float | None) -> Reply:
         """Ask for structured output if the model supports it, or for plain text once its server has refused that."""
         messages = _messages(models, self)
@@ -212,11 +205,11 @@ class Planning(ModelCall):
             form = structured_output(models.model.llm, "query_plan", plan_schema(self.graph.sources, self.keys))
         if form is not None:
             try:
-                return await models.read(messages, self.read, deadline, MAX_REPLY, **form)
+                return await models.read(messages, self.read, deadline, **form)
             except Exception as error:
                 if not refuses_form(error):
                     raise
-        reply = await models.read(messages, self.read, deadline, MAX_REPLY)
+        reply = await models.read(messages, self.read, deadline)
         models.structured = models.structured and form is None
         return reply
 
@@ -225,7 +218,7 @@ class Planning(ModelCall):
         ends = "}" in delta or "]" in delta or LAST_KEY.search(text, max(0, len(text) - len(delta) - 15)) is not None
         if ends and self.looks < MAX_LOOKS and not self.graph.full:
             self.looks += 1
-            if self.verdicts is None:
+            if self.keys and self.verdicts is None:
                 self.verdicts = read_verdicts(text, self.keys, whole=False)
             await self.take(read_partial_plan(text))
 
@@ -273,8 +266,9 @@ async def plan_searches(
 
     What was parsed before a failure is kept. ``begin`` gets independent sub-queries while the reply is streamed.
     """
-    scope, deadline = task.scope, task.call_deadline
-    planning = Planning(scope, PlanGraph(plain_plan(scope, sources, task.limits), sources, task.limits), begin)
+    scope, limits, deadline = task.scope, task.limits, task.call_deadline
+    keys = {} if scope.classification is None else scope.classification.keys
+    planning = Planning(scope, keys, PlanGraph(plain_plan(scope, sources, limits), sources, limits), begin)
     warnings = planning.plan.warnings
     if scope.history and (note := prompts.shortened(scope.history, HISTORY_MESSAGES, HISTORY_CHARACTERS)):
         warnings.append(f"in the planner's prompt, {note}")
@@ -367,16 +361,13 @@ def read_verdicts(reply: str, keys: Mapping[str, str], *, whole: bool = True) ->
         values = value if isinstance(value, list) else [value]
         parts = [item[PART] for item in values if isinstance(item, dict) and isinstance(item.get(PART), dict)]
     known = {_form(name): key for key, name in keys.items()} | {_form(key): key for key in keys}
-    said: list[dict[str, bool]] = []
-    for part in parts:
-        read: dict[str, bool] = {}
+    said: dict[str, list[bool | None]] = {key: [None] * len(parts) for key in keys}
+    for at, part in enumerate(parts):
         for name, value in part.items():
             verdict = _WORDS.get(value.strip().casefold()) if isinstance(value, str) else value
             if isinstance(verdict, bool) and (key := known.get(_form(name))) is not None:
-                read[key] = read.get(key, False) or verdict
-        said.append(read)
-    agreed = {key: _agreed([verdicts.get(key) for verdicts in said]) for key in keys}
-    return {key: verdict for key, verdict in agreed.items() if verdict is not None} or None
+                said[key][at] = said[key][at] or verdict
+    return {key: verdict for key, listed in said.items() if (verdict := _agreed(listed)) is not None} or None
 
 
 def _agreed(verdicts: Sequence[bool | None]) -> bool | None:

@@ -357,7 +357,7 @@ class MultiHopSearch:
         verdict = await self._judge()
         self._count(verdict)
         if verdict.error is not None or verdict.sufficient:
-            outcome.sufficient = bool(verdict.sufficient and (verdict.refs or steps.are_answered))
+            outcome.sufficient = bool(verdict.sufficient and (verdict.proof or steps.are_answered))
             self._decide("the evidence is sufficient" if verdict.sufficient else "no verdict on the evidence")
             return False
         self._warn(*verdict.warnings)
@@ -398,7 +398,7 @@ class MultiHopSearch:
                 if found or name not in with_nodes:
                     made[name] += f" -> {found or 'nothing was found'}"
         verdict = await look_for_gaps(self._task, self._model, passages, made, steps.open, self._may_revise)
-        self._rests_on += [passages.passages[ref].node.node_id for ref in verdict.refs]
+        self._rests_on += verdict.proof
         for name, answers in verdict.values.items():
             self._take(name, answers)
         return verdict

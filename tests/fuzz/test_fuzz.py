@@ -21,7 +21,6 @@ from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb._text import without_surrogates
 from llama_index_agentic_kb.errors import AgenticKBError, InvalidRequestError
 from llama_index_agentic_kb.grounding.citations import AnswerFilter, AnswerRules, MarkerFilter, cited_ids, clean_markers
-from llama_index_agentic_kb.guard.spotlighting import PLAIN
 from llama_index_agentic_kb.planning.findings import (
     MAX_VALUE,
     FindingsIntake,
@@ -149,7 +148,7 @@ def _findings(text: str) -> None:
         found[step] = read.findings
 
     async def flow() -> None:
-        intake = FindingsIntake(("q1", "q2"), ("q1", "q2", "q3"), _reading(), take, PLAIN)
+        intake = FindingsIntake(("q1", "q2"), ("q1", "q2", "q3"), _reading(), take)
         for end in range(9, len(text) + 9, 9):
             await intake.read(text[end - 9 : end], text[:end])
         if not intake.is_complete:

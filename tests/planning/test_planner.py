@@ -398,7 +398,7 @@ def test_openai_models_are_given_the_classes_first(serve: Serve) -> None:
     assert chat.response_format is not None
     schema = chat.response_format["json_schema"]["schema"]
     assert [*schema["properties"]] == schema["required"] == ["classification", "sub_queries"]
-    verdicts = {"type": "object", "properties": {key: {"type": "boolean"} for key in HARMLESS}}
+    verdicts: dict[str, Any] = {"type": "object", "properties": {key: {"type": "boolean"} for key in HARMLESS}}
     verdicts |= {"required": [*HARMLESS], "additionalProperties": False}
     assert schema["properties"]["classification"] == verdicts
     assert told(planning.plan) == {**NOTHING, JAIL: True, OWN: True}
