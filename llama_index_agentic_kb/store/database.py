@@ -160,7 +160,7 @@ class DocumentDatabase(ABC):
 
     Failed reads raise ``RetrievalError``, failed writes ``IngestionError``, both ``StoreDamagedError`` if the data are
     damaged. ``location`` is the path or URL, without secrets; ``timeout`` the time limit of a transaction in seconds,
-    including the wait for a lock, or for a server that restarts.
+    including the wait for a lock, or for a server that restarts. After ``close`` the next call opens new connections.
     """
 
     dialect: ClassVar[type[StoreDialect]]
@@ -169,11 +169,8 @@ class DocumentDatabase(ABC):
         self.location = location
         self.timeout = timeout
         self._database = database
+        self.close = database.close
         weakref.finalize(self, database.close)  # a knowledge base never closes its store
-
-    def close(self) -> None:
-        """Close all connections; the next call opens new ones."""
-        self._database.close()
 
     def check_process(self) -> None:  # noqa: B027 (most can)
         """Raise ``ConfigurationError`` if the database can't be used in this process."""

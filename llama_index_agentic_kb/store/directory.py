@@ -218,6 +218,7 @@ class DirectoryStore(KnowledgeStore):
     ) -> None:
         super().__init__(documents, fingerprint, embed_model)
         self.path = self._documents.path.parent
+        self.location = str(self.path)
         self.graphs = Graphs(self.path / "graphs", self._documents, fingerprint.dimension)
 
     @classmethod
@@ -262,11 +263,6 @@ class DirectoryStore(KnowledgeStore):
             self._documents.check_process()
             self.graphs.close()
             super().close()
-
-    @property
-    def location(self) -> str:
-        """The directory."""
-        return str(self.path)
 
     @property
     def documents(self) -> SqliteDatabase:

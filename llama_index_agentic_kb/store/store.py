@@ -67,6 +67,7 @@ class KnowledgeStore(Closing, ABC):
         """Create a store object from its parts; use `open` instead, which checks that they match."""
         self.fingerprint = fingerprint
         self._documents = documents
+        self.location = documents.location  # the store's directory, or its URL without the password
         self._lock = threading.RLock()
         self._embed_model = embed_model
         self._opened: dict[str, dict[Callable[..., object], Any]] = {}
@@ -156,11 +157,6 @@ class KnowledgeStore(Closing, ABC):
         if self._closed:
             raise ConfigurationError(f"The store {self.location!r} is closed.")
         return self._documents
-
-    @property
-    def location(self) -> str:
-        """The store's directory, or its URL without the password."""
-        return self._documents.location
 
     def sources(self) -> list[SourceInfo]:
         """Return the sources in order of name, with descriptions and counts; loads no model."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -191,36 +190,3 @@ def test_sources_are_listed_and_removed(tmp_path: Path, store: DirectoryStore, m
     for use in (store.index, store.nodes, store.remove_source):
         with pytest.raises(ConfigurationError, match="no source 'space'; it has: none yet"):
             use("space")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "docs"
-    made.mkdir()
-    (made / "oslo.md").write_text("# Oslo\n\nSnow falls in winter.")
-    return made
-
-
-@pytest.fixture
-def kept(tmp_path: Path, folder: Path) -> Iterator[DirectoryStore]:
-    with DirectoryStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True) as store:
-        ingest(folder, store)
-        yield store
-
-
-def titles(store: DirectoryStore, asked: str) -> list[str]:
-    found = store.index("docs").as_retriever(similarity_top_k=1).retrieve(asked)
-    return [one.metadata["title"] for one in found]
-
-
-def test_readers_do_not_wait_for_a_writer(kept: DirectoryStore, folder: Path) -> None:
-    """What it has stored so far is found, by vectors, before it has ended."""
-    (folder / "hail.md").write_text("# Hail\n\nIt hails.")
-    seen: list[list[str]] = []
-
-    def look(*_: object) -> None:
-        with DirectoryStore.open(kept.path, embed_model=HashEmbedding()) as other:
-            seen.append(titles(other, "it hails"))
-
-    ingest(folder, kept, progress=look)
-    assert seen[-1] == ["Hail"]

@@ -190,3 +190,15 @@ def test_a_directory_that_can_not_be_written_is_told(kept: DirectoryStore, open_
         ingest(folder, kept)
     (kept.path / "lexical").unlink()
     assert titles(kept.lexical("docs").search("hail", 5)) == ["Hail"]
+
+
+def test_readers_do_not_wait_for_a_writer(kept: DirectoryStore, folder: Path, open_store: Open) -> None:
+    """What it has stored so far is found, by vectors, before it has ended."""
+    (folder / "hail.md").write_text("# Hail\n\nIt hails.")
+    seen: list[list[str]] = []
+
+    def look(*_: object) -> None:
+        seen.append(titles(open_store().index("docs").as_retriever(similarity_top_k=1).retrieve("it hails")))
+
+    ingest(folder, kept, progress=look)
+    assert seen[-1] == ["Hail"]
