@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import stat
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -116,7 +117,7 @@ class Selection:
         self.failed: list[tuple[str, str]] = []
         self.skipped: list[tuple[str, str]] = []
         self._suffixes = SUFFIXES.union(suffixes)
-        self._sources: dict[str, SourceFiles] = {}
+        self.sources: defaultdict[str, SourceFiles] = defaultdict(SourceFiles)
         for listed in paths:
             path = Path(os.path.abspath(listed))  # noqa: PTH100 (resolve() would rename a linked folder's source)
             if path.is_dir():
@@ -127,14 +128,14 @@ class Selection:
                 # The documents of a deleted path are removed from the store; an unknown path is an error.
                 names = [name for name in sources_at(str(path)) if source in (None, name)]
                 for name in names:
-                    self._group(name).roots.add(str(path))
+                    self.sources[name].roots.add(str(path))
                 if not names:
                     self._fail(path, NO_SUCH_PATH)
             elif path.suffix.lower() not in self._suffixes:
                 self._fail(path, f"is not of a kind that is read ({', '.join(sorted(self._suffixes))})")
             else:  # passed by the caller: it may be a symlink
                 self._add(DEFAULT_SOURCE if source is None else source, FoundFile(path, path.name, "", str(path)), None)
-        for group in self._sources.values():
+        for group in self.sources.values():
             group.files = dict(sorted(group.files.items()))
 
     def add_documents(self, source: str, documents: Iterable[Document]) -> None:
@@ -145,14 +146,7 @@ class Selection:
             name = printable(str(path)).lstrip("/") if path else document.node_id
             groups.setdefault(name, []).append(document)
         for name, group in groups.items():
-            self._group(source).files[name] = GivenDocument(Path(name), name, "", "", tuple(group))
-
-    def sources(self) -> list[tuple[str, SourceFiles]]:
-        """Return the files of each source, in order of source name."""
-        return sorted(self._sources.items())
-
-    def _group(self, source: str) -> SourceFiles:
-        return self._sources.setdefault(source, SourceFiles())
+            self.sources[source].files[name] = GivenDocument(Path(name), name, "", "", tuple(group))
 
     def _fail(self, path: str | Path, reason: str) -> None:
         self.failed.append((printable(path), reason))
@@ -162,12 +156,12 @@ class Selection:
             self._fail(file.path, reason)
         elif file.relative != printable(file.relative):
             self._fail(file.path, "has a name that is not valid text")
-        elif self._group(source).files.setdefault(file.relative, file).path != file.path:
+        elif self.sources[source].files.setdefault(file.relative, file).path != file.path:
             self._fail(file.path, "has the same path in this source as another file; give its folder another source")
 
     def _add_folder(self, source: str, root: Path) -> None:
-        self._group(source).roots.add(str(root))
-        for path in self._walk(self._group(source), root):
+        self.sources[source].roots.add(str(root))
+        for path in self._walk(self.sources[source], root):
             if path.suffix.lower() not in self._suffixes:
                 kind = f"({path.suffix or 'no suffix'}){OCR_HINT if path.suffix.lower() in IMAGES else ''}"
                 self.skipped.append((printable(path), f"is of a kind that is not read {kind}"))

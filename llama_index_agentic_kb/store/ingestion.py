@@ -156,7 +156,7 @@ def ingest(
             selection.add_documents(source or DEFAULT_SOURCE, documents)
         access = Access(permissions, stamp, trust_urls)
         run = Ingestion(store, (chunk_size, chunk_overlap), reader, progress, selection, access)
-        for name, group in selection.sources():
+        for name, group in sorted(selection.sources.items()):
             if group.files and store.documents.source_state(name) is None:
                 _ = run.chunker  # first: sizes that don't fit the model leave no source
             store.documents.put_source(name, description)
@@ -304,7 +304,7 @@ class Ingestion:
         if reason:
             self.selection.failed.append((printable(file.origin or file.path), reason))
         if self.progress is not None:
-            total = sum(len(group.files) for _, group in self.selection.sources())
+            total = sum(len(group.files) for group in self.selection.sources.values())
             self.progress(self.done, total, printable(file.origin or file.path))
 
 

@@ -337,17 +337,14 @@ class PostgresWords:
             raise self._documents.no_source(self._source)
         words = query_terms(query, [language for (language,) in languages if language])
         held, total = self._frequencies(connection, [form for forms in words for form in forms])
-        counts = {forms: sum(held[form] for form in forms) for forms in words}
-        words = [forms for forms in words if counts[forms]]
-        if not words:
-            return []
+        counts = {forms: count for forms in words if (count := sum(held[form] for form in forms))}
         rarities = {
-            forms: math.log1p((max(0.0, total - counts[forms]) + 0.5) / (counts[forms] + 0.5)) for forms in words
+            forms: math.log1p((max(0.0, total - count) + 0.5) / (count + 0.5)) for forms, count in counts.items()
         }
-        rare = [forms for forms in words if counts[forms] < COMMON * total]
+        rare = [forms for forms, count in counts.items() if count < COMMON * total]
         rows = self._ranked(connection, rare, rarities, top_k, filters) if rare else []
-        if len(rows) < top_k and len(rare) < len(words):
-            rows = self._ranked(connection, words, rarities, top_k, filters)
+        if len(rows) < top_k and len(rare) < len(counts):
+            rows = self._ranked(connection, list(counts), rarities, top_k, filters)
         nodes = self._documents.nodes_of("id", [row for row, _ in rows], connection)
         return [NodeWithScore(node=nodes[row], score=float(score)) for row, score in rows if row in nodes]
 
