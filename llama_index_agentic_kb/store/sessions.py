@@ -17,7 +17,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import operator as python_operator
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +43,15 @@ from llama_index_agentic_kb.schema.answer import (
     SessionState,
     Turn,
 )
-from llama_index_agentic_kb.schema.filters import Condition, FilterLogic, FilterNode, FilterOperator
+from llama_index_agentic_kb.schema.filters import (
+    INEQUALITIES,
+    ORDERS,
+    TEXT_MATCHES,
+    Condition,
+    FilterLogic,
+    FilterNode,
+    FilterOperator,
+)
 from llama_index_agentic_kb.schema.request import Message
 from llama_index_agentic_kb.store.sql import MAX_ID, MAX_NAME, SESSIONS, SqlDatabase, labels, sessions, states, turns
 
@@ -102,8 +109,8 @@ class SessionStore(Closing):
         key, now = _key(owner, uuid.uuid4().hex), datetime.now(UTC)
 
         def work(connection: Connection) -> Session:
-            _row(connection, key, make=changes or SessionChanges(), now=now)  # an earlier try may have made it
-            return _session(connection, key)
+            row = _row(connection, key, make=changes or SessionChanges(), now=now)  # an earlier try may have made it
+            return _read(connection, [row])[0]
 
         return await self._do("creating a session", work, deadline, write=True)
 
@@ -120,7 +127,7 @@ class SessionStore(Closing):
 
         def work(connection: Connection) -> Session:
             found = list(map(_turn, connection.execute(statement)))
-            return _session(connection, key).model_copy(update={"turns": found})
+            return _read(connection, [_row(connection, key)])[0].model_copy(update={"turns": found})
 
         return await self._do("reading a session", work, deadline, write=False)
 
@@ -156,7 +163,7 @@ class SessionStore(Closing):
             row = _row(connection, key, lock=True)
             _change(connection, key, changes)
             _set(connection, key, {"updated_at": max(now, row.updated_at)})
-            return _session(connection, key)
+            return _read(connection, [_row(connection, key)])[0]
 
         return await self._do("changing a session", work, deadline, write=True)
 
@@ -385,10 +392,6 @@ def _row(
     return row
 
 
-def _session(connection: Connection, key: _Key) -> Session:
-    return _read(connection, [_row(connection, key)])[0]
-
-
 def _set(connection: Connection, key: _Key, values: JsonObject) -> None:
     connection.execute(sa.update(sessions).where(*_of(sessions, key)).values(values))
 
@@ -446,7 +449,6 @@ Clause: TypeAlias = ColumnElement[bool]
 _TIMES: Final = ("started_at", "updated_at")
 _TEXTS: Final = ("id", "display_name", "user_pseudo_id")
 _FILTERED: Final = (*_TEXTS, "state", "is_pinned", "labels", *_TIMES)
-_ORDERED: Final = (FilterOperator.GT, FilterOperator.GE, FilterOperator.LT, FilterOperator.LE)
 
 
 def _page(owner: str, query: SessionQuery) -> sa.Select[Any]:
@@ -477,18 +479,17 @@ def _condition(condition: Condition) -> Clause:
         raise InvalidRequestError(f"filters: sessions have no {key[:60]!r}; there are {', '.join(_FILTERED)}")
     if operator is FilterOperator.EXISTS:
         return _has_label(sa.true()) if key == "labels" else sa.true()
-    if operator in (FilterOperator.IS_EMPTY, FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSENSITIVE):
+    if operator in (FilterOperator.IS_EMPTY, *TEXT_MATCHES):
         raise InvalidRequestError(f"filters: sessions are not filtered by {operator.value}")
-    if operator in _ORDERED and key not in (*_TIMES, *_TEXTS):
+    if operator in ORDERS and key not in (*_TIMES, *_TEXTS):
         raise InvalidRequestError(f"filters: {key} is equal or not, it has no order")
     values = [_value(key, value) for value in condition.values]
-    if operator in _ORDERED:
-        ordered: Clause = getattr(python_operator, operator.value)(sessions.c[key], values[0])
-        return ordered
+    if operator in ORDERS:
+        return sessions.c[key].bool_op(ORDERS[operator])(values[0])
     other = {"labels": labels.c.label, "state": sa.literal(SessionState.IN_PROGRESS.value)}
     found: Clause = (other[key] if key in other else sessions.c[key]).in_(values)
     found = _has_label(found) if key == "labels" else found
-    return sa.not_(found) if operator in (FilterOperator.NE, FilterOperator.NIN) else found
+    return sa.not_(found) if operator in INEQUALITIES else found
 
 
 def _has_label(which: Clause) -> Clause:
