@@ -371,41 +371,29 @@ class Milvus(Dialect[str]):
         return f"{key} {ORDERS[operator]} {values[0]}"
 
 
-class Qdrant(Dialect[Any]):
-    """Filters of Qdrant's client. What its text match finds depends on a full-text index."""
+class Qdrant(Dialect[JsonObject]):
+    """Filters of Qdrant, as JSON. What its text match finds depends on a full-text index."""
 
     name = "Qdrant"
     lacks = TEXT_MATCHES
     orders_text = False
 
-    def __init__(self) -> None:
-        from qdrant_client.http import models  # noqa: PLC0415 (only who has such a store has the package)
+    def _group(self, logic: FilterLogic, parts: list[JsonObject]) -> JsonObject:
+        return {"must" if logic is FilterLogic.AND else "should": parts}
 
-        self._rest: Any = models
-
-    def write(self, tree: FilterNode) -> Any:
-        """Return a filter, also of a single condition."""
-        return self._rest.Filter(must=[super().write(tree)])
-
-    def _group(self, logic: FilterLogic, parts: list[Any]) -> Any:
-        return self._rest.Filter(**{"must" if logic is FilterLogic.AND else "should": parts})
-
-    def _condition(self, condition: Condition) -> Any:
-        rest, key, operator = self._rest, condition.key, condition.operator
-
-        def same(value: Scalar) -> Any:
-            if value_kind(value) == "number":  # a range: 1 and 1.0 are one number
-                return rest.FieldCondition(key=key, range=rest.Range(gte=value, lte=value))
-            return rest.FieldCondition(key=key, match=rest.MatchValue(value=value))
-
+    def _condition(self, condition: Condition) -> JsonObject:
+        key, operator = condition.key, condition.operator
         if operator in ORDERS:
             name = {FilterOperator.GE: "gte", FilterOperator.LE: "lte"}.get(operator, operator.value)
-            return rest.FieldCondition(key=key, range=rest.Range(**{name: condition.value}))
-        empty = rest.IsEmptyCondition(is_empty=rest.PayloadField(key=key))
-        equal = list(map(same, [""] if operator is FilterOperator.IS_EMPTY else condition.values))
-        if operator in INEQUALITIES:
-            return rest.Filter(must_not=[*equal, empty])
-        return rest.Filter(should=[*equal, empty] if operator is FilterOperator.IS_EMPTY else equal)
+            return {"must": [{"key": key, "range": {name: condition.value}}]}
+        equal: list[JsonObject] = []
+        for value in [""] if operator is FilterOperator.IS_EMPTY else condition.values:
+            is_number = value_kind(value) == "number"  # a range: 1 and 1.0 are one number
+            same = {"range": {"gte": value, "lte": value}} if is_number else {"match": {"value": value}}
+            equal.append({"key": key, **same})
+        if operator is FilterOperator.IS_EMPTY or operator in INEQUALITIES:
+            equal.append({"is_empty": {"key": key}})
+        return {"must_not" if operator in INEQUALITIES else "should": equal}
 
 
 Where: TypeAlias = JsonObject

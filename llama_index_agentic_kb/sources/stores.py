@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from llama_index.vector_stores.milvus import MilvusVectorStore
     from llama_index.vector_stores.postgres import PGVectorStore
     from llama_index.vector_stores.qdrant import QdrantVectorStore
+    from qdrant_client.http.models import Filter
     from sqlalchemy import Row, TextClause
 
     from llama_index_agentic_kb.store.vectors import StoreVectorStore
@@ -407,10 +408,15 @@ class QdrantKind(StoreKind["QdrantVectorStore"]):
     has_words = "enable_hybrid"
 
     def _narrowed(self, tree: FilterNode) -> QdrantVectorStore:
-        return copied(self.store, _build_subfilter=lambda _filters: Qdrant().write(tree))
+        return copied(self.store, _build_subfilter=lambda _filters: self._where(tree))
+
+    def _where(self, tree: FilterNode) -> Filter:
+        from qdrant_client.http.models import Filter  # noqa: PLC0415 (only who has such a store has the package)
+
+        return Filter.model_validate(Qdrant().write(tree))
 
     def nodes(self, tree: FilterNode | None) -> Iterator[BaseNode]:
-        store, where, offset = self.store, None if tree is None else Qdrant().write(tree), None
+        store, where, offset = self.store, None if tree is None else self._where(tree), None
         while True:
             points, offset = store.client.scroll(store.collection_name, where, limit=1_000, offset=offset)
             yield from store.parse_to_query_result(points).nodes or ()
