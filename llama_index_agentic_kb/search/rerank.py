@@ -328,8 +328,7 @@ async def _ranked(
         raise InvalidRequestError(f"top_n: must be at least 1, got {top_n}")
     given = []
     for one in records:
-        record = {"content": one} if isinstance(one, str) else one
-        given.append(record if isinstance(record, RankRecord) else RankRecord.parse(record))
+        given.append(RankRecord.parse({"content": one} if isinstance(one, str) else one))
         if not given[-1].text:
             raise InvalidRequestError("records: a record needs a title or a content")
     texts = [record.text for record in given]
