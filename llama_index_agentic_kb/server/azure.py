@@ -37,7 +37,7 @@ from llama_index_agentic_kb.schema import (
     matches,
 )
 from llama_index_agentic_kb.schema.answer import NEW_SESSION
-from llama_index_agentic_kb.server.catalog import MODELS, Conditions, Kind, Stored
+from llama_index_agentic_kb.server.catalog import MODELS, Kind, Stored
 from llama_index_agentic_kb.server.errors import ForbiddenError, NotAcceptableError, error_body, status_of
 from llama_index_agentic_kb.server.http import GONE, ServerContext, logger, read_body, request_id, streamed, unless_gone
 from llama_index_agentic_kb.server.service import KnowledgeService
@@ -359,7 +359,7 @@ def _add(router: APIRouter, service: KnowledgeService, kind: Kind) -> None:
         definition = model.parse(await read_body(request, MAX_BYTES))
         if definition.name != name:
             raise InvalidRequestError(f"name: the body names {definition.name!r}, and the path {name!r}")
-        stored, is_new = await service.put(kind, definition, _conditions(request))
+        stored, is_new = await service.put(kind, definition, request.headers)
         return _shown(stored, 201 if is_new else 200)
 
     @router.get(path + "/{name}", operation_id=f"get_{kind}")
@@ -371,12 +371,8 @@ def _add(router: APIRouter, service: KnowledgeService, kind: Kind) -> None:
     @router.delete(path + "/{name}", operation_id=f"delete_{kind}", status_code=204)
     async def delete(name: str, request: Request) -> Response:
         """Delete a definition; a source that a knowledge base uses is kept."""
-        await service.remove(kind, name, _conditions(request))
+        await service.remove(kind, name, request.headers)
         return Response(status_code=204)
-
-
-def _conditions(request: Request) -> Conditions:
-    return Conditions(request.headers.get("if-match"), request.headers.get("if-none-match"))
 
 
 def _shown(stored: Stored, status: int) -> Response:

@@ -319,27 +319,18 @@ class Snapshot:
     read_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """The conditions of a change: ``If-Match`` and ``If-None-Match``, as sent."""
-
-    if_match: str | None = None
-    if_none_match: str | None = None
-
-    def check(self, etag: str | None) -> None:
-        """Raise ``PreconditionError`` if the stored ETag (None: nothing is stored) does not meet the conditions."""
-        stored = set() if etag is None else {"*", etag.strip('"')}
-        if self.if_match is not None and not stored & _tags(self.if_match):
-            raise PreconditionError("If-Match: the definition was changed or deleted meanwhile; get it again")
-        if self.if_none_match is not None and stored & _tags(self.if_none_match):
-            raise PreconditionError("If-None-Match: the definition exists already")
-
-
-ANY: Final = Conditions()  # no conditions
-
-
-def _tags(header: str) -> set[str]:
-    return {part.strip().removeprefix("W/").strip('"') for part in header.split(",")}
+def _check(headers: Mapping[str, str], etag: str | None) -> None:
+    """Raise ``PreconditionError`` if the stored ETag (None: nothing is stored) does not meet a change's conditions."""
+    stored = set() if etag is None else {"*", etag.strip('"')}
+    sent = {
+        name: {part.strip().removeprefix("W/").strip('"') for part in headers[name].split(",")}
+        for name in ("if-match", "if-none-match")
+        if name in headers
+    }
+    if "if-match" in sent and not stored & sent["if-match"]:
+        raise PreconditionError("If-Match: the definition was changed or deleted meanwhile; get it again")
+    if "if-none-match" in sent and stored & sent["if-none-match"]:
+        raise PreconditionError("If-None-Match: the definition exists already")
 
 
 def hash_of(key: str) -> str:
@@ -381,13 +372,13 @@ class Catalog:
         return found
 
     async def put(
-        self, kind: Kind, definition: Definition, conditions: Conditions = ANY, *, create: bool = False
+        self, kind: Kind, definition: Definition, headers: Mapping[str, str] = {}, *, create: bool = False
     ) -> tuple[Stored, bool]:
         """Store a definition, and return it with whether it is new. An equal definition keeps its ETag.
 
         Raises:
             ConflictError: ``create`` is set, and there is a definition of this name.
-            PreconditionError: The stored definition does not meet the conditions.
+            PreconditionError: The stored definition does not meet ``If-Match`` or ``If-None-Match`` of the headers.
         """
         text = json.dumps(definition.to_dict(), separators=(",", ":"))
         etag = f'"{uuid.uuid4().hex}"'
@@ -399,7 +390,7 @@ class Catalog:
                 return etag, create
             if row is not None and create:
                 raise ConflictError(f"{_WORDS[kind]}: there is one of the name {definition.name!r} already")
-            conditions.check(None if row is None else row.etag)
+            _check(headers, None if row is None else row.etag)
             if row is not None and row.definition == text:
                 return str(row.etag), False
             values = {"etag": etag, "definition": text, "updated_at": datetime.now(UTC)}
@@ -412,7 +403,7 @@ class Catalog:
         kept, is_new = await self._do(f"storing a {_WORDS[kind]}", work)
         return Stored(definition, kept), is_new
 
-    async def remove(self, kind: Kind, name: str, conditions: Conditions = ANY) -> None:
+    async def remove(self, kind: Kind, name: str, headers: Mapping[str, str] = {}) -> None:
         """Delete a definition; raise as ``put`` does, or ``ConflictError`` if a knowledge base uses the source."""
         here = (definitions.c.kind == kind, definitions.c.name == name)
         tried = False
@@ -424,7 +415,7 @@ class Catalog:
                 raise NotFoundError(f"{_WORDS[kind]}: there is none of the name {name[:128]!r}")
             tried = True
             if row is not None:
-                conditions.check(row.etag)
+                _check(headers, row.etag)
             if kind == "knowledgeSource":
                 bases = connection.execute(select(definitions).where(definitions.c.kind == "knowledgeBase"))
                 used = {base.name: json.loads(base.definition).get("knowledgeSources", []) for base in bases}

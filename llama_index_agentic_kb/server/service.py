@@ -20,9 +20,7 @@ from llama_index_agentic_kb.llm import resolve_llm
 from llama_index_agentic_kb.schema import OutputMode, RetrievalRequest, SourceParams, all_of, parse_odata
 from llama_index_agentic_kb.search.filters import to_tree
 from llama_index_agentic_kb.server.catalog import (
-    ANY,
     Catalog,
-    Conditions,
     Definition,
     Kind,
     KnowledgeBaseDefinition,
@@ -206,7 +204,7 @@ class KnowledgeService:
         return (await self.catalog.find(kind, name)).to_dict()
 
     async def put(
-        self, kind: Kind, definition: Definition, conditions: Conditions = ANY, *, create: bool = False
+        self, kind: Kind, definition: Definition, headers: Mapping[str, str] = {}, *, create: bool = False
     ) -> tuple[Stored, bool]:
         """Store a definition after checking what it names; see ``Catalog.put``.
 
@@ -231,12 +229,12 @@ class KnowledgeService:
             self._index(definition)
             if definition.base_filter is not None:
                 parse_odata(definition.base_filter)
-        return await self.catalog.put(kind, definition, conditions, create=create)
+        return await self.catalog.put(kind, definition, headers, create=create)
 
-    async def remove(self, kind: Kind, name: str, conditions: Conditions = ANY) -> None:
+    async def remove(self, kind: Kind, name: str, headers: Mapping[str, str] = {}) -> None:
         """Delete a definition; see ``Catalog.remove``."""
         if kind == "knowledgeBase" and name in self._registered:
             raise ConflictError(f"knowledge base: {name!r} is registered by the program")
-        await self.catalog.remove(kind, name, conditions)
+        await self.catalog.remove(kind, name, headers)
         if kind == "knowledgeBase":
             self._built.pop(name, None)
