@@ -16,9 +16,10 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
@@ -31,7 +32,6 @@ from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import CompactAndRefine
 from llama_index.core.retrievers import QueryFusionRetriever, VectorIndexRetriever
-from rich.console import Console
 from rich.table import Table
 
 from llama_index_agentic_kb import default_embed_model
@@ -45,12 +45,14 @@ from llama_index_agentic_kb.search.prototypes import ScopeIndex, unit_rows
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.sources.vectors import scope_indexes
 from llama_index_agentic_kb.testing import ScriptedLLM
+from tests.benchmarks.measure import show
 
 Turns = tuple[tuple[str, str], ...]
 DEPTH: Final = 10
 SHIFTS: Final = 2
 """Number of other conversations of each kind after which a question is asked."""
 ARTICLE_THRESHOLD: Final = 0.6
+SCOPE: Final = ("kept", "evidence", "contraction")  # of a result
 
 
 @dataclass(frozen=True)
@@ -145,9 +147,7 @@ class Bench:
         """Record the scopes."""
         original = contraction.contract
 
-        def recorded(
-            indexes: Mapping[str, ScopeIndex], views: Any, asked: Any, *args: Any, **kwargs: Any
-        ) -> contraction.Contraction:
+        def recorded(indexes: Mapping[str, ScopeIndex], views: Any, asked: Any, *args: Any, **kwargs: Any) -> Any:
             del asked  # the documents found; the whole scope is measured
             every = {name: index.documents for name, index in indexes.items()}
             self._scopes.append(original(indexes, views, every, *args, **kwargs))
@@ -237,27 +237,23 @@ def _index_of(source: KnowledgeSource) -> VectorStoreIndex:
     return index
 
 
-@dataclass
-class Scores:
-    """The mean results of a system on a slice."""
-
-    results: list[tuple[Result, Mapping[str, float]]] = field(default_factory=list)
-
-    def row(self) -> list[str]:
-        """Return R@5, R@10, nDCG@10, documents and evidence kept in percent, and milliseconds."""
-        relevant = [(one.documents, gold) for one, gold in self.results]
-        metrics = [("R", 5), ("R", 10), ("nDCG", 10)]
-        values = [100 * fmean(METRICS[name](found, gold, k) for found, gold in relevant) for name, k in metrics]
-        kept = [one.kept for one, _ in self.results if one.kept is not None]
-        evidence = [one.evidence for one, _ in self.results if one.evidence is not None]
-        shares = [f"{100 * fmean(part):.1f}" if part else "" for part in (kept, evidence)]
-        spent = [one.contraction for one, _ in self.results if one.contraction is not None]
-        times = [f"{median(one.milliseconds for one, _ in self.results):.1f}", f"{median(spent):.1f}" if spent else ""]
-        return [*(f"{value:.1f}" for value in values), *shares, *times]
+def scores_of(results: Sequence[tuple[Result, Mapping[str, float]]]) -> list[str]:
+    """Return R@5, R@10, nDCG@10, documents and evidence kept in percent, and milliseconds: means, medians of times."""
+    metrics = [("R", 5), ("R", 10), ("nDCG", 10)]
+    values = [100 * fmean(METRICS[name](one.documents, gold, k) for one, gold in results) for name, k in metrics]
+    known = [[value for one, _ in results if (value := getattr(one, name)) is not None] for name in SCOPE]
+    shares = [f"{100 * fmean(part):.1f}" if part else "" for part in known[:2]]
+    spent = f"{median(known[2]):.1f}" if known[2] else ""
+    return [
+        *(f"{value:.1f}" for value in values),
+        *shares,
+        f"{median(one.milliseconds for one, _ in results):.1f}",
+        spent,
+    ]
 
 
-async def run(bench: Bench, cases: Sequence[Case], dataset: Dataset) -> dict[tuple[str, str], Scores]:
-    """Ask every system every case."""
+async def run(bench: Bench, cases: Sequence[Case], dataset: Dataset) -> dict[tuple[str, str], list[str]]:
+    """Ask every system every case, and return their scores by slice (with the number of its cases) and system."""
 
     def previous(case: Case) -> str:
         """Return the last two messages of the user as one text."""
@@ -273,14 +269,14 @@ async def run(bench: Bench, cases: Sequence[Case], dataset: Dataset) -> dict[tup
         "ours, scope": bench.scoped,
         "ours, low, gold plan": bench.planned,
     }
-    made: dict[tuple[str, str], Scores] = defaultdict(Scores)
+    made: dict[tuple[str, str], list[tuple[Result, Mapping[str, float]]]] = defaultdict(list)
     with bench.recording():
         for case in cases:
             for name, ask in systems.items():
                 result = await ask(case)
                 for part in case.slices:
-                    made[part, name].results.append((result, dataset.relevant[case.query.id]))
-    return made
+                    made[part, name].append((result, dataset.relevant[case.query.id]))
+    return {(f"{part} ({len(found)})", name): scores_of(found) for (part, name), found in made.items()}
 
 
 def main() -> None:
@@ -298,11 +294,11 @@ def main() -> None:
         for half in arguments.half or (0, 1):
             scores = asyncio.run(run(bench, [case for case in every if case.half == half], dataset))
             table = Table("slice", "system", *columns, title=f"half {half + 1} of {arguments.set.name}")
-            for part, names in groupby(sorted(scores, key=lambda key: key[0]), key=lambda key: key[0]):
+            for part, names in groupby(sorted(scores, key=itemgetter(0)), key=itemgetter(0)):
                 for key in names:
-                    one = scores[key]
-                    table.add_row(f"{part} ({len(one.results)})", key[1], *one.row())
-            Console(width=160).print(table)
+                    table.add_row(part, key[1], *scores[key])
+                table.add_section()
+            show(table)
 
 
 if __name__ == "__main__":

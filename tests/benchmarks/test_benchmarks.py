@@ -93,6 +93,6 @@ def test_conversations(tmp_path: Path) -> None:
     assert {case.kind for case in cases} >= {"first", "continuing", "shift, other source"}
     with closing(CorpusIndex(dataset, HashEmbedding(), tmp_path / "vectors", source_field="source")) as index:
         scores = asyncio.run(conversations.run(conversations.Bench(index, dataset), cases, dataset))
-    continuing = {system: score.row()[0] for (part, system), score in scores.items() if part == "continuing"}
+    continuing = {system: score[0] for (part, system), score in scores.items() if part.startswith("continuing")}
     assert len(continuing) == 8
     assert continuing["ours"] == continuing["ours, scope"]
