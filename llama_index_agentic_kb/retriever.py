@@ -47,8 +47,9 @@ from llama_index_agentic_kb.planning.effort import (
     as_limits,
     planned_use,
 )
+from llama_index_agentic_kb.planning.findings import FoundStep
 from llama_index_agentic_kb.planning.planner import PlanningModel, Task
-from llama_index_agentic_kb.planning.rounds import FoundStep, PlanOutcome
+from llama_index_agentic_kb.planning.rounds import PlanOutcome
 from llama_index_agentic_kb.planning.tool_turn import search_turn
 from llama_index_agentic_kb.schema import (
     ActivityRecord,

@@ -22,7 +22,7 @@ from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import excerpt, normalize, one_line, sentence_spans
 from llama_index_agentic_kb._types import JsonObject, Work
 from llama_index_agentic_kb.errors import PlanningError
-from llama_index_agentic_kb.evidence.candidates import Candidate, Fusion, best_of, shown_metadata
+from llama_index_agentic_kb.evidence.candidates import Candidate, Fusion, best_of, provenance, shown_metadata
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, draw
 from llama_index_agentic_kb.guard.text import plain_value, strip_invisible
 from llama_index_agentic_kb.llm import read_json
@@ -253,6 +253,24 @@ def as_found(findings: Iterable[Finding], refs: Mapping[str, int]) -> str:
         unseen = "its passage is not shown" if one.confidence is Confidence.STATED else one.confidence
         shown.append(f"{one.value} ({unseen if ref is None else f'{one.confidence}, ref_id {ref}'})")
     return "; ".join(shown)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundStep:
+    """A step of the reasoning chain: its query, with earlier answers filled in, and its findings."""
+
+    id: str
+    query: str
+    findings: list[Finding]
+
+
+def chain_lines(chain: Sequence[FoundStep], nodes: Sequence[NodeWithScore]) -> list[str]:
+    """Return the chain's steps for the answer prompt, one per line, with findings and reference numbers."""
+    refs: dict[str, int] = {}
+    for ref, node in enumerate(nodes):
+        for part in (provenance(node) or {}).get("parts") or [{"node_id": node.node.node_id}]:
+            refs.setdefault(part["node_id"], ref)
+    return [f"- {step.query} -> {as_found(step.findings, refs)}" for step in chain if step.findings]
 
 
 def _one_a_line(steps: Mapping[str, str]) -> str:

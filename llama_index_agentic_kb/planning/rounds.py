@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -22,18 +23,17 @@ from itertools import chain, islice, product, zip_longest
 from operator import attrgetter
 from typing import Final
 
-from llama_index.core.schema import NodeWithScore
-
 from llama_index_agentic_kb._aio import Call, deadline_after, earliest, start, wait
 from llama_index_agentic_kb._text import normalize
 from llama_index_agentic_kb.account import Budget, current_budget
 from llama_index_agentic_kb.errors import LLMError, PlanningError
-from llama_index_agentic_kb.evidence.candidates import Proof, provenance
+from llama_index_agentic_kb.evidence.candidates import Proof
 from llama_index_agentic_kb.llm import Usage
 from llama_index_agentic_kb.planning.findings import (
     MAX_BRANCHES,
     MAX_PASSAGES,
     PASSAGES_PER_QUERY,
+    FoundStep,
     PassageSet,
     StepAnswer,
     Verdict,
@@ -59,25 +59,11 @@ from llama_index_agentic_kb.schema import (
 )
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 
-# Seconds that the model call of a round waits for searches that none of its steps depends on.
-OTHERS_SECONDS: Final = 1.0
-# Passages in a verdict's prompt of what the question itself found (a plan may have missed a part of it), and of each
-# search without a stated answer that it shows whole (a cut may cost a revision).
-QUESTIONS_OWN: Final = 2
-WHOLE: Final = 2
-# Searches of one step: a model that keeps correcting answers would otherwise search endlessly.
-MAX_SEARCHES: Final = 2 * MAX_BRANCHES
-
+OTHERS_SECONDS: Final = 1.0  # that the model call of a round waits for searches that none of its steps depends on
+QUESTIONS_OWN: Final = 2  # passages of the question itself in a verdict's prompt: a plan may have missed a part of it
+WHOLE: Final = 2  # passages of each open search that a verdict's prompt shows whole: a cut may cost a revision
+MAX_SEARCHES: Final = 2 * MAX_BRANCHES  # of one step: a model that keeps correcting answers would search endlessly
 _SURE: Final = {Confidence.PARTIAL: 1, Confidence.IMPLIED: 2, Confidence.STATED: 3}
-
-
-@dataclass(frozen=True, slots=True)
-class FoundStep:
-    """A step of the reasoning chain: its query, with earlier answers filled in, and its findings."""
-
-    id: str
-    query: str
-    findings: list[Finding]
 
 
 @dataclass(slots=True)
@@ -114,15 +100,6 @@ class PlanOutcome:
             seconds=round(time.monotonic() - budget.started, 3),
             documents_ranked=ranked,
         )
-
-
-def chain_lines(chain: Sequence[FoundStep], nodes: Sequence[NodeWithScore]) -> list[str]:
-    """Return the chain's steps for the answer prompt, one per line, with findings and reference numbers."""
-    refs: dict[str, int] = {}
-    for ref, node in enumerate(nodes):
-        for part in (provenance(node) or {}).get("parts") or [{"node_id": node.node.node_id}]:
-            refs.setdefault(part["node_id"], ref)
-    return [f"- {step.query} -> {as_found(step.findings, refs)}" for step in chain if step.findings]
 
 
 async def search_question(task: Task) -> PlanOutcome:
@@ -245,11 +222,13 @@ class MultiHopSearch:
 
     async def _follow(self, number: int) -> None:
         """Search the independent steps, then dependent ones as answers are read; ``number`` is the first round's."""
-        steps, revised, last = self._steps, self._outcome.revisions > 0, self._last_round
+        steps, revised = self._steps, self._outcome.revisions > 0
+        last = self._limits.rounds + self._outcome.revisions  # each revision adds one to the effort's rounds
         done = {*steps.waiting, *steps.served()}
         new = [one for name, one in steps.planned.items() if name not in done and not steps.answers_of(name)]
         await self._search_steps(new, number)
-        await self._search_ready(number)
+        if steps.waiting:
+            await self._search_ready(number)
         while (steps.waiting or revised) and number < last and self._may_ask():
             to_read, revised = steps.to_read(every=revised), False
             if not (to_read or steps.waiting):
@@ -259,7 +238,7 @@ class MultiHopSearch:
             if not self._may_ask():
                 break
             asked = set[str]()  # searches of which the model asked for the whole of a passage
-            call = await self._read(to_read, number, asked)
+            call = await self._read(to_read, number, last, asked)
             self._count(call)
             if call.error is not None:
                 rest = "the rest is searched in the question's own words"
@@ -275,7 +254,7 @@ class MultiHopSearch:
         steps.waiting.clear()
         await self._search_steps(left, min(number + 1, last))
 
-    async def _read(self, to_read: Sequence[str], number: int, asked: set[str]) -> ModelCall:
+    async def _read(self, to_read: Sequence[str], number: int, last: int, asked: set[str]) -> ModelCall:
         """Read the answers of steps; searches of dependent steps start as soon as answers arrive."""
         steps, shown = self._steps, frozenset(self._in_full)
         searches = steps.searches_of(to_read)
@@ -289,7 +268,7 @@ class MultiHopSearch:
                 self._warn(f"{name} has more than {MAX_BRANCHES} answers; not used: {'; '.join(more)}")
             for step in filter(steps.served([name]).__contains__, steps.planned):
                 steps.next.discard(step)
-                if read.search and not steps.answers_of(step) and number < self._last_round:  # partial: search for more
+                if read.search and not steps.answers_of(step) and number < last:  # partial: search for more
                     started = steps.searches_for(steps.planned[step], number, (), read.search)
                     if started:
                         steps.next.add(step)
@@ -354,7 +333,7 @@ class MultiHopSearch:
         if not self._may_ask():
             return False
         outcome.revisions += 1
-        verdict = await self._judge()
+        verdict, allowed = await self._judge()
         self._count(verdict)
         if verdict.error is not None or verdict.sufficient:
             outcome.sufficient = bool(verdict.sufficient and (verdict.proof or steps.are_answered))
@@ -362,10 +341,10 @@ class MultiHopSearch:
             return False
         self._warn(*verdict.warnings)
         plan = QueryPlan(sub_queries=[one.model_copy(deep=True) for one in steps.searched.values()])
-        allowed, number = self._may_revise, outcome.revisions
-        if verdict.proposals:
-            held = [one.name for one in self._sources if one.name in self._planned and one not in allowed]
-            steps.withhold(f"r{number}", held)
+        number = outcome.revisions
+        for one in self._sources if verdict.proposals else ():
+            if one.name in self._planned and one not in allowed:
+                steps.withheld[one.name][f"r{number}"] = None
         graph = PlanGraph(
             plan, allowed, self._limits, revision=number, steps=steps.planned, first_round=outcome.rounds + 1
         )
@@ -380,8 +359,11 @@ class MultiHopSearch:
         steps.plan(added, graph.finds)
         return True
 
-    async def _judge(self) -> Verdict:
-        """Ask the model whether evidence is missing; store the values of open steps, and what supports the verdict."""
+    async def _judge(self) -> tuple[Verdict, list[PlannerSource]]:
+        """Ask the model whether evidence is missing, and store what it read; return the sources to search for it, too.
+
+        They are those of the plan that may get what is written now.
+        """
         steps = self._steps
         own = steps.searches_of([step.id for step in steps.chain()])
         unstated = [name for name in reversed(steps.searched) if not steps.is_answered(name, Confidence.STATED)]
@@ -397,17 +379,13 @@ class MultiHopSearch:
                 found = as_found(steps.found.get(name, []), refs)
                 if found or name not in with_nodes:
                     made[name] += f" -> {found or 'nothing was found'}"
-        verdict = await look_for_gaps(self._task, self._model, passages, made, steps.open, self._may_revise)
+        names = steps.may_get(self._planned)
+        allowed = [one for one in self._sources if one.name in names]
+        verdict = await look_for_gaps(self._task, self._model, passages, made, steps.open, allowed)
         self._rests_on += verdict.proof
         for name, answers in verdict.values.items():
             self._take(name, answers)
-        return verdict
-
-    @property
-    def _may_revise(self) -> list[PlannerSource]:
-        """The sources that a revision may search: those of the plan that may get what is written now."""
-        allowed = self._steps.may_get(self._planned)
-        return [one for one in self._sources if one.name in allowed]
+        return verdict, allowed
 
     @property
     def _readable_searches(self) -> list[SourceSearch]:
@@ -420,9 +398,8 @@ class MultiHopSearch:
         self._steps.read.update(search.source.name for search in found if search.nodes)
         self._seen.update(search.record.id for search in found)
         known = {normalize(one.value) for read in self._steps.found.values() for one in read}
-        choose = partial(
-            best_passages, found, per_query, self._task.fusion, proof, frozenset(self._in_full), known, whole
-        )
+        in_full, fusion = frozenset(self._in_full), self._task.fusion
+        choose = partial(best_passages, found, per_query, fusion, proof, in_full, known, whole)
         return await Call(sync=choose, what="choosing passages")
 
     def _proof(self) -> list[Proof]:
@@ -430,11 +407,6 @@ class MultiHopSearch:
         found = [(one, step.id) for step in self._steps.chain() for one in step.findings]
         made = [Proof(one.node_id, step, one.value) for one, step in found if one.node_id is not None]
         return [*made, *[Proof(node_id, "verdict") for node_id in self._rests_on]]
-
-    @property
-    def _last_round(self) -> int:
-        """The number of the last round that may search: each revision adds one to the effort's rounds."""
-        return self._limits.rounds + self._outcome.revisions
 
     def _count(self, call: ModelCall) -> None:
         """Add a call's token usage, and record if the model gave no reply (its error has the client's as its cause)."""
@@ -476,7 +448,7 @@ class Steps:
         self.next: set[str] = set()  # steps whose findings are partial, and whose follow-up query was searched
         self.read: set[str] = set()  # names of the sources whose passages a model call was shown
         # Ids of steps, or of revisions, by the name of a source that did not get their queries.
-        self.withheld: dict[str, dict[str, None]] = {}
+        self.withheld = defaultdict[str, dict[str, None]](dict)
         self.learns = learns  # by source, the names of the sources whose passages its queries may be made of
         self._serves: dict[str, set[str]] = {}  # ids of steps by the id of the search that provides their results
 
@@ -539,11 +511,6 @@ class Steps:
         """Return those of the sources that may get a query which a model writes now, after what it has read."""
         return [name for name in names if self.read <= self.learns[name]]
 
-    def withhold(self, step: str, names: Iterable[str]) -> None:
-        """Record that these sources did not get a query of a step or of a revision."""
-        for name in names:
-            self.withheld.setdefault(name, {})[step] = None
-
     def _queries_and_sources(self, step: SubQuery, query: str) -> dict[str, tuple[str, list[str]]]:
         """Return each query of a step, by its normal form, with the sources that may get it."""
         # What the planner wrote may go to all, as it read no passages; a source gets it where it may not get more.
@@ -551,7 +518,8 @@ class Steps:
         own = None if step.origin is SubQueryOrigin.REVISION else normalize(step.query)
         allowed = self.may_get(step.sources)
         held = [name for name in step.sources if name not in allowed] if {*texts} != {own} else []
-        self.withhold(step.id, held)
+        for name in held:
+            self.withheld[name][step.id] = None
         made = {form: (text, step.sources if form == own else allowed) for form, text in texts.items()}
         if held and own is not None:
             made.setdefault(own, (step.query, held))
@@ -623,7 +591,8 @@ class Steps:
         """Return the steps with their findings; each step comes after those that it depends on."""
         made = []
         for step in sorted(self.planned.values(), key=attrgetter("wave")):
-            words = {parent: self.words_for(parent) for parent in step.depends_on}
-            query = fill(step.template, words) if step.template else step.query
+            query = step.query
+            if step.template:
+                query = fill(step.template, {parent: self.words_for(parent) for parent in step.depends_on})
             made.append(FoundStep(step.id, query, self.answers_of(step.id, partial=True)))
         return made
