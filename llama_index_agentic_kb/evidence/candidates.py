@@ -257,7 +257,7 @@ def _one_kind(group: Sequence[tuple[NodeList, float]]) -> Ranked[NodeKey]:
         scores = _scores(found)
         if found.scale is None or scores is None:
             turns = interleave([Ranked(one.keys, of_source) for one, of_source in group])
-            return Ranked([fused.key for fused in turns])
+            return Ranked(list(map(attrgetter("key"), turns)))
         scored.append(list(zip(found.keys, scores, strict=True)))
     best = dict(sorted(chain.from_iterable(scored), key=itemgetter(1)))  # of a key's scores the highest stays
     keys = merge_by_score(scored, list(map(itemgetter(1), group)))

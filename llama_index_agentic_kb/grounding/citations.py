@@ -94,8 +94,15 @@ class MarkerFilter(_Filter):
     def _read(self, text: str, end: int) -> str:
         at, pieces = 0, [self._given]
         for marker in _MARKER.finditer(text, 0, end):
+            ids = _read_ids(marker["ids"])
+            named = list(filter(self._valid.__contains__, dict.fromkeys(ids)))
+            self.removed += max(len(ids), 1) - sum(map(ids.count, named))
+            self.cited = list(dict.fromkeys([*self.cited, *named]))
+            if self._style is Markers.RENUMBER:
+                named = list(map(self.cited.index, named))
+            kept = "" if self._style is Markers.STRIP else "".join(map("[ref_id:{}]".format, named))
             pieces.append(text[at : marker.start()])
-            pieces.append(self._checked(marker) or _gap("".join(pieces[-3:])))
+            pieces.append(marker["space"] + kept if kept else _gap("".join(pieces[-3:])))
             at = marker.end()
         given = "".join(pieces[1:]) + text[at:end]
         self._given = (self._given + given)[-_LONGEST:]
@@ -108,17 +115,6 @@ class MarkerFilter(_Filter):
         self.removed += 1
         self._held = ""
         return _gap(self._given)
-
-    def _checked(self, marker: re.Match[str]) -> str:
-        ids = _read_ids(marker["ids"])
-        named = list(filter(self._valid.__contains__, dict.fromkeys(ids)))
-        self.removed += max(len(ids), 1) - sum(map(ids.count, named))
-        self.cited = list(dict.fromkeys([*self.cited, *named]))
-        if not named or self._style is Markers.STRIP:
-            return ""
-        if self._style is Markers.RENUMBER:
-            named = list(map(self.cited.index, named))
-        return marker["space"] + "".join(map("[ref_id:{}]".format, named))
 
 
 def _gap(before: str) -> str:

@@ -117,15 +117,14 @@ async def _add_parts(
     several: with it, a claim counts mostly as much as its weakest part.
     """
     is_small = isinstance(scorer, SmallScorer)
-    places = {source.reference_id: number for number, source in enumerate(sources)}
+    places = dict(zip(map(attrgetter("reference_id"), sources), range(len(sources)), strict=True))
     asked: dict[tuple[int, ...], list[tuple[Claim, int]]] = {}
     for place, (claim, score) in enumerate(scored):
         if score.verdict is Verdict.SUPPORTED or (is_small and score.score is not None):
-            bearing = {one.premise for one in score.evidence if one.score >= threshold}
             for part in marked_parts(claim):
                 cited = tuple(places[one] for one in dict.fromkeys(map(str, part.cited)) if one in places)
                 cited = cited or tuple(places.values())  # a marker that names nothing cites nothing
-                if is_small or not bearing.issuperset(cited):
+                if is_small or not {one.premise for one in score.evidence if one.score >= threshold}.issuperset(cited):
                     asked.setdefault(cited, []).append((part, place))
     found: dict[int, list[ClaimScore]] = {}
     for cited, waiting in asked.items():

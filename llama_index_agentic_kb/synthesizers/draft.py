@@ -225,7 +225,7 @@ class Draft:
         """Call the model once and return its answer, which may cite the ``valid`` ids; ``earlier`` if it is unchanged.
 
         The answer is the JSON of an object of ``output_cls``, set as ``result.output``, unless ``as_text``. If
-        streaming, deltas of text are emitted.
+        streaming, deltas of text are emitted. ``result.answerable`` is that of the last text.
         """
         output_cls, parser, model = None if as_text else self.output_cls, self.model.llm.output_parser, self.model
         rules = AnswerRules(valid, set(filter(None, map(attrgetter("url"), self.passages))))
@@ -265,14 +265,12 @@ class Draft:
             why = why if isinstance(error, AgenticKBError) else f"{type(error).__name__}: {one_line(why, 200)}"
             raise SynthesisError(f"the language model failed at call {step + 1}: {why}", step=step) from error
         self.count_removed(checked)
-        if output_cls is not None:
-            return TextAnswer(checked.text)
-        return read_answer(checked.text, earlier) if parser is None else TextAnswer(str(parser.parse(checked.text)))
-
-    async def finish(self, template: BasePromptTemplate, valid: Collection[int], **variables: str) -> str:
-        """Make the last call of an answer; stream its text, or set ``result.output`` to its object."""
-        text, self.result.answerable = await self.ask(template, valid, variables, stream=self.streaming)
-        return text
+        if output_cls is None and parser is None:
+            answer = read_answer(checked.text, earlier)
+        else:
+            answer = TextAnswer(checked.text if parser is None or output_cls else str(parser.parse(checked.text)))
+        self.result.answerable = answer.answerable
+        return answer
 
     async def emit(self, text: str) -> None:
         """Emit a piece of the answer if streaming."""

@@ -59,8 +59,9 @@ class AnswerSynthesis(AgenticSynthesizer):
 
     async def _compose(self, draft: Draft) -> str:
         (group,) = await draft.pack(self.packer, self.templates["text_qa_template"])
-        text = format_passages(group)
-        return await draft.finish(self.templates["text_qa_template"], ids_of(group), context_str=text)
+        variables = {"context_str": format_passages(group)}
+        answer = await draft.ask(self.templates["text_qa_template"], ids_of(group), variables, stream=draft.streaming)
+        return answer.text
 
 
 class SimpleSummarize(AnswerSynthesis):
@@ -82,7 +83,7 @@ class Generation(AgenticSynthesizer):
 
     async def _compose(self, draft: Draft) -> str:
         draft.passages = []  # the prompt has no passages, so the answer may not link to any
-        return await draft.finish(self.templates["simple_template"], ())
+        return (await draft.ask(self.templates["simple_template"], (), {}, stream=draft.streaming)).text
 
 
 class Accumulate(AgenticSynthesizer):
@@ -154,7 +155,7 @@ class TreeSummarize(AgenticSynthesizer):
             shown = set().union(*(ids for _, ids in contexts))
             contexts = [(draft.spotlight.framed(text), shown) for text in texts]
         ((text, ids),) = contexts
-        return await draft.finish(template, ids, context_str=text)
+        return (await draft.ask(template, ids, {"context_str": text}, stream=draft.streaming)).text
 
 
 def join(answers: Sequence[str], room: int, limit: int) -> tuple[list[str], int]:

@@ -77,8 +77,7 @@ class CrossEncoderScorer:
         name = getattr(config, "_name_or_path", None) or type(loaded).__name__
         self.model = loaded
         self.name = f"cross-encoder {str(name).rsplit('/', 1)[-1]}"
-        labels: Mapping[Any, Any] = getattr(config, "id2label", None) or {}
-        self.entailment, self.contradiction = _labels(labels, self.name)
+        self.entailment, self.contradiction = _labels(getattr(config, "id2label", None) or {}, self.name)
         # A tokenizer fails when two threads use it, and the model takes all cores anyway.
         self._pool = WorkerPool("claim-scorer", max_workers=1)
         try:
@@ -131,10 +130,10 @@ class CrossEncoderScorer:
 
     def _predicted(self, pairs: Sequence[tuple[str, str]]) -> list[list[float]]:
         """Return the model's output for each pair as a row of numbers, from numpy, torch or Python."""
-        asked: list[Any] = list(pairs)
+        asked: Sequence[object] = pairs
         if "minicheck" in self.name.casefold():  # it takes one text: the passage, its end mark, the claim
             asked = [f"{window}{self._end}{claim}" for window, claim in pairs]
-        given = self.model.predict(asked, **self._options)
+        given = self.model.predict(list(asked), **self._options)
         listed = given.tolist() if hasattr(given, "tolist") else list(given)
         rows = [list(map(float, row)) if isinstance(row, (list, tuple)) else [float(row)] for row in listed]
         if len(rows) != len(pairs) or not all(row and all(map(math.isfinite, row)) for row in rows):
@@ -196,9 +195,9 @@ def _load(name: str) -> PairModel:
     return loaded
 
 
-def _labels(names: Mapping[Any, Any], model: str) -> tuple[int | None, int | None]:
+def _labels(names: Mapping[object, object], model: str) -> tuple[int | None, int | None]:
     """Return the indices of the labels for entailment and for contradiction. None if a label is unknown."""
-    labels = {int(number): re.sub(r"[\s-]+", "_", str(label)).casefold() for number, label in names.items()}
+    labels = {int(str(number)): re.sub(r"[\s-]+", "_", str(label)).casefold() for number, label in names.items()}
     if len(labels) < _TWO:  # one number for each pair, or no label names
         return None, None
     said = next((number for number, label in labels.items() if _SUPPORTS.match(label)), None)
