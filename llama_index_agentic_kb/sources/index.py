@@ -49,12 +49,11 @@ _ADAPTERS: Final[dict[str, type[StoreKind[Any]]]] = {
 
 def kind_of(store: Store) -> StoreKind[Store]:
     """Return a store as one of its kind, or of the adapter that it inherits from, without importing that."""
-    names = [base.__name__ for base in type(store).__mro__]
-    kind: type[StoreKind[Any]] = next((_ADAPTERS[name] for name in names if name in _ADAPTERS), UnknownKind)
+    kind: type[StoreKind[Any]] = SearchingKind if hasattr(type(store), "filtered_search") else UnknownKind
     if type(store) is SimpleVectorStore:  # a subclass may search in another way
         kind = SimpleKind
-    elif hasattr(type(store), "filtered_search"):
-        kind = SearchingKind
+    for base in type(store).__mro__:
+        kind = _ADAPTERS.get(base.__name__, kind)
     return kind(store)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -23,7 +24,7 @@ from llama_index.core.schema import BaseNode, IndexNode, MetadataMode, NodeWithS
 
 from llama_index_agentic_kb._aio import Call, Job, as_exception, start, wait
 from llama_index_agentic_kb._text import error_message, one_line, without_surrogates
-from llama_index_agentic_kb._types import JsonMapping, JsonObject
+from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.account import with_handlers
 from llama_index_agentic_kb.errors import DeadlineExceededError, RetrievalError
 from llama_index_agentic_kb.guard.resilience import CallProgress, ResilientCalls
@@ -184,7 +185,7 @@ async def _checked(
     """Return a list with the found nodes that are valid and pass the filter."""
     cleaned = every = await _off_loop(source, found, partial(clean_nodes, found))
     if cleaned.index_nodes and getattr(source.retriever, _OURS, False):
-        followed = await _Follower(source, query).resolve(cleaned, source.retriever.object_map, depth=0)
+        followed = await _followed(source, query, cleaned)
         distinct = list({node.node.node_id: node for node in reversed(followed)}.values())[::-1]
         every = await _off_loop(source, followed, partial(clean_nodes, distinct))
     if every.why is not None and not every:
@@ -438,47 +439,37 @@ def bounded(retriever: BaseRetriever, *, theirs: bool = True) -> BaseRetriever:
     return view
 
 
-class _Follower:
-    """Replaces the index nodes of one search by the results of their objects, within the limits above."""
-
-    def __init__(self, source: PreparedSource, query: QueryBundle) -> None:
-        nodes_too = getattr(source.retriever, _THEIRS, False)
-        self._followed = (BaseRetriever, BaseQueryEngine, *((BaseNode,) if nodes_too else ()))
-        self._calls = source.calls
-        self._query = query
-        self._left = MAX_FOLLOWED
-        self._seen = {id(source.retriever.__dict__)}  # of what was followed; a view has the state of its retriever
-
-    async def resolve(self, nodes: Sequence[NodeWithScore], objects: JsonMapping, depth: int) -> list[NodeWithScore]:
-        """Return nodes with index nodes resolved, through ``objects`` or a live object of the index node."""
-        resolved: list[NodeWithScore] = []
-        for node in nodes:
-            target: Any = None
-            if isinstance(node.node, IndexNode) and depth < MAX_DEPTH and self._left > 0:
-                target = objects.get(node.node.index_id)
-                if target is None and isinstance(node.node.obj, self._followed):
-                    target = node.node.obj
-            if target is None or id(getattr(target, "__dict__", target)) in self._seen:
-                resolved.append(node)
-            else:
-                self._left -= 1
-                resolved += await self._follow(node, target, depth)
-        return resolved
-
-    async def _follow(self, node: NodeWithScore, target: Any, depth: int) -> list[NodeWithScore]:
-        if isinstance(target, NodeWithScore):
-            return [target]
-        if isinstance(target, BaseNode):
-            return [NodeWithScore(node=target, score=node.score)]
-        self._seen.add(id(getattr(target, "__dict__", target)))
-        if isinstance(target, BaseQueryEngine):
-            response: Any = await self._call(partial(target.query, self._query), "query engine")
-            text = TextNode(text=str(response), metadata=response.metadata or {})
-            return [NodeWithScore(node=text, score=node.score)]
+async def _followed(source: PreparedSource, query: QueryBundle, found: Sequence[NodeWithScore]) -> list[NodeWithScore]:
+    """Return the nodes of a search with index nodes replaced by the results of their objects, within the limits."""
+    nodes_too = getattr(source.retriever, _THEIRS, False)
+    kinds = (BaseRetriever, BaseQueryEngine, *((BaseNode,) if nodes_too else ()))
+    left, resolved = MAX_FOLLOWED, list[NodeWithScore]()
+    seen = {id(source.retriever.__dict__)}  # of what was followed; a view has the state of its retriever
+    waiting = deque((node, source.retriever.object_map, 0) for node in found)
+    while waiting:
+        node, objects, depth = waiting.popleft()
+        target: Any = None
+        if isinstance(node.node, IndexNode) and depth < MAX_DEPTH and left > 0:
+            live = node.node.obj if isinstance(node.node.obj, kinds) else None
+            target = objects.get(node.node.index_id, live)
+        state = id(getattr(target, "__dict__", target))
+        if target is None or state in seen:
+            resolved.append(node)
+            continue
+        left -= 1
         if isinstance(target, BaseRetriever):
-            found = await self._call(partial(target._retrieve, self._query), "retriever")  # noqa: SLF001 (no recursion)
-            return await self.resolve(list(found), target.object_map, depth + 1)
-        return [node]
-
-    async def _call(self, work: Callable[[], T], what: str) -> T:
-        return await self._calls.bulkhead.call(Call(sync=work, what=f"{what} behind an index node"))
+            seen.add(state)
+            work = partial(target._retrieve, query)  # noqa: SLF001 (without core's recursion)
+            inner = await source.calls.bulkhead.call(Call(sync=work, what="retriever behind an index node"))
+            waiting.extendleft((one, target.object_map, depth + 1) for one in reversed([*inner]))
+        elif isinstance(target, BaseQueryEngine):
+            seen.add(state)
+            ask = Call(sync=partial(target.query, query), what="query engine behind an index node")
+            response: Any = await source.calls.bulkhead.call(ask)
+            text = TextNode(text=str(response), metadata=response.metadata or {})
+            resolved.append(NodeWithScore(node=text, score=node.score))
+        elif isinstance(target, BaseNode):
+            resolved.append(NodeWithScore(node=target, score=node.score))
+        else:
+            resolved.append(target if isinstance(target, NodeWithScore) else node)
+    return resolved
