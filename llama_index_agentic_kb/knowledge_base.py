@@ -462,8 +462,8 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
         """
         if self.llm is not None:
             warm_up_llm(self.llm)
-            import_module("llama_index_agentic_kb.grounding.repair")  # the answer checks
-            import_module("llama_index_agentic_kb.guard.links")
+            for module in ("answering.engine", "grounding.repair", "guard.links"):  # imported by the first answer
+                import_module(f"llama_index_agentic_kb.{module}")
             checks = as_grounding(self.grounding)
             if checks is not None and isinstance(checks.scorer, str | None):  # a judge would be called
                 from llama_index_agentic_kb.grounding.check import check_grounding  # noqa: PLC0415 (loads the scorers)

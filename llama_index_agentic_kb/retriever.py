@@ -162,7 +162,8 @@ class Retrieval:
         ``but`` are the permissions of an outer source whose search this retrieval is: it checks the nodes by them.
         """
         made = list(nodes)
-        for permissions in [chosen.source.permissions for chosen in self.selected.values()]:
+        for chosen in self.selected.values():
+            permissions = chosen.source.permissions
             if permissions not in (None, but):
                 made = [NodeWithScore(node=permissions.conceal(item.node), score=item.score) for item in made]
         return made

@@ -303,18 +303,17 @@ async def _check(answered: Answered, settings: Grounding, synthesizer: BaseSynth
     if settings.markers == Markers.STRIP:
         text, ledger = strip_markers(text, ledger)
     answered.synthesis.text, answered.ledger = text, ledger
+    scored = supported = unscored = 0
+    for claim in ledger.claims:
+        scored += claim.score is not None
+        supported += claim.verdict is Verdict.SUPPORTED
+        unscored += ClaimFlag.NOT_SCORED in claim.flags
     record = retrieval.log.last(ModelAnswerSynthesisActivity, purpose="answer")
     if record is not None:
-        scored = [claim for claim in ledger.claims if claim.score is not None]
+        counts = {"grounding_score": ledger.grounding_score, "claims": scored, "supported_claims": supported}
         warnings = [*filter(None, [record.warning]), *map(one_line, ledger.warnings)]
-        retrieval.log.amend(
-            record,
-            grounding_score=ledger.grounding_score,
-            claims=len(scored),
-            supported_claims=[claim.verdict for claim in scored].count(Verdict.SUPPORTED),
-            warning="; ".join(warnings) or None,
-        )
-    if any(ClaimFlag.NOT_SCORED in claim.flags for claim in ledger.claims) and settings.may_change:
+        retrieval.log.amend(record, **counts, warning="; ".join(warnings) or None)
+    if unscored and settings.may_change:
         reason = "; ".join(ledger.warnings) or "some claims were not checked"
         retrieval.missing.append(MissingPart(what="grounding", outcome=Outcome.ERROR, reason=reason))
 

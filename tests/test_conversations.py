@@ -60,11 +60,13 @@ def chat_engine(kb: KnowledgeBase, **fields: Any) -> AgenticChatEngine:
 
 
 async def test_every_turn_has_sources_and_an_account(server: LoopbackOpenAI) -> None:
-    """Whole and streamed, sync and async; a stream's is complete once it was read."""
+    """Whole and streamed, sync and async; a stream's is complete, and remembered, once it was read."""
     chat = chat_engine(base(server))
     streamed, astreamed = chat.stream_chat("How tall was it?"), await chat.astream_chat("How tall was it?")
-    assert streamed.account.text == ""
-    assert "".join(streamed.response_gen) == ANSWER
+    assert (streamed.account.text, chat.chat_history) == ("", [])
+    deltas = list(streamed.response_gen)
+    assert ("".join(deltas), len(deltas) > 2) == (ANSWER, True)
+    assert [message.content for message in chat.chat_history] == ["How tall was it?", ANSWER]
     assert "".join([delta async for delta in astreamed.async_response_gen()]) == ANSWER
     for response in (chat.chat("How tall?"), await chat.achat("How tall?"), streamed, astreamed):
         assert response.account.text == ANSWER
@@ -282,27 +284,13 @@ def engine(server: LoopbackOpenAI | None, memory: ChatMemoryBuffer | None = None
 
 
 def test_given_history_replaces_the_memory(server: LoopbackOpenAI) -> None:
-    """``chat_history`` takes the memory's place from then on, as in LlamaIndex."""
     chat = engine(server)
     chat.chat("Forget this.")
     chat.chat("And how tall was it?", [ChatMessage(role=MessageRole.USER, content="Which rocket?")])
     assert [message.content for message in chat.chat_history] == ["Which rocket?", "And how tall was it?", ANSWER]
 
 
-def test_streams_and_remembers_at_the_end(server: LoopbackOpenAI) -> None:
-    """A streamed turn comes in deltas and is stored once it was read."""
-    chat = engine(server)
-    response = chat.stream_chat("How tall was the Saturn V rocket?")
-    assert chat.chat_history == []
-    deltas = list(response.response_gen)
-    assert "".join(deltas) == ANSWER
-    assert len(deltas) > 2
-    assert response.source_nodes
-    assert [message.content for message in chat.chat_history] == ["How tall was the Saturn V rocket?", ANSWER]
-
-
 def test_a_failed_turn_is_not_remembered() -> None:
-    """A turn whose answer failed is raised and leaves the memory as it was."""
     with LoopbackOpenAI(lambda request: Fault.status(401)) as server:
         chat = engine(server)
         with pytest.raises(SynthesisError):
@@ -358,7 +346,6 @@ BOB = Principal(user="bob")
 
 
 def speaking(principal: Principal | None, memory: BaseMemory, server: LoopbackOpenAI) -> AgenticChatEngine:
-    """A chat engine of one principal, over a memory."""
     source = KnowledgeSource("docs", retriever=MemoryRetriever(TEXTS))
     kb = KnowledgeBase([source], llm=server.llm(), effort="minimal", principal=principal)
     chat = kb.as_chat_engine(memory=memory)

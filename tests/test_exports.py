@@ -22,13 +22,11 @@ HEAVY = ("torch", "chromadb", "transformers", "openai", "llama_index.llms.openai
 
 @pytest.mark.parametrize("name", package.__all__)
 def test_every_name_can_be_had(name: str) -> None:
-    """Each public name is there, as an attribute and in ``dir``."""
     assert getattr(package, name) is not None
     assert name in dir(package)
 
 
 def test_unknown_names_are_refused() -> None:
-    """A name that is none is an AttributeError that tells it."""
     with pytest.raises(AttributeError, match="'llama_index_agentic_kb' has no attribute 'Nothing'"):
         package.Nothing  # noqa: B018
 
@@ -67,14 +65,10 @@ def test_importing_the_package_is_light() -> None:
     assert json.loads(done.stdout) == [[], ["openai", "llama_index.llms.openai"]]
 
 
-def test_every_error_is_of_the_tree() -> None:
-    """Each error has one root."""
+def test_errors_keep_what_caused_them() -> None:
     errors = importlib.import_module("llama_index_agentic_kb.errors")
-    found = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, Exception)]
-    assert all(issubclass(one, errors.AgenticKBError) for one in found)
     assert issubclass(errors.DeadlineExceededError, TimeoutError)
-    causes = errors.RetrievalError("all", {"a: q": OSError("x")}).causes
-    assert str(causes["a: q"]) == "x"
+    assert str(errors.RetrievalError("all", {"a: q": OSError("x")}).causes["a: q"]) == "x"
     assert errors.RetrievalError("none").causes == {}
     error = errors.SynthesisError("m", step=2, partial="p")
     assert (error.step, error.partial, str(error)) == (2, "p", "m")

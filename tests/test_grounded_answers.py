@@ -192,7 +192,6 @@ def test_an_answer_is_never_lost_to_its_check(hangs: bool) -> None:
     ids=["threshold", "seconds", "repair", "filtering", "markers"],
 )
 def test_settings_that_do_not_fit_are_refused(fields: dict[str, Any], message: str) -> None:
-    """The message names the field."""
     with pytest.raises(ConfigurationError, match=message):
         Grounding(**fields)
     with pytest.raises(ConfigurationError, match="grounding: expected Grounding"):

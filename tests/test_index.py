@@ -41,7 +41,6 @@ def index(embedding: HashEmbedding) -> AgenticVectorStoreIndex:
 
 
 def test_agentic_without_a_key(index: AgenticVectorStoreIndex) -> None:
-    """Retriever, query engine and chat engine are ours, and need no key."""
     assert isinstance(index.as_retriever(), AgenticRetriever)
     assert "110.6 m" in str(index.as_query_engine().query("How tall was the Saturn V rocket?"))
     assert "110.6 m" in str(index.as_chat_engine().chat("How tall was the Saturn V rocket?"))
@@ -82,7 +81,6 @@ def test_llama_index_s_arguments_work(index: AgenticVectorStoreIndex) -> None:
 
 
 def test_chat_modes(index: AgenticVectorStoreIndex, server: LoopbackOpenAI) -> None:
-    """Every chat mode that LlamaIndex has works over the agentic retriever."""
     kinds: dict[ChatMode, type[BaseChatEngine]] = {
         ChatMode.BEST: AgenticChatEngine,
         ChatMode.CONTEXT: ContextChatEngine,

@@ -71,7 +71,6 @@ async def test_takes_every_form_of_question(server: LoopbackOpenAI, question: An
     ],
 )
 def test_bad_requests_name_the_field(question: Any, fields: dict[str, Any], names: str) -> None:
-    """What can't be carried out is refused with the name of what is wrong."""
     with pytest.raises(InvalidRequestError, match=names):
         KnowledgeBase(sources()).retrieve(question, **fields)
 
@@ -99,7 +98,6 @@ def test_activity_is_told_as_it_happens() -> None:
 
 
 def test_from_store_opens_what_was_ingested(tmp_path: Path) -> None:
-    """Each source of a store becomes a source of the knowledge base."""
     for name, text in (("rockets", ROCKETS[0]), ("missions", MISSIONS[0])):
         (tmp_path / name).mkdir()
         (tmp_path / name / "one.md").write_text(f"# One\n\n{text}\n", encoding="utf-8")
@@ -146,7 +144,6 @@ def test_extracts_that_do_not_fit_are_told() -> None:
 
 
 def test_answers_over_their_budget_are_told(server: LoopbackOpenAI) -> None:
-    """An answer that a model wrote beyond its budget is kept, with a warning."""
     response = KnowledgeBase(sources(), llm=server.llm()).retrieve(QUESTION, max_output_size_in_tokens=2)
     assert response.text == ANSWER
     assert "over the budget of 2" in str((response.activity or [])[-1].warning)

@@ -20,7 +20,6 @@ SHOWN = {
 
 
 def outputs(notebook: Any) -> str:
-    """Return everything that the notebook shows, as text."""
     shown = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     return "\n".join(str(output.get("text", "")) + str(output.get("data", "")) for output in shown)
 

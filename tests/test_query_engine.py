@@ -232,7 +232,6 @@ def retriever(routed: LoopbackOpenAI, memory: ChatMemoryBuffer | None = None) ->
 
 
 async def test_a_router_takes_it(routed: LoopbackOpenAI) -> None:
-    """LlamaIndex's own query engine over our retriever can be routed to, and so can our retriever."""
     made = retriever(routed)
     assert made.llm is not None
     inner = RetrieverQueryEngine.from_args(made, llm=made.llm, response_mode=ResponseMode.COMPACT)

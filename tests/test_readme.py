@@ -63,7 +63,6 @@ def test_the_chinese_readme_is_in_step() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    """The README has at most 250 lines: the rest stands in docs."""
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 250
 
 
@@ -87,7 +86,6 @@ def test_python_blocks_run_in_order(
 
 
 def test_python_use_is_short() -> None:
-    """The first use from Python has at most 15 lines of code."""
     first = next(code for language, _, code in PAGES["README.md"] if language == "python")
     assert len([line for line in first.splitlines() if line.strip()]) <= 15
 

@@ -18,15 +18,15 @@ def prompt(*contents: str) -> str:
     return f"<evidence>\n{format_passages(passages)}\n</evidence>"
 
 
-def test_markers_follow_their_passages() -> None:
-    """Markers are numbered as this run's passages are, by the words that they rest on."""
+def test_markers_and_findings_follow_their_passages() -> None:
+    """Numbers are this run's; where a passage is gone, its marker is an error, and its finding names none."""
     assert REPLY.for_prompt(prompt("the new one", "nothing", "the old text")) == "Old [ref_id:2], new [ref_id:0]."
-
-
-def test_a_reply_without_its_evidence_is_refused() -> None:
-    """A reply that cites what is not there is an error, not a wrong citation."""
     with pytest.raises(LLMError, match="old text"):
         REPLY.for_prompt(prompt("the new one"))
+    content = '{"step": "q1", "answers": [{"value": "x", "ref": 1, "confidence": "stated"}]}'
+    reply = RecordedReply(when="who?", content=content, quotes={"1": "one"})
+    assert '"ref": 3' in reply.for_prompt(prompt("two", "three", "zero", "one"))
+    assert '"ref": null' in reply.for_prompt(prompt("zero"))
 
 
 async def test_each_prompt_gets_its_reply() -> None:
@@ -41,14 +41,6 @@ async def test_each_prompt_gets_its_reply() -> None:
     assert "".join([chunk.delta or "" async for chunk in await llm.astream_chat(asked)]) == said
     assert "".join(chunk.delta or "" for chunk in llm.stream_complete(str(asked[0].content))) == said
     assert llm.chat([ChatMessage(content="plan this")]).message.content == "{}"
-
-
-def test_findings_follow_their_passages() -> None:
-    """A finding names this run's passage; one whose passage is gone names none, and its answer stands."""
-    content = '{"step": "q1", "answers": [{"value": "x", "ref": 1, "confidence": "stated"}]}'
-    reply = RecordedReply(when="who?", content=content, quotes={"1": "one"})
-    assert '"ref": 3' in reply.for_prompt(prompt("two", "three", "zero", "one"))
-    assert '"ref": null' in reply.for_prompt(prompt("zero"))
 
 
 def test_replies_are_billed() -> None:

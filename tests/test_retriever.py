@@ -134,7 +134,6 @@ def test_filters_narrow_every_source() -> None:
 
 @pytest.mark.parametrize("question", ["", " \n "])
 def test_an_empty_question_is_refused(question: str) -> None:
-    """There is nothing to search for."""
     with pytest.raises(InvalidRequestError, match="query: the question is empty"):
         AgenticRetriever(sources()).retrieve(question)
 

@@ -14,17 +14,11 @@ TEXTS = st.text(st.sampled_from("abc .!?\n\tÄß…"), max_size=200)
 PROSE = "Dr. Smith went home. He slept well! Did he? Yes, at 5 p.m. he did. The end."
 
 
-def test_a_secret_with_a_lone_surrogate_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key from a damaged environment does not end a request, and is removed from texts like others."""
+def test_odd_secrets_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a lone surrogate of a damaged environment, and with a run of backslashes, which takes linear time."""
     monkeypatch.setattr(_text, "_KNOWN", {})
-    know_secrets(["hidden-\udcff-words"])
+    know_secrets(["hidden-\udcff-words", "\\" * 40 + "key1"])
     assert redacted("say hidden-\udcff-words") == "say ***"
-
-
-def test_a_secret_of_backslashes_takes_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of backslashes that almost matches a registered secret is searched at once."""
-    monkeypatch.setattr(_text, "_KNOWN", {})
-    know_secrets(["\\" * 40 + "key1"])
     assert "key1" not in redacted("\\" * 40 + "key1" + " and " + "\\" * 200 + "key2")
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from llama_index.core.schema import NodeWithScore
 
@@ -68,10 +68,12 @@ from llama_index_agentic_kb.schema.grounding import GroundedClaim, GroundingLedg
 from llama_index_agentic_kb.schema.request import SourceParams
 from llama_index_agentic_kb.schema.response import SkippedReason
 from llama_index_agentic_kb.search.tokenizing import split_words
-from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.synthesis import Answered
 from llama_index_agentic_kb.synthesizers import Synthesis
 from llama_index_agentic_kb.synthesizers.passages import fit, passages
+
+if TYPE_CHECKING:  # imports SQLAlchemy
+    from llama_index_agentic_kb.store.sessions import SessionStore
 
 MIN_SECONDS: Final = 0.01  # so that a request without time left is reported as late, not as invalid
 RELATED_SECONDS: Final = 10.0  # maximum seconds for related questions, within the request's time limit

@@ -277,6 +277,7 @@ def test_it_is_made_as_llama_indexs_memories_are(store: SessionStore) -> None:
     """``from_defaults`` takes a history and a model's window; what is lacking or senseless is told."""
     memory = SessionMemory.from_defaults([user("A?"), assistant("a")], ScriptedLLM("x"), store=store, owner=OWNER)
     assert memory.token_limit == int(ScriptedLLM("x").metadata.context_window * 0.75)
+    assert SessionMemory.from_defaults(store=store, owner=OWNER, token_limit=None).token_limit == TOKEN_LIMIT
     assert stored(store, memory) == [("A?", "a")]
     assert SessionMemory.class_name() == "SessionMemory"
     assert memory.model_dump(include={"owner", "token_limit"})["owner"] == OWNER
@@ -324,8 +325,3 @@ def test_it_is_marked_as_data(technique: str) -> None:
     assert f"[data {spotlight.number}: " in part
     assert part.endswith(f"[end of data {spotlight.number}]")
     assert ("I fly on Monday." in part) == (technique == "delimit")
-
-
-def test_no_token_limit_is_the_default_one(store: SessionStore) -> None:
-    """None counts as absent, as in LlamaIndex's memories."""
-    assert SessionMemory.from_defaults(store=store, owner=OWNER, token_limit=None).token_limit == TOKEN_LIMIT

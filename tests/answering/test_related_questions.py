@@ -176,7 +176,6 @@ def test_a_failure_is_told_and_never_raised(serve: Serve, fault: Fault | str) ->
 
 
 def test_without_evidence_nothing_is_asked() -> None:
-    """Nothing could answer a question."""
     llm = ScriptedLLM(proposed(LAMPS))
     assert ask(llm, []) == ([], [])
     assert llm.calls == []

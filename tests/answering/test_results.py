@@ -133,7 +133,7 @@ def test_relevance_is_a_calibrated_rerankers_or_none() -> None:
 
 
 def test_what_the_response_hides_is_hidden() -> None:
-    """A source without references leaves a gap in the ids; one without source data tells names, not content."""
+    """A source without references leaves a gap in the ids, one without source data has no content; in steps too."""
     sources = [
         source([chunk("A rocket, hidden.")], "hidden"),
         source([chunk("A rocket, named.", page_label="1")], "named"),
@@ -149,8 +149,10 @@ def test_what_the_response_hides_is_hidden() -> None:
     told = answer_references(retrieval)
     assert list(told) == [one.id for one in retrieval.references]
     assert len(told) == 3 < len(retrieval.nodes)
-    said = json.dumps([one.to_dict() for one in told.values()])
+    said = json.dumps([one.to_dict() for one in (*told.values(), *steps(retrieval))])
     assert "A rocket, told." in said
+    ((found,),) = [[action.results or [] for action in step.actions] for step in steps(retrieval)]
+    assert [bool(one.snippets) for one in found] == [False, False, True]
     for secret in ("hidden", "A rocket, named.", 'pageIdentifier": "1', '\\"record\\"'):
         assert secret not in said
     by_id = {one.id: one.knowledge_source_name for one in retrieval.references}
@@ -285,18 +287,6 @@ def test_lost_searches_are_no_empty_ones() -> None:
     assert second.description == "Search with what was found. The search gave no answer."
     assert [one.results for one in second.actions] == [None]
     assert lacking(retrieval) == [("q2", Outcome.ERROR, "height of Saturn V rocket: its searches failed")]
-
-
-def test_sources_that_show_no_references_are_not_observed() -> None:
-    """What is no reference is in no observation either; its search is told as one that kept nothing."""
-    params = [{"knowledgeSourceName": "docs", "includeReferences": False}]
-    retrieval = retrieved([source([SATURN])], ROCKET, params)
-    assert retrieval.nodes
-    ((action,),) = [step.actions for step in steps(retrieval)]
-    assert action.results == []
-    params = [{"knowledgeSourceName": "docs", "includeReferenceSourceData": False}]
-    ((action,),) = [step.actions for step in steps(retrieved([source([SATURN])], ROCKET, params))]
-    assert [one.snippets for one in action.results or ()] == [[]]
 
 
 QUESTION = "How tall was the rocket that launched Apollo 11?"
@@ -562,16 +552,11 @@ def test_what_a_postprocessor_took_out_is_not_told() -> None:
     assert second == GIVEN[1]
 
 
-def test_no_results_are_empty_evidence() -> None:
-    """An empty list finds nothing, and does not search instead."""
-    like, searched = retriever()
+def test_no_results_are_empty_evidence_and_who_asks_stays_who_asks() -> None:
+    """Nothing is searched instead; the retriever keeps the other's principal and limits, and none of its memory."""
+    like, searched = retriever(principal=Principal(user="alice"), options=RetrieverOptions(require_principal=True))
     retrieval = found(supplied([]), like)
     assert (retrieval.nodes, searched.queries) == ([], [])
-
-
-def test_who_asks_stays_who_asks() -> None:
-    """The retriever keeps the other's principal and limits, and none of its memory."""
-    like, _ = retriever(principal=Principal(user="alice"), options=RetrieverOptions(require_principal=True))
     over = supplied_retriever(GIVEN, like)
     assert (over.principal, over.options.require_principal, over.memory) == (Principal(user="alice"), True, None)
     assert over.limits == like.limits
