@@ -30,7 +30,7 @@ from llama_index_agentic_kb.answering.results import (
     supplied_retriever,
     unanswered_parts,
 )
-from llama_index_agentic_kb.answering.sessions import keep_turn, read_session, session_owner, states_of
+from llama_index_agentic_kb.answering.sessions import read_session, session_owner, states_of
 from llama_index_agentic_kb.errors import InvalidRequestError, LLMError
 from llama_index_agentic_kb.grounding.citations import Markers, strip_markers
 from llama_index_agentic_kb.grounding.claims import split_claims
@@ -95,23 +95,36 @@ async def answer_query(
     streaming: bool = False,
 ) -> AnswerResponse:
     """Answer a query by an engine whose synthesizer needs a model; if streaming, emit lists of pieces."""
-    query = query.model_copy(update={"request": _instructed(query, engine.instructions)})
-    retriever = engine.retriever
-    owner = session_owner(retriever.resolve_principal(query.request.principal))
-    deadline = deadline_after(query.request.max_runtime_in_seconds or retriever.max_runtime_in_seconds)
+    retriever, request, instructions = engine.retriever, query.request, _instructions(query, engine.instructions)
+    owner = session_owner(retriever.resolve_principal(request.principal))
+    deadline = deadline_after(request.max_runtime_in_seconds or retriever.max_runtime_in_seconds)
     history, states = await read_session(sessions, query, owner, deadline)
-    query = query.model_copy(update={"request": query.request.model_copy(update=states)})
+    request = request.model_copy(update={"answer_instructions": instructions, **states})
+    query = query.model_copy(update={"request": request})
     answering = _Answering(engine, policy, query, deadline, streaming=streaming)
     with asked(engine.callback_manager, query.question, announced=True) as tell:
         await answering.go(history, observer)
         if answering.answered is not None and (shown := answering.shown()) is not None:
             tell(shown.llama_response)
     response = answering.response()
-    if response.answer.state is not AnswerState.FAILED:
-        try:
-            response.answer, response.session = await keep_turn(
-                sessions, query, owner, response.answer, states_of(answering.retrieval)
+    answer = response.answer
+    if sessions is not None and query.session is not None and answer.state is not AnswerState.FAILED:
+        try:  # without the request's deadline: what was answered is stored even if its time is used up
+            turn = await sessions.aadd_turn(
+                owner,
+                query.session,
+                query.question,
+                answer,
+                query_id=query.query_id,
+                user_pseudo_id=query.user_pseudo_id,
+                query_config=query.user_labels,
             )
+            states = states_of(answering.retrieval)
+            if states and not answer.is_kept_from_prompts:
+                stored = {name: state.to_dict() for name, state in states.items()}
+                await sessions.aset_states(owner, turn.session_id, stored)
+            session = await sessions.aget(owner, turn.session_id)
+            answer.id, response.session = turn.answer_id, session.model_copy(update={"turns": []})
         except Exception as error:  # noqa: BLE001 (an answer is returned even if it can't be stored)
             reason = f"the turn was not stored: {error_message(error)}"
             response.warnings.append(reason)
@@ -336,20 +349,20 @@ def _unclassified(spec: ClassificationSpec, plan: QueryPlan) -> list[str]:
     return [f"the question was not classified as to: {', '.join(lacking)}"] if lacking else []
 
 
-def _instructed(query: AnswerQuery, instructions: str) -> RetrievalRequest:
-    """Return the query's request, with the preamble and the language after its (or the default) instructions."""
+def _instructions(query: AnswerQuery, default: str) -> str:
+    """Return the instructions of the query's request, or the default ones, with the preamble and the language."""
     size = sum(len(chunk.content) for chunk in query.end_user_chunks)
     if size > MAX_SUPPLIED:  # it would leave no room for evidence
         raise InvalidRequestError(f"endUserSpec: {size:,} characters are too many; at most {MAX_SUPPLIED:,} together")
     own = query.request.answer_instructions
-    lines = [instructions if own is None else own, query.preamble.strip()]
+    lines = [default if own is None else own, query.preamble.strip()]
     if query.language:
         if not _LANGUAGE_TAG.fullmatch(query.language):
             raise InvalidRequestError(f"answerLanguageCode: {query.language!r} is no language tag, such as de or zh-CN")
         lines.append(
             f'Write the answer in the language with the BCP 47 tag "{query.language}", whatever the question\'s.'
         )
-    return query.request.model_copy(update={"answer_instructions": "\n".join(filter(None, lines))})
+    return "\n".join(filter(None, lines))
 
 
 # -- related questions: follow-up questions that the evidence can answer ----------------------------------------------

@@ -22,7 +22,7 @@ from llama_index_agentic_kb.guard.permissions import ConversationOwner, current_
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.schema import DialogueState, Message, Principal, ScopeState
 from llama_index_agentic_kb.schema._model import Model
-from llama_index_agentic_kb.schema.answer import NEW_SESSION, Answer, AnswerQuery, Session
+from llama_index_agentic_kb.schema.answer import NEW_SESSION, Answer, AnswerQuery
 from llama_index_agentic_kb.schema.grounding import GroundingLedger
 
 if TYPE_CHECKING:  # imports SQLAlchemy
@@ -77,27 +77,6 @@ async def read_session(
     messages = await store.asession_messages(owner, session, last=MAX_TURNS, deadline=deadline)
     stored = await store.aget_states(owner, session, deadline=deadline)
     return messages, {**parsed_states(stored), **states_of(query.request)}
-
-
-async def keep_turn(
-    store: SessionStore | None, query: AnswerQuery, owner: str, answer: Answer, states: Mapping[str, Model]
-) -> tuple[Answer, Session | None]:
-    """Store a turn, also if the request's time is used up; return the answer with its id, and the session."""
-    if store is None or query.session is None:
-        return answer, None
-    turn = await store.aadd_turn(
-        owner,
-        query.session,
-        query.question,
-        answer,
-        query_id=query.query_id,
-        user_pseudo_id=query.user_pseudo_id,
-        query_config=query.user_labels,
-    )
-    if states and not answer.is_kept_from_prompts:
-        await store.aset_states(owner, turn.session_id, {name: state.to_dict() for name, state in states.items()})
-    session = await store.aget(owner, turn.session_id)
-    return answer.model_copy(update={"id": turn.answer_id}), session.model_copy(update={"turns": []})
 
 
 class SessionMemory(BaseMemory):
