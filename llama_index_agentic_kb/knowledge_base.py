@@ -291,8 +291,7 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
                     "outputMode: answerSynthesis needs a language model; pass llm= or set OPENAI_API_KEY, "
                     "or ask for extractiveData"
                 )
-            own: JsonObject = {"grounding": self.grounding, "instructions": self.answer_instructions}
-            self._engines[mode] = AgenticQueryEngine(self.retriever, response_mode=mode.value, **own)
+            self._engines[mode] = AgenticQueryEngine(self.retriever, **self._engine_arguments(mode.value, {}))
         return self._engines[mode]
 
     # -- answers as resources --------------------------------------------------------------------------------------
@@ -462,8 +461,9 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
         """
         if self.llm is not None:
             warm_up_llm(self.llm)
-            for module in ("answering.engine", "grounding.repair", "guard.links"):  # imported by the first answer
-                import_module(f"llama_index_agentic_kb.{module}")
+            import_module("llama_index_agentic_kb.answering.engine")  # the first answer imports them
+            import_module("llama_index_agentic_kb.grounding.repair")
+            import_module("llama_index_agentic_kb.guard.links")
             checks = as_grounding(self.grounding)
             if checks is not None and isinstance(checks.scorer, str | None):  # a judge would be called
                 from llama_index_agentic_kb.grounding.check import check_grounding  # noqa: PLC0415 (loads the scorers)

@@ -308,14 +308,13 @@ def _thoughts(retrieval: Retrieval, rounds: Sequence[int]) -> dict[int, str]:
     by_id = {sub_query.id: sub_query for sub_query in plan.sub_queries}
     hidden = {node.node.node_id for node in retrieval.nodes} - {one.node_id for one in retrieval.references}
     for finding in reasoning.findings or ():
-        if finding.node_id in hidden:
-            continue
-        own = by_id.get(finding.sub_query_id)
-        names = {finding.sub_query_id, own.part_of if own is not None else None}
-        builds_on = [sub_query.wave for sub_query in plan.sub_queries if names & set(sub_query.depends_on)]
-        number = min(builds_on) if builds_on else rounds[-1] if own is None else own.wave
-        subject = finding.sub_query_id if own is None else own.finds or own.query
-        lines[number].append(f"{one_line(subject)}: {one_line(finding.value)}")
+        if finding.node_id not in hidden:
+            own = by_id.get(finding.sub_query_id)
+            names = {finding.sub_query_id, own and own.part_of}
+            builds_on = [sub_query.wave for sub_query in plan.sub_queries if names & set(sub_query.depends_on)]
+            number = min(builds_on, default=own.wave if own else rounds[-1])
+            subject = own.finds or own.query if own else finding.sub_query_id
+            lines[number].append(f"{one_line(subject)}: {one_line(finding.value)}")
     lines[rounds[-1]].append(stop)
     return {number: one_line("; ".join(filter(None, parts)), MAX_THOUGHT) for number, parts in lines.items()}
 
