@@ -125,6 +125,13 @@ Text: TypeAlias = Annotated[
 _SIZES: Final = ("maxOutputSizeInTokens", "max_output_size_in_tokens", "maxOutputSize", "max_output_size")
 """The accepted names of the token budget of a response, the newest first."""
 Documents: TypeAlias = Annotated[int, Strict(), Field(ge=1, le=MAX_DOCUMENTS)]
+Tokens: TypeAlias = Annotated[int, Strict(), Field(ge=1, le=MAX_TOKENS)]
+Seconds: TypeAlias = Annotated[
+    float,
+    Strict(),
+    Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False),
+    PlainSerializer(lambda seconds: int(seconds) if float(seconds).is_integer() else seconds),
+]
 Flag: TypeAlias = Annotated[bool, Strict()]  # a strict boolean: "yes" and 1 are rejected
 
 
@@ -257,20 +264,11 @@ class RetrievalRequest(_Sent):
     retrieval_reasoning_effort: EffortField | None = None
     output_mode: OutputMode | None = None
     include_activity: Flag = True
-    max_runtime_in_seconds: (
-        Annotated[
-            float, Strict(), PlainSerializer(lambda seconds: int(seconds) if float(seconds).is_integer() else seconds)
-        ]
-        | None
-    ) = Field(default=None, gt=0, le=MAX_SECONDS, allow_inf_nan=False)
-    max_output_size_in_tokens: Annotated[int, Strict()] | None = Field(
-        default=None, ge=1, le=MAX_TOKENS, validation_alias=AliasChoices(*_SIZES)
-    )
+    max_runtime_in_seconds: Seconds | None = None
+    max_output_size_in_tokens: Tokens | None = Field(default=None, validation_alias=AliasChoices(*_SIZES))
     """The budget of the extracted data, or of the answer, in tokens."""
-    max_output_documents: Documents | None = None
-    """The maximum number of documents. Set without a token budget, it replaces the default token budget."""
-    results_processing: ResultsProcessing | None = None
-    """The processing for sources whose parameters set none; defaults to the retriever's setting."""
+    max_output_documents: Documents | None = None  # set without a token budget, it replaces the default token budget
+    results_processing: ResultsProcessing | None = None  # for sources whose parameters set none
     retrieval_instructions: Text | None = None  # the application's, for planning; replace the knowledge base's
     answer_instructions: Text | None = None  # the application's (tone, form, language); replace the knowledge base's
     knowledge_source_params: list[SourceParams] = Field(default_factory=list)
@@ -288,11 +286,11 @@ class RetrievalRequest(_Sent):
         """Reject a principal or a state in the data, and of several names of the token budget use only the newest."""
         if not isinstance(data, dict):
             return data
-        if not isinstance(data.get("principal"), Principal | None):
-            raise ValueError("principal can't be sent in a request: the program that authenticated its caller sets it")  # noqa: TRY004 (pydantic reports a ValueError)
-        for name, kind in (("dialogue", DialogueState), ("scope_state", ScopeState), ("scopeState", ScopeState)):
+        states = {"dialogue": DialogueState, "scope_state": ScopeState, "scopeState": ScopeState}
+        for name, kind in {"principal": Principal, **states}.items():
             if not isinstance(data.get(name), kind | None):
-                raise ValueError(f"{name} can't be sent in a request: the program that keeps the conversation sets it")  # noqa: TRY004 (same)
+                program = "keeps the conversation" if name in states else "authenticated its caller"
+                raise ValueError(f"{name} can't be sent in a request: the program that {program} sets it")  # noqa: TRY004 (pydantic reports a ValueError)
         older = [name for name in _SIZES if data.get(name) is not None][1:]
         return {name: value for name, value in data.items() if name not in older}
 
