@@ -328,10 +328,7 @@ class DirectoryStore(KnowledgeStore):
             def tell(done: int, info: SourceInfo = info) -> None:
                 progress(done, info.chunks, info.name)
 
-            state = self.documents.existing_state(info.name)
-            graph = self.graphs.fault(state)
-            if state.graph and not graph and self.graphs.opened(state) is None:
-                graph = f"the graph {state.graph!r} is of another release of usearch"
+            _, graph = self.graphs.read(self.documents.existing_state(info.name))
             if graph or (rebuild_all and info.chunks > database.EXACT_ROWS):
                 self.graphs.build(info.name, tell, anew=True)
             else:
@@ -380,13 +377,7 @@ class Graphs:
     def opened(self, state: SourceState) -> Index | None:
         """Return a source's HNSW graph; None if it has none, or if it is missing or damaged."""
         if state.graph and state.graph not in self._opened:
-            graph = None if self.fault(state) else self._empty(lookups=False)
-            try:
-                if graph is not None:
-                    graph.view(self._path / state.graph)
-            except (RuntimeError, ValueError):  # another release of usearch wrote it
-                graph = None
-            self._opened[state.graph] = graph
+            self._opened[state.graph], _ = self.read(state)
         return self._opened.get(state.graph)
 
     def outside(self, source: str) -> int:
@@ -396,14 +387,21 @@ class Graphs:
         there = self._documents.count(source, state.last_id)
         return total if graph is None else total - there + len(graph) - there
 
-    def fault(self, state: SourceState) -> str:
-        """Return a description of the damage to an HNSW graph; empty if it is intact, or if the source has none."""
-        file, found = self._path / state.graph, ""
+    def read(self, state: SourceState) -> tuple[Index | None, str]:
+        """Return a source's HNSW graph, read anew, or a description of its damage; neither if the source has none."""
+        file = self._path / state.graph
+        if not state.graph:
+            return None, ""
         try:
-            found = _checksum(file) if state.graph else ""
+            if _checksum(file) != state.checksum:
+                return None, f"{str(file)!r} is not as it was written"
+            graph = self._empty(lookups=False)
+            graph.view(file)
         except OSError as error:
-            return f"{str(file)!r} can't be read: {error.strerror}"
-        return "" if found == state.checksum else f"{str(file)!r} is not as it was written"
+            return None, f"{str(file)!r} can't be read: {error.strerror}"
+        except (RuntimeError, ValueError):
+            return None, f"{str(file)!r} is of another release of usearch"
+        return graph, ""
 
     def build(self, source: str, progress: Callable[[int], None] = lambda _: None, *, anew: bool) -> None:
         """Build the HNSW graph of a source's current chunks, anew or from the current graph.
@@ -416,7 +414,7 @@ class Graphs:
         try:
             self._path.mkdir(mode=0o700, exist_ok=True)
             graph = self._empty(lookups=True)
-            if not anew and not self.fault(state) and self.opened(state) is not None:  # it may have changed since
+            if not anew and self.read(state)[0] is not None:  # it may have changed since it was opened
                 graph.load(self._path / state.graph)
             ids, held = self._documents.ids(source), graph.keys[:].astype(np.int64)
             graph.remove(np.setdiff1d(held, ids), threads=1)

@@ -150,16 +150,6 @@ class PostgresDatabase(DocumentDatabase):
                     run("RESET ALL")
                     run("SELECT pg_advisory_unlock_all()")
 
-    def analyze(self) -> None:
-        """Update the statistics of words and metadata, by which searches weigh words and choose indexes."""
-
-        def work(connection: Statements) -> None:
-            for name in ("contents_by_words", "chunks_by_metadata"):  # else searches read the latest entries one by one
-                connection.execute("SELECT gin_clean_pending_list(CAST(? AS regclass))", (name,))
-            connection.execute("ANALYZE chunks, contents")
-
-        self.write(work)
-
 
 class PostgresStore(KnowledgeStore):
     """A store in PostgreSQL; see the module, and `KnowledgeStore` for the methods."""
@@ -183,8 +173,14 @@ class PostgresStore(KnowledgeStore):
         return nullcontext()
 
     def update_indexes(self, source: str) -> None:
-        """Update the statistics, and build the HNSW index of a source with many chunks."""
-        self._documents.analyze()
+        """Update the statistics of words and metadata, and build the HNSW index of a source with many chunks."""
+
+        def work(connection: Statements) -> None:
+            for name in ("contents_by_words", "chunks_by_metadata"):  # else searches read the latest entries one by one
+                connection.execute("SELECT gin_clean_pending_list(CAST(? AS regclass))", (name,))
+            connection.execute("ANALYZE chunks, contents")
+
+        self._documents.write(work)
         self.update_graph(source)
 
     def update_graph(self, source: str, *, anew: bool = False) -> None:
