@@ -35,6 +35,7 @@ from llama_index_agentic_kb.store.reading import (
     UnreadableError,
     check_size,
     first_heading,
+    readable,
     refuse_binary,
     text_encoding,
 )
@@ -89,22 +90,17 @@ def parse(path: Path, max_bytes: int, *, ocr: bool = False) -> Parsed:
     """
     kind = path.suffix.lower()
     try:
-        if kind in _ZIPPED:
-            with zipfile.ZipFile(path) as archive:
-                size = sum(entry.file_size for entry in archive.infolist())
-            if size > max_bytes:
-                return {"error": f"is too large: {size:,} bytes when unpacked, of at most {max_bytes:,}"}
-        parsed = _plain(_recognized(path.read_bytes())) if kind in IMAGES else PARSERS[kind](path)
-        if ocr and kind == ".pdf":
-            parsed["sections"] = list(_with_scans(path, parsed["sections"]))
-        check_size(sum(len(text) for text, _ in parsed["sections"]), max_bytes)
+        with readable(f" as {kind}"):  # parsers raise anything
+            if kind in _ZIPPED:
+                with zipfile.ZipFile(path) as archive:
+                    size = sum(entry.file_size for entry in archive.infolist())
+                check_size(size, max_bytes, " when unpacked")
+            parsed = _plain(_recognized(path.read_bytes())) if kind in IMAGES else PARSERS[kind](path)
+            if ocr and kind == ".pdf":
+                parsed["sections"] = list(_with_scans(path, parsed["sections"]))
+            check_size(sum(len(text) for text, _ in parsed["sections"]), max_bytes)
     except UnreadableError as error:
-        return {"error": str(error)}
-    except OSError as error:  # its text contains the path
-        return {"error": f"can't be read as {kind}: {error.strerror or type(error).__name__}"}
-    except Exception as error:  # noqa: BLE001 (file parsers raise anything; the error is reported)
-        message = one_line(f"{type(error).__name__}: {error}".replace(str(path), path.name))
-        return {"error": f"can't be read as {kind}: {message}"}
+        return {"error": one_line(str(error).replace(str(path), path.name))}
     parsed["title"] = _ADDED_BY_PROGRAMS.sub("", " ".join(parsed["title"].split()))
     return parsed
 

@@ -73,7 +73,7 @@ def readable(by: str = "") -> Iterator[None]:
     except UnreadableError:
         raise
     except OSError as error:
-        raise UnreadableError(f"can't be read: {error.strerror or error_message(error)}") from error
+        raise UnreadableError(f"can't be read{by}: {error.strerror or error_message(error)}") from error
     except Exception as error:
         raise UnreadableError(f"can't be read{by}: {type(error).__name__}: {error_message(error)}") from error
 
@@ -211,10 +211,11 @@ def open_regular(path: Path) -> io.BufferedReader:
     return opened
 
 
-def check_size(size: int, limit: int) -> None:
+def check_size(size: int, limit: int, when: str = "") -> None:
     """Raise ``UnreadableError`` if a file's size exceeds the limit (both in bytes)."""
     if size > limit:
-        raise UnreadableError(f"is too large: {size:,} bytes, of at most {limit:,} (max_file_bytes=, --max-megabytes)")
+        limited = f"of at most {limit:,} (max_file_bytes=, --max-megabytes)"
+        raise UnreadableError(f"is too large: {size:,} bytes{when}, {limited}")
 
 
 # -- LlamaIndex documents ----------------------------------------------------------------------------------------------
