@@ -1,22 +1,14 @@
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from llama_index.core import VectorStoreIndex
-from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.core.schema import TextNode
 
-from llama_index_agentic_kb import (
-    KnowledgeBase,
-    KnowledgeSource,
-    Resilience,
-    RetrievalResponse,
-    RetrieverOptions,
-    ShardedSource,
-)
+from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalResponse, RetrieverOptions, ShardedSource
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.planning import contraction
 from llama_index_agentic_kb.planning.contraction import MIN_SCOPE
@@ -195,34 +187,3 @@ def test_a_model_plans_from_the_conversation_itself(documents: VectorStoreIndex)
     assert (turn.turn, turn.reason, turn.topic) == (5, ScopeReason.PLANNED, Topic.UNKNOWN)
     assert response.scope_state is not None
     assert response.scope_state.turn == 5
-
-
-hung = threading.Event()
-
-
-class Hanging(HashEmbedding):
-    """A model that hangs."""
-
-    def _get_query_embedding(self, query: str) -> list[float]:
-        hung.wait(30)
-        return super()._get_query_embedding(query)
-
-
-def test_keyword_search_does_not_wait_for_vectors() -> None:
-    """It searches for the expanded text, and what it finds is the answer of a model that hangs."""
-    queries: list[str] = []
-
-    class Words:
-        def search(self, query: str, top_k: int, filters: object) -> list[NodeWithScore]:
-            del top_k, filters
-            queries.append(query)
-            return [NodeWithScore(node=TextNode(id_="w", text="rocket engine thrust by words"), score=1.0)]
-
-    index = VectorStoreIndex([TextNode(id_="n", text="rocket", embedding=[1.0] * 8)], embed_model=Hanging())
-    response, turn = ask(
-        base(index, indexed=False, hybrid=Words(), resilience=Resilience(timeout=2.0)), "Why is it so?"
-    )
-    hung.set()
-    assert queries == ["Why is it so? much thrust rocket engine"]
-    assert response.extracts
-    assert (turn.reason, turn.topic) == (ScopeReason.NO_INDEX, Topic.UNKNOWN)
