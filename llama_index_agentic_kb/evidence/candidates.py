@@ -139,10 +139,7 @@ class Candidate:
         """Return a copy of the node with its provenance; its score is the reranker's, else the source's."""
         node, judged = self.node.node, self.reranked is not None or self.unjudged
         mark = {"source": self.search.source.name, "activity": self.search.record.id, "searches": self.searches}
-        if self.best_for:
-            mark["best_for"] = self.best_for
-        if self.proof:
-            mark["proof"] = self.proof
+        mark |= {key: own for key, own in (("best_for", self.best_for), ("proof", self.proof)) if own}
         if self.reranker_score is not None:
             mark["reranker_score"] = self.reranker_score
         if judged:

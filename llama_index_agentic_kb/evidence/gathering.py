@@ -169,8 +169,8 @@ async def gather_evidence(
 
     def lists() -> tuple[dict[NodeKey, Candidate], Reranking]:
         made = lists_by_search(searches, untouched) if untouched else lists_by_sub_query(searches, options.fusion)
-        made = _planned_first(made) if follows else made
-        return collect(searches), Reranking([_without(one, outside) for one in made] if outside else made)
+        made = _weighed(made, outside, follows=follows) if follows or outside else made
+        return collect(searches), Reranking(made)
 
     candidates, reranking = await _off_loop(lists, found)
     if options.reranker is not None:
@@ -214,23 +214,19 @@ async def gather_evidence(
     return GatheredEvidence(arranged.nodes, counts, reranking.warning, cut, left.missing)
 
 
-def _planned_first(lists: list[CandidateList]) -> list[CandidateList]:
-    """Return the lists; if any was planned, the question's own with the weight of a question in a conversation."""
-    weighed = [*lists]
-    is_planned = any(one.sub_query.origin is SubQueryOrigin.PLANNER for one in lists)
-    for place, one in enumerate(lists):
+def _weighed(lists: Sequence[CandidateList], outside: Collection[NodeKey], *, follows: bool) -> list[CandidateList]:
+    """Return the lists without some candidates; if some were planned in a conversation, its own words weigh less."""
+    is_planned = follows and any(one.sub_query.origin is SubQueryOrigin.PLANNER for one in lists)
+    made = []
+    for one in lists:
+        keys, weight, scores = one.ranked.keys, one.ranked.weight, one.ranked.scores
         if is_planned and one.sub_query.origin is SubQueryOrigin.QUESTION:
-            share = LEANING_WEIGHT if leans(one.sub_query.query) else FOLLOWING_WEIGHT
-            weighed[place] = replace(one, ranked=replace(one.ranked, weight=one.ranked.weight * share))
-    return weighed
-
-
-def _without(one: CandidateList, outside: Collection[NodeKey]) -> CandidateList:
-    """Return a list without some candidates."""
-    at = [place for place, key in enumerate(one.ranked.keys) if key not in outside]
-    keys, scores = [one.ranked.keys[place] for place in at], one.ranked.scores
-    kept = None if scores is None else [scores[place] for place in at]
-    return replace(one, ranked=replace(one.ranked, keys=keys, scores=kept))
+            weight *= LEANING_WEIGHT if leans(one.sub_query.query) else FOLLOWING_WEIGHT
+        if outside:
+            at = [place for place, key in enumerate(keys) if key not in outside]
+            keys, scores = [keys[place] for place in at], scores and [scores[place] for place in at]
+        made.append(replace(one, ranked=Ranked(keys, weight, scores)))
+    return made
 
 
 async def _off_loop(work: Callable[[], T], over: int) -> T:
@@ -353,20 +349,19 @@ async def rerank(
     late, the sub-query's fused order is kept, and the result's ``warning`` is set.
     """
     made = Reranking([])
-    groups: dict[str, list[CandidateList]] = {}
-    for one in lists:
-        if one.processed and one.ranked.keys:
-            groups.setdefault(one.sub_query.id, []).append(one)
     read: dict[str, list[NodeKey]] = {}
     calls = []
-    for name, group in groups.items():
-        turns = [fused.key for fused in interleave([one.ranked for one in group])]  # a single list keeps its order
-        read[name] = turns[:limit]
-        nodes = [NodeWithScore(node=candidates[key].node.node, score=candidates[key].score) for key in read[name]]
-        calls.append(reranker.rank(group[0].searches[0].words, nodes, deadline=deadline))
+    asked = [one for one in lists if one.processed and one.ranked.keys]
+    for one in asked:
+        name = one.sub_query.id
+        if name not in read:
+            turns = interleave([other.ranked for other in asked if other.sub_query.id == name])
+            read[name] = [fused.key for fused in turns][:limit]  # a single list keeps its order
+            nodes = [NodeWithScore(node=candidates[key].node.node, score=candidates[key].score) for key in read[name]]
+            calls.append(reranker.rank(one.searches[0].words, nodes, deadline=deadline))
     verdicts: dict[str, dict[NodeKey, Reranked]] = {}
     failed: dict[str, list[str]] = {}
-    for name, job in zip(groups, await gather(calls, deadline=deadline), strict=True):
+    for name, job in zip(read, await gather(calls, deadline=deadline), strict=True):
         try:
             verdicts[name] = {read[name][verdict.position]: verdict for verdict in job.result()}
         except Exception as error:  # noqa: BLE001 (a reranker only improves what is there; its failure is reported)
@@ -380,9 +375,9 @@ async def rerank(
         said = verdicts.get(one.sub_query.id) if one.processed else None
         made.lists.append(one if said is None else _judged(one, said, candidates, reranker, selected))
         if said is not None:
-            asked = {*one.ranked.keys}.intersection(read.get(one.sub_query.id, ()))
-            made.below |= asked & said.keys()
-            made.left_out |= asked - said.keys()
+            shown = {*one.ranked.keys}.intersection(read.get(one.sub_query.id, ()))
+            made.below |= shown & said.keys()
+            made.left_out |= shown - said.keys()
     alive = {key for one in made.lists for key in one.ranked.keys}
     made.below -= alive  # further ones exceeded ``limit``
     made.left_out -= alive | made.below
