@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import sys
@@ -12,14 +11,13 @@ from pathlib import Path
 
 from tests.injection.world import EFFORTS, Case, all_cases, all_flows, attack, few_cases
 
+OUT = Path("build/injection.json")
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.injection", description=__doc__)
-    parser.add_argument("--few", action="store_true", help="each kind twice, as the tests do")
-    parser.add_argument("--out", type=Path, default=Path("build/injection.json"), help="where the count goes as JSON")
-    arguments = parser.parse_args()
+    few = "--few" in sys.argv[1:]  # each kind twice, as the tests do
     logging.disable(logging.WARNING)  # each removed link is warned of
-    cases = few_cases() if arguments.few else list(all_cases())
+    cases = few_cases() if few else list(all_cases())
     began = time.monotonic()
     found: list[tuple[Case, str]] = []
     for number, case in enumerate(cases, start=1):
@@ -28,7 +26,7 @@ def main() -> None:
             print(f"{number}/{len(cases)} cases, {len(found)} changes, {time.monotonic() - began:.0f} s", flush=True)
     for case, change in found[:20]:
         print(f"{case}: {change}")
-    flows = [flow for effort in EFFORTS for flow in all_flows(effort)][:: 15 if arguments.few else 1]
+    flows = [flow for effort in EFFORTS for flow in all_flows(effort)][:: 15 if few else 1]
     leaked = [flow for flow in flows if flow.leaks()]
     real = [flow for flow in flows if flow.effort == "medium"]
     trusted = sum(flow.leaks(trusted=True) for flow in real)
@@ -37,15 +35,10 @@ def main() -> None:
     print(f"{len(flows)} flows, {len(leaked)} leaks; {trusted} of {len(real)} where the open source is trusted")
     kinds = Counter(change.partition(":")[0] for _, change in found)
     print(f"{len(cases)} cases, {len(found)} changes {dict(kinds)} in {time.monotonic() - began:.0f} s")
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    count: dict[str, object] = {
-        "cases": len(cases),
-        "changes": len(found),
-        "of": dict(kinds),
-        "seconds": round(time.monotonic() - began),
-    }
+    count = {"cases": len(cases), "changes": len(found), "of": dict(kinds), "seconds": round(time.monotonic() - began)}
     count |= {"flows": len(flows), "leaks": len(leaked), "trusted": {"flows": len(real), "leaks": trusted}}
-    arguments.out.write_text(json.dumps(count, indent=2) + "\n", encoding="utf-8")
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    OUT.write_text(json.dumps(count, indent=2) + "\n", encoding="utf-8")
     sys.exit(bool(found or leaked))
 
 
