@@ -6,7 +6,7 @@ Before a filtered search it is asked for what can't exist, and is refused if it 
 with these operators has found something.
 """
 
-# ruff: noqa: D101, D102, D105, SLF001 (see StoreKind; the adapters have no public names for their parts)
+# ruff: noqa: D101, D102, SLF001 (see StoreKind; the adapters have no public names for their parts)
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 from uuid import uuid4
@@ -74,11 +74,9 @@ CHROMA_PAGE: Final = 2_000
 _PLAIN_ID: Final = re.compile(r"[\w.:/#@ -]+")
 
 
-@dataclass(frozen=True)
 class StoreKind(Generic[Store]):
     """A vector store of one kind: what it can filter, and how its adapter has to be called."""
 
-    store: Store
     dialect: ClassVar[type[Dialect[Any]] | None] = Lowering
     """The language of its filters; None if it is given the IDs that pass."""
     ignores_doc_ids: ClassVar[bool] = False
@@ -95,6 +93,9 @@ class StoreKind(Generic[Store]):
     """Whether it counts only rows that pass in Python too; else its counts are not used under permissions."""
     lists: ClassVar[bool] = False
     """Whether nodes are listed here, though its adapter may not."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
 
     @property
     def name(self) -> str:
@@ -218,8 +219,8 @@ class ChromaKind(StoreKind["ChromaVectorStore"]):
     ignores_doc_ids = True
     needs_copy = False
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "store", with_request_timeouts(self.store))
+    def __init__(self, store: ChromaVectorStore) -> None:
+        super().__init__(with_request_timeouts(store))
 
     def _narrowed(self, tree: FilterNode) -> ChromaVectorStore:  # noqa: ARG002 (the query has it)
         if type(self.store).__name__ != "ChromaVectorStore":  # a subclass may override the search
