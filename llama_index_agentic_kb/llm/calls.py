@@ -39,6 +39,7 @@ from llama_index_agentic_kb.guard.resilience import Bulkhead, Permit, RetryPolic
 
 if TYPE_CHECKING:
     import httpx
+    from openai import OpenAI as Client
 
 M = TypeVar("M")
 
@@ -165,7 +166,7 @@ class ModelCalls:
         self._model = weakref.ref(model)  # the user's; calls are made on a copy of it (see ``once``)
         self._as_failure = as_failure  # converts an exception of the model's client to the one that is raised
         self._speaks_openai = speaks_openai(model)
-        self._clients: dict[str, tuple[Any, Any]] = {}
+        self._clients: dict[str, tuple[object, object]] = {}
         know_secrets(secrets_of(model))
 
     def call(
@@ -373,7 +374,7 @@ _held_socket: ContextVar[_SocketPermit | None] = ContextVar("agentic_kb_held_soc
 """The permit of the current call."""
 
 
-def _ending_client(client: Any) -> Any:
+def _ending_client(client: Client) -> Client:
     """Return a copy of a sync client without retries, whose requests end at the deadline of their call.
 
     Requests are sent through the user's HTTP client, with its proxies, certificates, authentication and pool.
