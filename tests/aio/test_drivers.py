@@ -231,37 +231,12 @@ def test_abandoned_calls_are_not_made_later(driver: Driver) -> None:
 
     driver.run(flow())
     release.set()
-    driver.run(one_call(pool, lambda: made.append(2)))
+    driver.run(Call(sync=lambda: made.append(2), pool=pool, deadline=deadline_after(5)).perform())
     assert made == [2]
 
 
-async def one_call(pool: WorkerPool, work: Callable[[], Any]) -> Any:
-    return await Call(sync=work, pool=pool, deadline=deadline_after(5))
-
-
-def test_each_flow_has_its_own_context(driver: Driver, leaves: Leaves) -> None:
-    """A flow sees what its parent had set when it was started; what it sets, its parent never sees."""
-
-    async def child() -> list[str]:
-        seen = [VAR.get()]
-        VAR.set("child")
-        seen.append(await leaves.call(VAR.get))
-        return seen
-
-    async def flow() -> list[Any]:
-        VAR.set("parent")
-        job: Job[list[str]] = start(child())
-        VAR.set("changed after the start")
-        await wait([job])
-        return [job.result(), VAR.get()]
-
-    VAR.set("caller")
-    assert driver.run(flow()) == [["parent", "child"], "changed after the start"]
-    assert VAR.get() == "caller"
-
-
-def test_leaf_calls_see_the_flows_context(driver: Driver, leaves: Leaves) -> None:
-    """Calls and streams run in a copy of the flow's context: they see it, and change nothing in it."""
+def test_each_flow_and_each_leaf_has_its_own_context(driver: Driver, leaves: Leaves) -> None:
+    """Each sees what its parent had set when it was started; what it sets, its parent never sees."""
 
     def leaf() -> str:
         seen = VAR.get()
@@ -272,14 +247,21 @@ def test_leaf_calls_see_the_flows_context(driver: Driver, leaves: Leaves) -> Non
         yield leaf()
         yield VAR.get()
 
-    async def flow() -> list[str]:
-        VAR.set("flow")
-        seen = [(await leaves.call(leaf))]
-        stream = leaves.open(source)
-        seen += await collect(stream)
-        return [*seen, VAR.get()]
+    async def child() -> list[str]:
+        seen = [VAR.get(), await leaves.call(leaf)]
+        VAR.set("child")
+        return [*seen, await leaves.call(VAR.get)]
 
-    assert driver.run(flow()) == ["flow", "flow", "leaf", "flow"]
+    async def flow() -> list[Any]:
+        VAR.set("parent")
+        job, stream = start(child()), leaves.open(source)
+        VAR.set("changed after the start")
+        await wait([job])
+        return [*job.result(), *await collect(stream), VAR.get()]
+
+    VAR.set("caller")
+    assert driver.run(flow()) == ["parent", "parent", "child", "parent", "leaf", "changed after the start"]
+    assert VAR.get() == "caller"
 
 
 def test_a_stream_that_fails_midway(driver: Driver, leaves: Leaves) -> None:
@@ -368,29 +350,21 @@ def test_closing_halfway_stops_everything(driver: Driver, leaves: Leaves) -> Non
     assert until(lambda: sorted(told) == ["child", "flow", "stream"])
 
 
-async def counting_of_emitted(end: str = "done") -> str:
-    """Emits, calls, and gives back what the call gave."""
-    await emit("a")
-    got = await Call(sync=lambda: "b", what="call")
-    await emit(got)
-    try:
-        await Call(sync=lambda: 1 / 0, what="call")
-    except ZeroDivisionError:
-        await emit("caught")
-    return end
-
-
 def test_items_are_changed_and_all_else_passes() -> None:
-    """Results reach the flow, errors are the flow's to handle, and what is empty is not emitted."""
-    held: list[str] = []
+    """What is empty is not emitted; the result and an error are the flow's."""
+
+    async def flow(*, fails: bool) -> str:
+        for item in "abc":
+            await emit(item)
+        return "x" if not fails else str(1 / 0)
 
     def change(item: str) -> str:
-        held.append(item)
         return "" if item == "b" else item.upper()
 
-    assert list(iterate(emitting(counting_of_emitted(), change, lambda: "rest"))) == ["A", "CAUGHT", "rest"]
-    assert held == ["a", "b", "caught"]
-    assert run(emitting(counting_of_emitted("x"), str)) == "x"
+    assert list(iterate(emitting(flow(fails=False), change, lambda: "rest"))) == ["A", "C", "rest"]
+    assert run(emitting(flow(fails=False), change)) == "x"
+    with pytest.raises(ZeroDivisionError):
+        run(emitting(flow(fails=True), change))
 
 
 async def where() -> tuple[int, str]:
