@@ -388,13 +388,13 @@ class Bulkhead:
         permit = permit or Permit()
         permit.bulkhead = self
         try:
-            await self._enter(permit, call.what, earliest(deadline, call.deadline, call_deadline()))
+            await self._enter(permit, call.what, deadline, call.deadline)
             return await call.perform(deadline, self._pool, permit)
         finally:
             if permit.ended is None:
                 self.leave(permit)
 
-    async def _enter(self, permit: Permit, what: str, deadline: float | None) -> None:
+    async def _enter(self, permit: Permit, what: str, *deadlines: float | None) -> None:
         loop = asyncio.get_running_loop()
         with self.lock:
             if len(self.held) < self.max_concurrency and not self._waiting:
@@ -408,6 +408,7 @@ class Bulkhead:
             granted = loop.create_future()
             permit.wake = partial(on_loop, loop, granted.set_result, None)
             self._waiting[permit] = None
+        deadline = earliest(*deadlines, call_deadline())
         while True:
             left = HANGS_AFTER if deadline is None else min(HANGS_AFTER, max(0.0, deadline - time.monotonic()))
             await asyncio.wait([granted], timeout=left)

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from llama_index_agentic_kb._aio import END, Call, Stream, aiterate, arun, iterate, open_stream, run
+from llama_index_agentic_kb._aio import END, Call, aiterate, arun, iterate, open_stream, run
+from llama_index_agentic_kb._aio.calls import Stream
 
 
 async def collect(stream: Stream[Any], *, deadline: float | None = None) -> list[Any]:
