@@ -369,7 +369,7 @@ class ActivityCallbackHandler(EventHandler):
 
 
 class _GuardedHandler(BaseCallbackHandler):
-    """Forwards all events to a handler; its exceptions are logged and not raised."""
+    """Forwards all events to a handler, without secrets; its exceptions are logged and not raised."""
 
     def __init__(self, handler: BaseCallbackHandler) -> None:
         super().__init__(list(handler.event_starts_to_ignore), list(handler.event_ends_to_ignore))
@@ -379,12 +379,16 @@ class _GuardedHandler(BaseCallbackHandler):
     def of(cls, handler: BaseCallbackHandler) -> _GuardedHandler:
         return handler if isinstance(handler, cls) else cls(handler)
 
-    def on_event_start(self, *args: object, **kwargs: object) -> str:
-        self._try(self.handler.on_event_start, *args, **kwargs)
+    def on_event_start(
+        self, event_type: CBEventType, payload: JsonObject | None = None, *args: object, **kwargs: object
+    ) -> str:
+        self._try(self.handler.on_event_start, event_type, _without_secrets(payload), *args, **kwargs)
         return str(kwargs.get("event_id", ""))
 
-    def on_event_end(self, *args: object, **kwargs: object) -> None:
-        self._try(self.handler.on_event_end, *args, **kwargs)
+    def on_event_end(
+        self, event_type: CBEventType, payload: JsonObject | None = None, *args: object, **kwargs: object
+    ) -> None:
+        self._try(self.handler.on_event_end, event_type, _without_secrets(payload), *args, **kwargs)
 
     def start_trace(self, *args: object, **kwargs: object) -> None:
         self._try(self.handler.start_trace, *args, **kwargs)
@@ -441,19 +445,11 @@ class GuardedCallbackManager(CallbackManager):
     def handlers(self, handlers: Sequence[BaseCallbackHandler]) -> None:
         self._source, self._own = None, [_GuardedHandler.of(handler) for handler in handlers]
 
-    def on_event_start(
-        self, event_type: CBEventType, payload: JsonObject | None = None, *args: Any, **kwargs: Any
-    ) -> str:
-        """Forward the start of an event without secrets; reset the trace map if it exceeds ``TRACE_LIMIT``."""
+    def on_event_start(self, *args: Any, **kwargs: Any) -> str:
+        """Forward the start of an event; reset the trace map if it exceeds ``TRACE_LIMIT``."""
         if len(self._trace_map) > TRACE_LIMIT:
             self._trace_map = defaultdict(list)
-        return super().on_event_start(event_type, _without_secrets(payload), *args, **kwargs)
-
-    def on_event_end(
-        self, event_type: CBEventType, payload: JsonObject | None = None, *args: Any, **kwargs: Any
-    ) -> None:
-        """Forward the end of an event without secrets."""
-        super().on_event_end(event_type, _without_secrets(payload), *args, **kwargs)
+        return super().on_event_start(*args, **kwargs)
 
     def add_handler(self, handler: BaseCallbackHandler) -> None:
         """Wrap and add a handler."""
