@@ -8,14 +8,8 @@ from typing import Any
 import httpx2
 import pytest
 from azure.core import MatchConditions
+from azure.core import exceptions as errors
 from azure.core.credentials import AzureKeyCredential
-from azure.core.exceptions import (
-    ClientAuthenticationError,
-    HttpResponseError,
-    ResourceExistsError,
-    ResourceModifiedError,
-    ResourceNotFoundError,
-)
 from azure.search.documents.indexes import SearchIndexClient
 from azure.search.documents.indexes import models as im
 from azure.search.documents.knowledgebases import KnowledgeBaseRetrievalClient
@@ -131,14 +125,14 @@ def test_a_stream_has_typed_events(url: str) -> None:
 @pytest.mark.parametrize(
     ("name", "key", "request_", "error", "status"),
     [
-        ("space", "wrong-key", {"messages": QUESTION}, ClientAuthenticationError, 401),
-        ("absent", QUERY, {"messages": QUESTION}, ResourceNotFoundError, 404),
-        ("space", QUERY, {}, HttpResponseError, 400),
-        ("private", QUERY, {"intents": INTENTS}, HttpResponseError, 403),
+        ("space", "wrong-key", {"messages": QUESTION}, errors.ClientAuthenticationError, 401),
+        ("absent", QUERY, {"messages": QUESTION}, errors.ResourceNotFoundError, 404),
+        ("space", QUERY, {}, errors.HttpResponseError, 400),
+        ("private", QUERY, {"intents": INTENTS}, errors.HttpResponseError, 403),
     ],
 )
 def test_errors_are_the_sdks(
-    url: str, name: str, key: str, request_: dict[str, Any], error: type[HttpResponseError], status: int
+    url: str, name: str, key: str, request_: dict[str, Any], error: type[errors.HttpResponseError], status: int
 ) -> None:
     """Each status becomes the SDK's own exception, with our code and message, and prints what to do."""
     with retrieval_client(url, name, key) as client, pytest.raises(error) as raised:
@@ -157,14 +151,14 @@ def test_definitions_are_made_changed_listed_and_deleted(indexes: Any) -> None:
     source = im.SearchIndexKnowledgeSource(name="one-moon", description="Titan", search_index_parameters=parameters)
     made = indexes.create_knowledge_source(source)
     assert (made.name, made.search_index_parameters.base_filter) == ("one-moon", "title eq 'Moon'")
-    with pytest.raises(ResourceExistsError):
+    with pytest.raises(errors.ResourceExistsError):
         indexes.create_knowledge_source(source)
     base = im.KnowledgeBase(name="lunar", knowledge_sources=[im.KnowledgeSourceReference(name="one-moon")])
     first = indexes.create_or_update_knowledge_base(base)
     base.description, base.e_tag = "about one moon", first.e_tag
     second = indexes.create_or_update_knowledge_base(base, match_condition=MatchConditions.IfNotModified)
     assert second.e_tag != first.e_tag
-    with pytest.raises(ResourceModifiedError):
+    with pytest.raises(errors.ResourceModifiedError):
         indexes.create_or_update_knowledge_base(base, match_condition=MatchConditions.IfNotModified)
     assert indexes.get_knowledge_base("lunar").description == "about one moon"
     assert {"lunar", "space"} <= {one.name for one in indexes.list_knowledge_bases()}
@@ -173,11 +167,11 @@ def test_definitions_are_made_changed_listed_and_deleted(indexes: Any) -> None:
     assert {"one-moon", "rockets"} <= {one.name for one in indexes.list_knowledge_sources()}
     assert indexes.get_knowledge_source_status("one-moon").synchronization_status == "active"
     assert indexes.get_service_statistics()["counters"]["knowledgeBasesCount"]["usage"] >= 3
-    with pytest.raises(ResourceExistsError, match="lunar"):
+    with pytest.raises(errors.ResourceExistsError, match="lunar"):
         indexes.delete_knowledge_source("one-moon")
     indexes.delete_knowledge_base(second, match_condition=MatchConditions.IfNotModified)
     indexes.delete_knowledge_source("one-moon")
-    with pytest.raises(ResourceNotFoundError):
+    with pytest.raises(errors.ResourceNotFoundError):
         indexes.get_knowledge_base("lunar")
 
 
@@ -198,7 +192,7 @@ def test_a_container_is_searched_where_it_was_ingested(url: str, indexes: Any) -
     elsewhere = im.WebKnowledgeSource(name="web", web_parameters=im.WebKnowledgeSourceParameters())
     parts = im.AzureBlobKnowledgeSourceParameters(connection_string="", container_name="moons", folder_path="a")
     for refused in (elsewhere, im.AzureBlobKnowledgeSource(name="part", azure_blob_parameters=parts)):
-        with pytest.raises(HttpResponseError, match=r"LlamaIndex retriever|ingest that part"):
+        with pytest.raises(errors.HttpResponseError, match=r"LlamaIndex retriever|ingest that part"):
             indexes.create_knowledge_source(refused)
 
 
@@ -220,7 +214,7 @@ def test_a_container_is_searched_where_it_was_ingested(url: str, indexes: Any) -
 )
 def test_definitions_that_could_not_work_are_refused(indexes: Any, change: dict[str, Any], words: str) -> None:
     """A definition that names what the server lacks, or that holds a secret, gets 400 with the field."""
-    with pytest.raises(HttpResponseError, match=words) as raised:
+    with pytest.raises(errors.HttpResponseError, match=words) as raised:
         indexes.create_knowledge_base({"name": "bad", "knowledgeSources": [{"name": "moons"}], **change})
     assert raised.value.status_code == 400
 

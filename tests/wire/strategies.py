@@ -14,16 +14,6 @@ from hypothesis import strategies as st
 from pydantic import AwareDatetime, BaseModel
 
 from llama_index_agentic_kb.schema import answer as a
-from llama_index_agentic_kb.schema.answer import (
-    Answer,
-    CitationPiece,
-    ReferencesPiece,
-    Session,
-    StepsPiece,
-    TextPiece,
-    Turn,
-    WholePiece,
-)
 from llama_index_agentic_kb.wire.google import AnswerStream
 
 # Few in CI; the long run has 1000.
@@ -122,8 +112,8 @@ def sessions(draw: st.DrawFn) -> Any:
         answer = draw(st.none() | answers(done=True))
         own = {"session_id": session_id, "number": number, "answer": answer}
         named = IDS if answer is None else st.just(answer.id)
-        turns.append(draw(built(Turn, answer_id=named, **{name: st.just(value) for name, value in own.items()})))
-    return draw(built(Session, id=st.just(session_id), turns=st.just(turns)))
+        turns.append(draw(built(a.Turn, answer_id=named, **{name: st.just(value) for name, value in own.items()})))
+    return draw(built(a.Session, id=st.just(session_id), turns=st.just(turns)))
 
 
 STORE = "projects/1/locations/global/collections/default_collection/dataStores/d"
@@ -191,15 +181,15 @@ def at(path: str, value: Any) -> dict[str, Any]:
     return {**value, "query": {"text": "Who?", **value.get("query", {})}}
 
 
-def stream_answer(answer: Answer, session: Session | None = None, **options: Any) -> Iterator[bytes]:
+def stream_answer(answer: a.Answer, session: a.Session | None = None, **options: Any) -> Iterator[bytes]:
     """The text claim by claim, each followed by its citations."""
     stream = AnswerStream(**options)
-    yield stream.piece(StepsPiece(steps=answer.steps))
-    yield stream.piece(ReferencesPiece(references=answer.references))
+    yield stream.piece(a.StepsPiece(steps=answer.steps))
+    yield stream.piece(a.ReferencesPiece(references=answer.references))
     sent = 0
     for citation in sorted(answer.citations, key=lambda one: one.end):
-        yield stream.piece(TextPiece(text=answer.text[sent : max(sent, citation.end)]))
+        yield stream.piece(a.TextPiece(text=answer.text[sent : max(sent, citation.end)]))
         sent = max(sent, citation.end)
-        yield stream.piece(CitationPiece(citation=citation))
-    yield stream.piece(TextPiece(text=answer.text[sent:]))
-    yield stream.piece(WholePiece(answer=answer, session=session))
+        yield stream.piece(a.CitationPiece(citation=citation))
+    yield stream.piece(a.TextPiece(text=answer.text[sent:]))
+    yield stream.piece(a.WholePiece(answer=answer, session=session))

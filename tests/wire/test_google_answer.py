@@ -14,21 +14,7 @@ from hypothesis import strategies as st
 
 from llama_index_agentic_kb.errors import InvalidAnswerError
 from llama_index_agentic_kb.schema import answer as a
-from llama_index_agentic_kb.schema.answer import (
-    CitationPiece,
-    ReferencesPiece,
-    Session,
-    SessionPage,
-    TextPiece,
-    WholePiece,
-)
-from llama_index_agentic_kb.wire.google import (
-    AnswerStream,
-    encode_answer,
-    encode_answer_response,
-    encode_session,
-    encode_session_page,
-)
+from llama_index_agentic_kb.wire import google as codec
 from llama_index_agentic_kb.wire.google_messages import write
 from tests.wire.strategies import answers, many, sessions, stream_answer
 
@@ -42,9 +28,9 @@ def parsed(kind: Any, written: Any) -> Any:
     return json_format.Parse(data, kind.pb(kind()), ignore_unknown_fields=False)
 
 
-def whole(answer: a.Answer) -> WholePiece:
+def whole(answer: a.Answer) -> a.WholePiece:
     """The last piece, as it is: nothing is validated."""
-    return WholePiece.model_construct(answer=answer, session=None)
+    return a.WholePiece.model_construct(answer=answer, session=None)
 
 
 def same(kind: Any, written: dict[str, Any], *, enum_as_int: bool) -> None:
@@ -57,17 +43,19 @@ def same(kind: Any, written: dict[str, Any], *, enum_as_int: bool) -> None:
 @given(answers(), st.booleans())
 def test_answers_survive_a_strict_parse(answer: a.Answer, enum_as_int: bool) -> None:
     """Any answer is read strictly, and written by protobuf comes out the same."""
-    written = encode_answer(answer, name="n", enum_as_int=enum_as_int)
+    written = codec.encode_answer(answer, name="n", enum_as_int=enum_as_int)
     same(google_v1.Answer, written, enum_as_int=enum_as_int)
 
 
 @many
 @given(sessions(), st.booleans())
-def test_sessions_survive_a_strict_parse(session: Session, enum_as_int: bool) -> None:
+def test_sessions_survive_a_strict_parse(session: a.Session, enum_as_int: bool) -> None:
     """Any session is read strictly, with whole answers and without; so is a page of them."""
-    written = encode_session(session, PARENT, enum_as_int=enum_as_int)
+    written = codec.encode_session(session, PARENT, enum_as_int=enum_as_int)
     same(google_v1.Session, written, enum_as_int=enum_as_int)
-    page = encode_session_page(SessionPage(sessions=[session], next_page_token="t"), PARENT, enum_as_int=enum_as_int)
+    page = codec.encode_session_page(
+        a.SessionPage(sessions=[session], next_page_token="t"), PARENT, enum_as_int=enum_as_int
+    )
     same(google_v1.ListSessionsResponse, page, enum_as_int=enum_as_int)
 
 
@@ -75,7 +63,7 @@ def test_sessions_survive_a_strict_parse(session: Session, enum_as_int: bool) ->
 @given(answers(done=True), st.booleans(), st.booleans())
 def test_every_piece_of_a_stream_survives_a_strict_parse(answer: a.Answer, enum_as_int: bool, kept: bool) -> None:
     """Pieces are read strictly, come in Google's order, and together hold the text."""
-    session = Session(id="s", started_at=NOW, updated_at=NOW) if kept else None
+    session = a.Session(id="s", started_at=NOW, updated_at=NOW) if kept else None
     pieces = list(stream_answer(answer, parent=PARENT, session=session, enum_as_int=enum_as_int))
     assert b"".join(pieces).startswith(b"[{")
     elements = json.loads(b"".join(pieces))
@@ -115,20 +103,20 @@ def test_a_citation_follows_its_claim_by_absolute_bytes() -> None:
 
 def test_a_refused_piece_leaves_a_stream_that_can_be_closed() -> None:
     """What cites unsent text, is not done, or can't be written was not sent; a failed stream is an array still."""
-    stream = AnswerStream(parent=PARENT)
-    sent = stream.piece(ReferencesPiece(references=[a.ChunkReference()])) + stream.piece(TextPiece(text="Pa"))
-    assert stream.piece(TextPiece(text="")) == b""
+    stream = codec.AnswerStream(parent=PARENT)
+    sent = stream.piece(a.ReferencesPiece(references=[a.ChunkReference()])) + stream.piece(a.TextPiece(text="Pa"))
+    assert stream.piece(a.TextPiece(text="")) == b""
     with pytest.raises(InvalidAnswerError, match=r"citations.0.end: only 2 characters were sent"):
-        stream.piece(CitationPiece(citation=a.Citation(start=0, end=5)))
+        stream.piece(a.CitationPiece(citation=a.Citation(start=0, end=5)))
     with pytest.raises(InvalidAnswerError, match="state: a finished answer"):
-        stream.piece(WholePiece(answer=a.Answer(state=a.AnswerState.STREAMING)))
-    session = Session(id="s", started_at=NOW, updated_at=NOW).model_copy(update={"labels": [1]})
+        stream.piece(a.WholePiece(answer=a.Answer(state=a.AnswerState.STREAMING)))
+    session = a.Session(id="s", started_at=NOW, updated_at=NOW).model_copy(update={"labels": [1]})
     with pytest.raises(InvalidAnswerError):
         stream.piece(whole(a.Answer(text="x")).model_copy(update={"session": session}))
     sent += stream.fail()
     assert stream.fail() == b""
     assert json.loads(sent)[-1] == {"answer": {"state": "FAILED"}}
-    assert json.loads(AnswerStream().fail()) == [{"answer": {"state": "FAILED"}}]
+    assert json.loads(codec.AnswerStream().fail()) == [{"answer": {"state": "FAILED"}}]
 
 
 def test_values_take_protobufs_form() -> None:
@@ -136,14 +124,14 @@ def test_values_take_protobufs_form() -> None:
     day, big, nan = NOW.date(), 2**53 + 1, float("nan")
     data: Any = {"big": big, "nan": nan, "day": day, "deep": {"x": (1, {"y": b"z"})}, "s": "\ud800"}
     reference = a.ChunkReference(relevance_score=0.1203860342502594, metadata=data)
-    written = encode_answer(a.Answer(references=[reference]))["references"][0]["chunkInfo"]
+    written = codec.encode_answer(a.Answer(references=[reference]))["references"][0]["chunkInfo"]
     assert written["relevanceScore"] == 0.120386034
     expected = {"big": "9007199254740993", "nan": None, "day": "2026-01-02", "deep": {"x": [1, {"y": "b'z'"}]}}
     assert written["documentMetadata"]["structData"] == {**expected, "s": "\ufffd"}
     deep: Any = 1
     for _ in range(200):
         deep = [deep]
-    assert encode_answer(a.Answer(references=[a.StructuredReference(data={"x": deep})]))
+    assert codec.encode_answer(a.Answer(references=[a.StructuredReference(data={"x": deep})]))
 
 
 @pytest.mark.parametrize(
@@ -157,9 +145,13 @@ def test_values_take_protobufs_form() -> None:
 def test_an_answer_that_breaks_a_rule_is_refused_by_its_field(changed: dict[str, Any], message: str) -> None:
     """An answer is checked again before it goes out: models that were changed are not validated by themselves."""
     good = a.Answer(text="é 東", citations=[a.Citation(start=0, end=3, sources=[0])], references=[a.ChunkReference()])
-    assert encode_answer(good)
+    assert codec.encode_answer(good)
     broken = good.model_copy(update=changed)
-    for encode in (encode_answer, encode_answer_response, lambda one: AnswerStream().piece(whole(one))):
+    for encode in (
+        codec.encode_answer,
+        codec.encode_answer_response,
+        lambda one: codec.AnswerStream().piece(whole(one)),
+    ):
         with pytest.raises(InvalidAnswerError) as refused:
             encode(broken)
         assert message in str(refused.value)

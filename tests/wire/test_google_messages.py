@@ -11,14 +11,7 @@ from google.cloud import discoveryengine_v1 as g
 from google.protobuf import json_format  # type: ignore[import-untyped]  # has no types
 from hypothesis import given
 
-from llama_index_agentic_kb.errors import (
-    AgenticKBError,
-    ConfigurationError,
-    DeadlineExceededError,
-    InvalidRequestError,
-    NotFoundError,
-    RetrievalError,
-)
+from llama_index_agentic_kb import errors
 from llama_index_agentic_kb.schema import Message, RetrievalRequest
 from llama_index_agentic_kb.schema.answer import AnswerQuery
 from llama_index_agentic_kb.schema.grounding import (
@@ -173,12 +166,12 @@ def test_ranking_goes_both_ways() -> None:
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [
-        (InvalidRequestError("query.text: a question is needed"), 400, "query.text"),
-        (NotFoundError("session: there is no session of this name"), 404, "no session"),
-        (RetrievalError("all sources failed"), 503, "all sources"),
-        (DeadlineExceededError("late"), 504, "late"),
+        (errors.InvalidRequestError("query.text: a question is needed"), 400, "query.text"),
+        (errors.NotFoundError("session: there is no session of this name"), 404, "no session"),
+        (errors.RetrievalError("all sources failed"), 503, "all sources"),
+        (errors.DeadlineExceededError("late"), 504, "late"),
         (KeyError("sk-secret-123456"), 500, "Internal error."),
-        (InvalidRequestError("password=hunter22"), 400, "password=***"),
+        (errors.InvalidRequestError("password=hunter22"), 400, "password=***"),
     ],
     ids=repr,
 )
@@ -189,7 +182,7 @@ def test_errors_are_told_as_what_they_are(error: Exception, status: int, message
     assert message in body["error"]["message"]
     assert "secret" not in body["error"]["message"]
     shown = [one["metadata"] for one in body["error"]["details"]]
-    assert shown == ([{"remedy": error.remedy, "docs": error.docs}] if isinstance(error, AgenticKBError) else [])
+    assert shown == ([{"remedy": error.remedy, "docs": error.docs}] if isinstance(error, errors.AgenticKBError) else [])
 
 
 PARENTS = [
@@ -223,13 +216,13 @@ def test_names_are_read_into_their_parts(parent: str) -> None:
 )
 def test_what_is_no_name_is_refused(name: str) -> None:
     """Neither a part of a name nor one with an empty part passes; the field is named."""
-    with pytest.raises(InvalidRequestError):
+    with pytest.raises(errors.InvalidRequestError):
         names.parse_parent(name)
-    with pytest.raises(InvalidRequestError, match=r"^session: |an engine is named"):
+    with pytest.raises(errors.InvalidRequestError, match=r"^session: |an engine is named"):
         names.parse_session_name(f"{name}/sessions/s")
-    with pytest.raises(InvalidRequestError, match=r"^name: "):
+    with pytest.raises(errors.InvalidRequestError, match=r"^name: "):
         names.parse_answer_name(f"{PARENTS[0]}/sessions/s")
-    with pytest.raises(InvalidRequestError, match=r"^name: "):
+    with pytest.raises(errors.InvalidRequestError, match=r"^name: "):
         names.parse_answer_name(f"{PARENTS[0]}/servingConfigs/s/answers/a")
 
 
@@ -269,7 +262,7 @@ def body(**fields: Any) -> dict[str, Any]:
 )
 def test_what_is_no_request_is_refused(sent: Any, message: str) -> None:
     """No JSON, unknown fields and two of a oneof are refused, and the place is named."""
-    with pytest.raises(InvalidRequestError) as refused:
+    with pytest.raises(errors.InvalidRequestError) as refused:
         codec.decode_answer_query(sent)
     assert message in str(refused.value)
 
@@ -304,7 +297,7 @@ def test_what_is_no_request_is_refused(sent: Any, message: str) -> None:
 )
 def test_what_is_wrong_is_refused_by_its_field(path: str, value: Any, message: str) -> None:
     """Wrong kinds and what is out of a range are refused, and the field is named."""
-    with pytest.raises(InvalidRequestError) as refused:
+    with pytest.raises(errors.InvalidRequestError) as refused:
         codec.decode_answer_query(at(path, value))
     assert path + message in str(refused.value)
 
@@ -313,7 +306,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the extra the error says what to install."""
     monkeypatch.setitem(sys.modules, "google.cloud.discoveryengine_v1", None)
     monkeypatch.delattr("google.cloud.discoveryengine_v1")
-    with pytest.raises(ConfigurationError, match=r"llama-index-agentic-kb\[google\]"):
+    with pytest.raises(errors.ConfigurationError, match=r"llama-index-agentic-kb\[google\]"):
         codec.decode_answer_query(body())
 
 
@@ -321,7 +314,7 @@ def test_the_path_and_the_body_name_one_serving_config() -> None:
     """Two different serving configs are refused; either alone does."""
     name = "projects/p/locations/l/dataStores/d/servingConfigs/s"
     assert codec.decode_answer_query(body(servingConfig=name)) == codec.decode_answer_query(body(), serving_config=name)
-    with pytest.raises(InvalidRequestError, match="servingConfig: the body names another one"):
+    with pytest.raises(errors.InvalidRequestError, match="servingConfig: the body names another one"):
         codec.decode_answer_query(body(servingConfig=name), serving_config=name + "2")
 
 
@@ -396,7 +389,7 @@ CANDIDATE = {"answerCandidate": "a"}
 )
 def test_the_other_methods_refuse_by_field_too(decode: Any, sent: Any, message: str) -> None:
     """Limits of CheckGrounding, Rank and the session methods are Google's."""
-    with pytest.raises(InvalidRequestError) as refused:
+    with pytest.raises(errors.InvalidRequestError) as refused:
         decode(sent)
     assert message in str(refused.value)
 
