@@ -43,7 +43,7 @@ _INSTEAD: Final = {
 }
 """Azure's kinds of sources that are not served, and what to use."""
 _PARTS: Final = ("folderPath", "targetPath", "query")  # fields that narrow what Azure's services would ingest
-_UNUSED: Final = ("enableImageServing", "enableFreshness", "resourceUri", "authIdentity")  # fields without effect
+_UNUSED: Final = ("enableImageServing", "enableFreshness", "resourceUri", "authIdentity", "maxAgeInSeconds")
 _INDEX: Final = {"azureBlob": "container_name", "indexedOneLake": "lakehouse_id", "indexedSql": "table_or_view"}
 """By kind: the parameter that names the index. That of other kinds has the source's own name."""
 
@@ -144,12 +144,10 @@ class KnowledgeBaseDefinition(_Definition):
 
     def warnings(self) -> list[str]:
         """Return a sentence about each part that is stored without effect."""
-        parts = {f"knowledgeSources.{source.name}": source.to_dict() for source in self.knowledge_sources}
-        for model in self.models:
-            parts["models.azureOpenAIParameters"] = model.azure_open_ai_parameters.to_dict()
-        asked = [f"{path}.{name}" for path, part in parts.items() for name in _UNUSED if part.get(name)]
-        if self.cors_options is not None and self.cors_options.max_age_in_seconds is not None:
-            asked.append("corsOptions.maxAgeInSeconds")
+        parts: list[tuple[str, _Definition]] = [(f"knowledgeSources.{one.name}", one) for one in self.knowledge_sources]
+        parts += [("models.azureOpenAIParameters", one.azure_open_ai_parameters) for one in self.models]
+        parts += [("corsOptions", self.cors_options)] if self.cors_options else []
+        asked = [f"{path}.{name}" for path, part in parts for name in _UNUSED if part.to_dict().get(name)]
         return [f"{name}: it has no effect on this server" for name in asked]
 
 
