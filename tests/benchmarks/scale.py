@@ -18,11 +18,12 @@ import json
 import re
 import resource
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 from typing import Any, Final
@@ -428,15 +429,6 @@ def _peak_megabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _in_a_process(step: str, size: int, clustered: bool, arguments: argparse.Namespace) -> Result:
-    command = [sys.executable, "-m", "tests.benchmarks.scale", "--step", step, "--sizes", str(size)]
-    command += ["--cache", str(arguments.cache), "--searches", str(arguments.searches)]
-    command += [] if clustered else ["--unclustered"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    result: Result = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
 def _print(results: list[Result]) -> None:
     """Print a table: quantities by size."""
     table = Table("", "", title="ms, unless a unit is named; recall is recall@10 against exact search")
@@ -466,23 +458,15 @@ def main() -> None:
     parser.add_argument("--searches", type=int, default=400, help="searches of each measurement; default 400")
     parser.add_argument("--cache", type=Path, default=Path("build/scale"), help="where what was built is kept")
     parser.add_argument("--out", type=Path, default=Path("build/bench-scale.json"), help="where the numbers go as JSON")
-    parser.add_argument("--step", help=argparse.SUPPRESS)
-    parser.add_argument("--unclustered", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.step:
-        size, clustered = arguments.sizes[0], not arguments.unclustered
-        steps: dict[str, Callable[[], Result]] = {
-            "build": lambda: build(arguments.cache, size, clustered=clustered),
-            "measure": lambda: measure(arguments.cache, size, arguments.searches, clustered=clustered),
-        }
-        print(json.dumps(steps[arguments.step]()))
-        return
     results: list[Result] = []
     cases = [*((size, True) for size in arguments.sizes), *([(arguments.hard, False)] if arguments.hard else [])]
-    for size, clustered in cases:
-        built = _in_a_process("build", size, clustered, arguments)
-        results.append({"build": built, **_in_a_process("measure", size, clustered, arguments)})
-        write_json(results, arguments.out)
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
+        for size, clustered in cases:
+            built = pool.submit(build, arguments.cache, size, clustered=clustered).result()
+            measured = pool.submit(measure, arguments.cache, size, arguments.searches, clustered=clustered).result()
+            results.append({"build": built, **measured})
+            write_json(results, arguments.out)
     _print(results)
 
 
