@@ -9,21 +9,19 @@ import argparse
 import asyncio
 import multiprocessing
 import random
-import selectors
 import signal
-import socket
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import httpx
 import numpy as np
@@ -43,50 +41,29 @@ class Balancer:
     def __init__(self) -> None:
         self.ports: list[int] = []
         self._turn = count()
-        self._listening = socket.create_server(("127.0.0.1", 0), backlog=200)
-        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listening.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listening.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._relay, args=(client,), daemon=True).start()
-
-    def _relay(self, client: socket.socket) -> None:
-        with closing(client):
-            ports, turn = list(self.ports), next(self._turn)
+    async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Relay a connection until either side has closed it."""
+        ports, turn = list(self.ports), next(self._turn)
+        with closing(writer):
             for port in (ports[(turn + tried) % len(ports)] for tried in range(len(ports))):
                 try:
-                    server = socket.create_connection(("127.0.0.1", port), timeout=5)
+                    answers, asked = await asyncio.open_connection("127.0.0.1", port)
                 except OSError:
                     continue
-                with closing(server), selectors.DefaultSelector() as ready:
-                    server.settimeout(None)
-                    ready.register(client, selectors.EVENT_READ, server)
-                    ready.register(server, selectors.EVENT_READ, client)
-                    self._copy(ready)
+                with closing(asked):
+                    ways = [asyncio.create_task(_copy(*way)) for way in ((reader, asked), (answers, writer))]
+                    _, other = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                    for way in other:
+                        way.cancel()
                 return
 
-    @staticmethod
-    def _copy(ready: selectors.BaseSelector) -> None:
-        while True:
-            for key, _ in ready.select():
-                try:
-                    data = key.fileobj.recv(65_536)  # type: ignore[union-attr]
-                    if not data:
-                        return
-                    key.data.sendall(data)
-                except OSError:
-                    return
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(65_536):
+            writer.write(data)
+            await writer.drain()
 
 
 @dataclass
@@ -210,12 +187,14 @@ async def replace_and_kill(
     with ExitStack() as stack:
         model = stack.enter_context(LoopbackOpenAI(lambda request: "{}" if "You plan" in request.text else slow))
         postgres = stack.enter_context(PostgresServer())
-        balancer = stack.enter_context(Balancer())
+        balancer = Balancer()
+        listening = await asyncio.start_server(balancer.relay, "127.0.0.1", 0, backlog=200)
+        stack.callback(listening.close)
         servers = Servers(postgres.url, model.base_url, balancer, stack)
         await servers.add(2)
         for port, definition in zip(balancer.ports, DEFINED.items(), strict=True):  # one by each server
             await asyncio.to_thread(_define, f"http://127.0.0.1:{port}", dict([definition]))
-        load = Load(balancer.url, pause)
+        load = Load(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", pause)
         asking = [asyncio.create_task(load.converse(number)) for number in range(clients)]
         await wait(load)
         load.phase = "rolling restart"
