@@ -59,6 +59,8 @@ dispatcher = get_dispatcher(__name__)
 Question: TypeAlias = str | Sequence[ChatMessage | Message | JsonMapping] | RetrievalRequest | JsonMapping
 """A question, a conversation whose last message is the question, or a request (typed or as JSON)."""
 
+Query: TypeAlias = Question | AnswerQuery
+
 E = TypeVar("E", bound=AgenticQueryEngine)
 
 GC_THRESHOLD: Final = 10_000
@@ -297,9 +299,7 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
     # -- answers as resources --------------------------------------------------------------------------------------
 
     @dispatcher.span
-    def answer(
-        self, question: Question | AnswerQuery, *, on_activity: Observer = None, **fields: object
-    ) -> AnswerResponse:
+    def answer(self, question: Query, *, on_activity: Observer = None, **fields: object) -> AnswerResponse:
         """Answer a question with an ``Answer``: citations, grounding, steps, references and skip reasons as data.
 
             response = kb.answer("How tall was the Saturn V?", related_questions=True)
@@ -322,15 +322,13 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
         return run(self._answering(question, fields, on_activity))
 
     @dispatcher.span
-    async def aanswer(
-        self, question: Question | AnswerQuery, *, on_activity: Observer = None, **fields: object
-    ) -> AnswerResponse:
+    async def aanswer(self, question: Query, *, on_activity: Observer = None, **fields: object) -> AnswerResponse:
         """Answer a question with an ``Answer``; see ``answer``."""
         return await arun(self._answering(question, fields, on_activity))
 
     @dispatcher.span
     def stream_answer(
-        self, question: Question | AnswerQuery, *, on_activity: Observer = None, **fields: object
+        self, question: Query, *, on_activity: Observer = None, **fields: object
     ) -> Iterator[AnswerPiece]:
         """Stream the answer as pieces: steps, references, text and citations, and finally the whole response.
 
@@ -342,13 +340,13 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
 
     @dispatcher.span
     def astream_answer(
-        self, question: Question | AnswerQuery, *, on_activity: Observer = None, **fields: object
+        self, question: Query, *, on_activity: Observer = None, **fields: object
     ) -> AsyncIterator[AnswerPiece]:
         """Stream the answer as pieces; see ``stream_answer``."""
         work = self._answering(question, fields, on_activity, streaming=True)
         return _a_one_by_one(aiterate(work, contextvars.copy_context()))
 
-    def query(self, question: Question | AnswerQuery, **fields: object) -> AnswerQuery:
+    def query(self, question: Query, **fields: object) -> AnswerQuery:
         """Return the ``AnswerQuery`` for a question, with this knowledge base's defaults; see ``request``."""
         own = {name: fields.pop(name) for name in [*fields] if name in AnswerQuery.model_fields and name != "request"}
         defaults: JsonObject = {"include_citations": True, "grounding_supports": True}
@@ -358,7 +356,7 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
         return AnswerQuery.parse({**defaults, **own, "request": self.request(question, **fields)})
 
     def _answering(
-        self, question: Question | AnswerQuery, fields: JsonObject, observer: Observer, *, streaming: bool = False
+        self, question: Query, fields: JsonObject, observer: Observer, *, streaming: bool = False
     ) -> Work[AnswerResponse]:
         from llama_index_agentic_kb.answering.engine import answer_query  # noqa: PLC0415 (imports the answer checks)
 

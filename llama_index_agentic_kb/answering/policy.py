@@ -31,14 +31,8 @@ SafetyRater: TypeAlias = Callable[[str, str], Sequence[SafetyRating] | Awaitable
 
 _HOOKS: Final = WorkerPool("policies", 16)  # a separate thread pool, so that hooks that hang don't block other calls
 
-_LEVELS: Final = (HarmLevel.NEGLIGIBLE, HarmLevel.LOW, HarmLevel.MEDIUM, HarmLevel.HIGH)
-_MIN_LEVEL: Final = {
-    HarmBlockThreshold.BLOCK_LOW_AND_ABOVE: 1,
-    HarmBlockThreshold.BLOCK_MEDIUM_AND_ABOVE: 2,
-    HarmBlockThreshold.BLOCK_ONLY_HIGH: 3,
-    HarmBlockThreshold.BLOCK_NONE: len(_LEVELS),
-    HarmBlockThreshold.OFF: len(_LEVELS),
-}
+_LEVELS: Final = tuple(HarmLevel)  # in rising order
+_MIN_LEVEL: Final = dict(zip(HarmBlockThreshold, (1, 2, 3, len(_LEVELS), len(_LEVELS)), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +101,9 @@ async def rate(
     try:
         for returned in await _called(hook, (query.question, answer), "safety hook", deadline) or ():
             rating = SafetyRating.model_validate(returned)
-            minimum = _MIN_LEVEL[settings.get(rating.category, default)]
-            reached = rating.probability is not None and _LEVELS.index(rating.probability) >= minimum
-            ratings.append(rating.model_copy(update={"blocked": rating.blocked or reached}))
+            least, level = _MIN_LEVEL[settings.get(rating.category, default)], rating.probability
+            blocked = rating.blocked or (level is not None and _LEVELS.index(level) >= least)
+            ratings.append(rating.model_copy(update={"blocked": blocked}))
     except Exception as error:  # noqa: BLE001 (as above)
         return [], f"the safety hook failed: {error_message(error)}"
     return ratings, None
