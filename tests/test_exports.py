@@ -55,6 +55,12 @@ import llama_index_agentic_kb.llm
 before = [name for name in HEAVY if name in sys.modules]
 from llama_index_agentic_kb import OpenAICompatible
 print(json.dumps([before, [name for name in HEAVY if name in sys.modules]]))
+from llama_index_agentic_kb import KnowledgeSource
+from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM
+source = KnowledgeSource('a', retriever=MemoryRetriever([]))
+KnowledgeBase([source], llm=ScriptedLLM('x'), grounding=False).warm_up()
+assert 'llama_index_agentic_kb.answering.engine' in sys.modules  # which the first answer would load
+assert not [name for name in sys.modules if 'agentic_kb.store' in name]
 """
 
 

@@ -120,9 +120,9 @@ async def _called(hook: Callable[..., object], arguments: tuple[str, ...], what:
 
 # -- the question's classes, and the evidence -------------------------------------------------------------------------
 
+# Scores of a calibrated reranker (0 to 4) below which the best passage is unrelated, or barely relevant.
 UNRELATED: Final = 1.0
-"""The calibrated reranker score (0 to 4) below which the best passage is unrelated to the question."""
-BARELY_RELATED: Final = 2.0  # the calibrated reranker score (0 to 4) below which the best passage is barely relevant
+BARELY_RELATED: Final = 2.0
 
 UNJUDGED: Final = "ignoreLowRelevantContent: relevance was not judged: no calibrated reranker is set"
 
@@ -161,8 +161,8 @@ def judge_relevance(nodes: Sequence[NodeWithScore], *, gate: bool | None) -> tup
     """Return the reason why the evidence can't support an answer, or None, and whether relevance could be judged."""
     if not any(node.node.get_content(MetadataMode.NONE).strip() for node in nodes):
         return SkippedReason.NO_RELEVANT_CONTENT, True
-    marks = [mark for node in nodes if (mark := provenance(node)) is not None]
-    scores = [mark["reranker_score"] for mark in marks if mark.get("reranker_score") is not None]
+    marks = [(provenance(node) or {}).get("reranker_score") for node in nodes]
+    scores = [score for score in marks if score is not None]
     if not scores or gate is False:
         return None, bool(scores)
     if max(scores) < UNRELATED:
