@@ -14,7 +14,7 @@ import json
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
+from typing import ClassVar, Final, NamedTuple, TypeAlias
 
 from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.errors import DeniedError
@@ -412,7 +412,7 @@ class Chroma(Dialect[Where]):
 
     def _group(self, logic: FilterLogic, parts: list[Where]) -> Where:
         if logic is FilterLogic.OR:  # equalities on one key become one list for each type
-            lists: dict[tuple[str, type], list[Any]] = {}
+            lists: dict[tuple[str, type], list[Scalar]] = {}
             others: list[Where] = []
             for part in parts:
                 ((key, inner),) = part.items()
@@ -430,7 +430,7 @@ class Chroma(Dialect[Where]):
         if not isinstance(condition.value, list):
             return {key: {_CHROMA.get(operator, f"${operator.value}"): condition.value}}
         kinds = dict.fromkeys(map(value_kind, values))
-        lists: list[list[Any]] = [[one for one in values if value_kind(one) == kind] for kind in kinds]
+        lists: list[list[Scalar]] = [[one for one in values if value_kind(one) == kind] for kind in kinds]
         lists = [list(map(float, same)) if {int, float} == set(map(type, same)) else same for same in lists]
         parts = [{key: {f"${operator.value}": same}} for same in lists]
         return self._group(FilterLogic.OR if operator is FilterOperator.IN else FilterLogic.AND, parts)

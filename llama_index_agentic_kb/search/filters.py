@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection
-from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
+from collections.abc import Callable, Collection
+from typing import ClassVar, Final, Generic, TypeAlias, TypeVar
 
 from llama_index.core.vector_stores.types import FilterCondition, MetadataFilter, MetadataFilters
 from llama_index.core.vector_stores.types import FilterOperator as StoreOperator
@@ -104,17 +104,17 @@ class LoweredFilters(MetadataFilters):
         return self._tree if _content(self) == self._made else None
 
 
-class Lowering(Dialect[Any]):
+class Lowering(Dialect[MetadataFilter | MetadataFilters]):
     """LlamaIndex's filters. Not validated: its model refuses booleans, which stores take."""
 
     is_exact = True
     keys = ANY_KEY
 
-    def _group(self, logic: FilterLogic, parts: list[Any]) -> MetadataFilters:
+    def _group(self, logic: FilterLogic, parts: list[MetadataFilter | MetadataFilters]) -> MetadataFilters:
         return MetadataFilters.model_construct(filters=parts, condition=FilterCondition(logic.value))
 
-    def _condition(self, condition: Condition) -> Any:
-        make: Any = MetadataFilter.model_construct
+    def _condition(self, condition: Condition) -> MetadataFilter | MetadataFilters:
+        make: Callable[..., MetadataFilter] = MetadataFilter.model_construct
         key, operator, value = condition.key, condition.operator, condition.value
         if operator is FilterOperator.EXISTS:
             return self._group(FilterLogic.NOT, [make(key=key, value=None, operator=StoreOperator.IS_EMPTY)])
@@ -131,8 +131,10 @@ def lower(tree: FilterNode) -> LoweredFilters:
     Only negated conditions without an opposite, and "is not empty", become ``not`` groups.
     """
     whole = Lowering()._walk(flat(tree))  # noqa: SLF001 (also what an unknown store may lack)
-    parts, condition = (whole.filters, whole.condition) if isinstance(whole, MetadataFilters) else ([whole], None)
-    lowered = LoweredFilters.model_construct(filters=parts, condition=condition or FilterCondition.AND)
+    is_group = isinstance(whole, MetadataFilters)
+    lowered = (
+        LoweredFilters.model_construct(**dict(whole)) if is_group else LoweredFilters.model_construct(filters=[whole])
+    )
     lowered._tree, lowered._made = tree, _content(lowered)  # noqa: SLF001 (made here)
     return lowered
 
@@ -189,7 +191,7 @@ def _condition(one: MetadataFilter) -> FilterNode:
     return _checked(one.key, operator, one.value)
 
 
-def _checked(key: str, operator: FilterOperator, value: Any) -> Condition:
+def _checked(key: str, operator: FilterOperator, value: object) -> Condition:
     try:
         return Condition.model_validate({"key": key, "operator": operator, "value": value})
     except ValueError as error:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 import tantivy
 from tantivy import Occur, Query
@@ -331,8 +331,7 @@ def _indexed(document: LexicalDocument) -> tantivy.Document:
 
 
 def _stored(document: tantivy.Document) -> bytes:
-    kept: Any = document.get_first("metadata")
-    return bytes(kept)
+    return bytes(document.get_first("metadata") or b"")
 
 
 def _any_of(queries: Sequence[Query]) -> Query:
