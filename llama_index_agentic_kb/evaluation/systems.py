@@ -259,7 +259,7 @@ def make_systems(names: Sequence[str], corpus: CorpusIndex, llm: LLM | None, *, 
         if name == "query_fusion":
             system = _query_fusion(corpus, llm, documents)
         elif name in {"dense", "bm25", "hybrid"}:
-            system = _single_query(name, corpus, documents)
+            system = partial(_single_query, name, corpus, documents)
         else:
             system = _ours(name, corpus, None if name == "minimal" else llm, documents)
         made[name] = partial(_metered, corpus.meter, system)
@@ -281,24 +281,22 @@ def check_systems(names: Sequence[str], llm: LLM | None) -> None:
         raise ConfigurationError(f"systems: {', '.join(needing)} plan; say where plans come from")
 
 
-def _single_query(name: str, corpus: CorpusIndex, documents: int) -> _System:
-    """Return a system with dense search, BM25, or both fused by reciprocal rank (k = 60) from lists of 100."""
+async def _single_query(
+    name: str, corpus: CorpusIndex, documents: int, query: EvaluationQuery, cost: Cost
+) -> QueryResult:
+    """Search by vectors, by BM25, or by both, fused by reciprocal rank (k = 60) from lists of 100."""
     dense = [] if name == "bm25" else corpus.similar(DEPTH)
-    lexical = [] if name == "dense" else list(corpus.lexical.values())
-
-    async def ask(query: EvaluationQuery, cost: Cost) -> QueryResult:
-        similar, worded = [
-            await asyncio.gather(*(asyncio.to_thread(retriever.retrieve, query.text) for retriever in retrievers))
-            for retrievers in (dense, lexical)
-        ]
-        nodes = [node for found in (similar if dense else worded) for node in found]
-        ids = _ids(sorted(nodes, key=lambda node: -(node.score or 0.0)))
-        if dense and lexical:
-            in_turns = [fused.key for fused in interleave([Ranked(_ids(nodes)) for nodes in worded])]
-            ids = [fused.key for fused in reciprocal_rank_fusion([Ranked(ids[:DEPTH]), Ranked(in_turns[:DEPTH])])]
-        return QueryResult(ids[:documents], cost, [query.text])
-
-    return ask
+    lexical = [] if name == "dense" else corpus.lexical.values()
+    similar, worded = [
+        await asyncio.gather(*(asyncio.to_thread(retriever.retrieve, query.text) for retriever in retrievers))
+        for retrievers in (dense, lexical)
+    ]
+    nodes = [node for found in (similar or worded) for node in found]
+    ids = _ids(sorted(nodes, key=lambda node: -(node.score or 0.0)))
+    if similar and worded:
+        in_turns = [fused.key for fused in interleave([Ranked(_ids(nodes)) for nodes in worded])]
+        ids = [fused.key for fused in reciprocal_rank_fusion([Ranked(ids[:DEPTH]), Ranked(in_turns[:DEPTH])])]
+    return QueryResult(ids[:documents], cost, [query.text])
 
 
 def _ids(nodes: Sequence[NodeWithScore]) -> list[str]:

@@ -192,11 +192,6 @@ class Planning(ModelCall):
     verdicts: dict[str, bool] | None = None
     looks: int = 0
 
-    @property
-    def plan(self) -> QueryPlan:
-        """The plan."""
-        return self.graph.plan
-
     async def ask(self, models: PlanningModel, deadline: float | None) -> Reply:
         """Ask for structured output if the model supports it, or for plain text once its server has refused that."""
         messages = _messages(models, self)
@@ -224,7 +219,8 @@ class Planning(ModelCall):
 
     def read_whole(self, reply: str) -> list[Proposal]:
         """Return the proposals of a complete reply, and store its verdicts, which are valid without a plan."""
-        self.verdicts = read_verdicts(reply, self.keys) or self.verdicts
+        if self.keys:
+            self.verdicts = read_verdicts(reply, self.keys) or self.verdicts
         try:
             return read_proposals(reply)
         except PlanningError:
@@ -241,7 +237,7 @@ class Planning(ModelCall):
 
     def report(self) -> JsonObject:
         """Complete the plan, with a warning if the call failed, and return the fields of its record."""
-        plan = self.plan
+        plan, spec = self.graph.plan, self.scope.classification
         if (error := self.error) is not None:
             kept = "what was planned by then is searched" if self.began else "the question is searched as it is"
             why = error_message(error)
@@ -250,7 +246,8 @@ class Planning(ModelCall):
                 why = f"{name}: {one_line(why, 200)}"
             plan.warnings.append(f"planning failed, {kept}: {why}")
         self.graph.finish()
-        classify(plan, self.scope.classification, self.verdicts or {})
+        if spec is not None:
+            classify(plan, spec, self.verdicts or {})
         return {
             "warning": "; ".join(plan.warnings) or None,
             "sub_queries": list(map(attrgetter("query"), plan.sub_queries)),
@@ -269,7 +266,7 @@ async def plan_searches(
     scope, limits, deadline = task.scope, task.limits, task.call_deadline
     keys = {} if scope.classification is None else scope.classification.keys
     planning = Planning(scope, keys, PlanGraph(plain_plan(scope, sources, limits), sources, limits), begin)
-    warnings = planning.plan.warnings
+    warnings = planning.graph.plan.warnings
     if scope.history and (note := prompts.shortened(scope.history, HISTORY_MESSAGES, HISTORY_CHARACTERS)):
         warnings.append(f"in the planner's prompt, {note}")
     with planning.recorded(task.log, models, "plan"):
@@ -352,8 +349,6 @@ def read_verdicts(reply: str, keys: Mapping[str, str], *, whole: bool = True) ->
     A model may repeat the user's text, with fake verdicts, before its own: a class is positive if any set says so, and
     negative only if all do. While the reply is being written (``whole=False``), only its start is read.
     """
-    if not keys:
-        return None
     text = reply[: MAX_REPLY if whole else MAX_READ]
     parts = _parts(text) if whole or _STARTS.match(text) else []
     if whole and not parts:
@@ -395,10 +390,8 @@ def _form(name: str) -> str:
     return re.sub(r"[\W_]+", "", normalize(str(name)[:400])).removesuffix("query")
 
 
-def classify(plan: QueryPlan, spec: ClassificationSpec | None, verdicts: Mapping[str, bool]) -> None:
+def classify(plan: QueryPlan, spec: ClassificationSpec, verdicts: Mapping[str, bool]) -> None:
     """Set a plan's ``classifications`` (None without a verdict) and ``labels``; warn of classes without a verdict."""
-    if spec is None:
-        return
     judged = {item: verdicts[KEYS[item]] for item in spec.types if item in KEYS and KEYS[item] in verdicts}
     labels = {name: verdicts.get(key) for key, name in spec.keys.items() if key not in prompts.CLASSES}
     plan.labels = [name for name, fits in labels.items() if fits]

@@ -111,7 +111,8 @@ async def search_question(task: Task) -> PlanOutcome:
     ]
     plain = plain_plan(scope, sources, task.limits)
     if task.model is None or task.effort is ReasoningEffort.MINIMAL or scope.intents:
-        classify(plain, scope.classification, {})
+        if scope.classification is not None:
+            classify(plain, scope.classification, {})
         return PlanOutcome(plain, await fan_out.search(plain))
     loop = MultiHopSearch(task, task.model, sources)
     if task.effort is not ReasoningEffort.AUTO:
@@ -153,7 +154,6 @@ class MultiHopSearch:
         self, question: QueryPlan, first: Sequence[SourceSearch] | None = None, why: str = ""
     ) -> PlanOutcome:
         """Plan and search, beside the question, until the evidence is complete or a limit is reached."""
-        self._decide(why)
         task, outcome, steps = self._task, self._outcome, self._steps
         planning = start(plan_searches(task, self._model, self._sources, self._search))
         await asyncio.sleep(0)  # the planning call is recorded first
@@ -161,14 +161,14 @@ class MultiHopSearch:
         await wait([planning])
         made = planning.result()
         self._count(made)
-        outcome.plan = made.plan.model_copy(update={"sub_queries": []})
-        steps.plan(made.plan.sub_queries, made.graph.finds)
-        planned = set[str]()
-        for one in made.plan.sub_queries:
+        plan, planned = made.graph.plan, set[str]()
+        outcome.plan, outcome.decision = plan.model_copy(update={"sub_queries": []}), why
+        steps.plan(plan.sub_queries, made.graph.finds)
+        for one in plan.sub_queries:
             planned.update(one.sources if one.origin is SubQueryOrigin.PLANNER else ())
         self._planned = planned or {*steps.learns}
         # Passages that only the question found are not read if a planned source could then get no further query.
-        self._readable = self._planned | {*steps.learns}.intersection(*(steps.learns[name] for name in self._planned))
+        self._readable = self._planned | {*steps.learns}.intersection(*map(steps.learns.__getitem__, self._planned))
         await self._follow(1)
         while outcome.revisions < task.limits.revisions and await self._revised():
             await self._follow(outcome.rounds + 1)
