@@ -368,8 +368,9 @@ def in_words(messages: Sequence[ChatMessage], output_cls: type[BaseModel]) -> li
 
 def strict_schema(output_cls: type[BaseModel]) -> JsonObject | None:
     """Return the JSON schema of a class for OpenAI's strict mode; None if it can't be expressed there."""
-    schema: JsonObject = output_cls.model_json_schema()
-    return _strict(schema) if _closed(schema) else None
+    schema = output_cls.model_json_schema()
+    strict = _strict(schema) if _closed(schema) else None
+    return strict if isinstance(strict, dict) else None
 
 
 def _closed(schema: object) -> bool:
@@ -382,20 +383,16 @@ def _closed(schema: object) -> bool:
     return not free and all(map(_closed, schema.values()))
 
 
-def _strict(schema: JsonObject, *, names: bool = False) -> JsonObject:
+def _strict(schema: object, *, names: bool = False) -> object:
     """Return a schema that requires all properties and allows no others; ``names`` means its keys are names."""
-    made: JsonObject = {}
-    for key, value in schema.items():
-        if isinstance(value, dict):
-            made[key] = _strict(value, names=key in ("properties", "$defs") and not names)
-        elif isinstance(value, list):
-            made[key] = [_strict(item) if isinstance(item, dict) else item for item in value]
-        else:
-            made[key] = value
-    if not names:
-        made = {key: value for key, value in made.items() if key not in _KEYWORDS}
-        if "properties" in made:
-            made |= {"required": list(made["properties"]), "additionalProperties": False}
+    if isinstance(schema, list):
+        return [_strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = [(key, value) for key, value in schema.items() if names or key not in _KEYWORDS]
+    made = {key: _strict(value, names=key in ("properties", "$defs") and not names) for key, value in kept}
+    if not names and "properties" in made:
+        made |= {"required": list(schema["properties"]), "additionalProperties": False}
     return made
 
 
