@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from llama_index_agentic_kb import (
     interleave,
 )
 from llama_index_agentic_kb._aio import (
+    END,
     Call,
     WorkerPool,
     _open_loops,
@@ -47,9 +49,9 @@ def test_a_slow_reader_meets_no_deadline_that_was_kept() -> None:
 
     async def flow() -> None:
         deadline = deadline_after(0.1)
-        stream = open_stream(sync=lambda: iter(range(3)))
-        for _ in range(3):
-            await emit(await stream.next(deadline=deadline))
+        stream = open_stream(sync=lambda: iter(range(3)), through=partial(Call.perform, deadline=deadline))
+        while (item := await stream.next(deadline=deadline)) is not END:
+            await emit(item)
 
     seen = []
     for item in iterate(flow()):
