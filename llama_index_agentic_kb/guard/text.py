@@ -53,7 +53,8 @@ _SUSPECT: Final = re.compile(f"[{_BASIC}\ud800-\udfff\U00010000-\U0010ffff]")
 _ASTRAL: Final = re.compile(
     "[\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]+"  # shorthand, music, tags, selectors
 )
-_HALVES: Final = re.compile("[\ud800-\udfff]+")
+_OPEN_END: Final = re.compile(f"{_HIDDEN.pattern}|{_ASTRAL.pattern}|[\ud800-\udfff]")
+"""A character at the end of a piece of text, of which the next one decides what becomes of it."""
 
 # Scripts whose letters join or form clusters: Arabic and related ones, Mongolian, and those of India to Indonesia.
 _JOINING: Final = re.compile(
@@ -139,8 +140,7 @@ class HiddenFilter:
         """Add a piece of text and return the cleaned text that later pieces can't change."""
         text = self._held + delta
         end = len(text)
-        open_ends = (_HIDDEN, _ASTRAL, _HALVES)  # the next character decides what becomes of these
-        while end > max(0, len(text) - _MAX_HELD) and any(kind.match(text[end - 1]) for kind in open_ends):
+        while end > max(0, len(text) - _MAX_HELD) and _OPEN_END.match(text, end - 1, end):
             end -= 1
         self._held = text[end:]
         return self._clean(text[:end])
