@@ -44,12 +44,7 @@ from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.wire.azure import VERSIONS
 
 FILES: Final = Path(__file__).parent / "static"
-_TYPES: Final = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
+_TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 """The types of the page's files by suffix: those that a machine's tables name may stop scripts."""
 _HEADERS: Final = {
     "Content-Security-Policy": (

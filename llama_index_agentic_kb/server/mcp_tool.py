@@ -95,18 +95,6 @@ def _request(params: mcp_types.CallToolRequestParams) -> RetrievalRequest:
     return RetrievalRequest.parse({"messages": [{"role": "user", "content": query}], **arguments})
 
 
-class _Handled(Response):
-    """Passes a request to the MCP library."""
-
-    def __init__(self, manager: StreamableHTTPSessionManager) -> None:
-        super().__init__()
-        self._manager = manager
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; the library sends the response."""
-        await self._manager.handle_request(scope, receive, send)
-
-
 def mcp_routes(context: ServerContext) -> tuple[APIRouter, Callable[[], AbstractAsyncContextManager[None]]]:
     """Return the route ``/knowledgebases/{name}/mcp``, and what is to be entered while the server runs.
 
@@ -130,13 +118,17 @@ def mcp_routes(context: ServerContext) -> tuple[APIRouter, Callable[[], Abstract
         async with manager.run():
             yield
 
+    class Handled(Response):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            assert manager is not None  # the server runs
+            await manager.handle_request(scope, receive, send)
+
     @router.post("/knowledgebases/{name}/mcp", include_in_schema=False)
     async def messages(name: str, request: Request) -> Response:
         """Handle a message of the Model Context Protocol (streamable HTTP, without streams that a GET opens)."""
         principal, tenant = await context.access.asker(request)
         request.scope[_TARGET] = (await context.service.base(name), principal, partial(context.queue.place, tenant))
-        assert manager is not None  # the server runs
-        return _Handled(manager)
+        return Handled()
 
     return router, running
 
