@@ -1,18 +1,17 @@
 """What is searched and asked: passages of the package's own corpus in four sources, a question, its sub-queries.
 
-And the language model: ``LoopbackOpenAI`` in a process of its own, so that it shares no GIL with what is measured. The
-process prints its address on its first line, and what it billed so far for each line that it is sent.
+And the language model: ``LoopbackOpenAI`` in a process of its own, so that it shares no GIL with what is measured.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import islice
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Any, Final, Self
 
 from llama_index.core import VectorStoreIndex
@@ -112,17 +111,19 @@ class ModelServer:
     """The server, from the outside; each reply takes so long."""
 
     def __init__(self, latency: float) -> None:
-        command = [sys.executable, "-m", __name__, str(latency)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._base_url = self._read()
+        spawned = get_context("spawn")
+        self._pipe, there = spawned.Pipe()
+        self._process = spawned.Process(target=_serve, args=(there, latency), daemon=True)
+        self._process.start()
+        there.close()
+        self._base_url: str = self._pipe.recv()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate()
-        if self._process.returncode:
-            raise RuntimeError(f"the model server ended with {self._process.returncode}")
+        self._process.kill()
+        self._process.join()
 
     def llm(self) -> OpenAI:
         """Make a client of its own for a contestant, with LlamaIndex's defaults."""
@@ -130,22 +131,13 @@ class ModelServer:
 
     def billed(self) -> tuple[int, int]:
         """Return the calls and the tokens so far."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        calls, tokens = json.loads(self._read())
+        self._pipe.send("billed")
+        calls, tokens = self._pipe.recv()
         return calls, tokens
 
-    def _read(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline().strip()
-        if not line:
-            raise RuntimeError("the model server did not start, or ended")
-        return line
 
-
-if __name__ == "__main__":
-    with LoopbackOpenAI(lambda request: Reply(reply_to(request), latency=float(sys.argv[1]))) as model:
-        print(model.base_url, flush=True)
-        for _ in sys.stdin:
-            print(json.dumps([model.billed.calls, model.billed.total_tokens]), flush=True)
+def _serve(pipe: Connection, latency: float) -> None:
+    with LoopbackOpenAI(lambda request: Reply(reply_to(request), latency=latency)) as model:
+        pipe.send(model.base_url)
+        while pipe.recv():
+            pipe.send((model.billed.calls, model.billed.total_tokens))
