@@ -25,7 +25,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from llama_index_agentic_kb import _text
-from llama_index_agentic_kb._aio import Call, WorkerPool, reset_after_fork
+from llama_index_agentic_kb._aio.threads import WorkerPool, reset_after_fork
 from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, DeadlineExceededError, SessionStoreError
 
@@ -167,6 +167,8 @@ class SqlDatabase:
         self, work: Callable[[Connection], T], *, write: bool, deadline: float | None = None, what: str
     ) -> T:
         """Run `transact` on a thread; the deadline defaults to the database's time limit, and can't be later."""
+        from llama_index_agentic_kb._aio import Call  # noqa: PLC0415 (loads LlamaIndex, which a store needs not)
+
         limit = time.monotonic() + self._timeout
         until = limit if deadline is None else min(limit, deadline)
         transact = partial(self.transact, work, write=write, deadline=until, what=what)
