@@ -12,21 +12,94 @@ from __future__ import annotations
 
 import json
 import re
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Final, NamedTuple, TypeAlias
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import ClassVar, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.errors import DeniedError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator
-from llama_index_agentic_kb.schema.filters import EQUALITIES, INEQUALITIES, ORDERS, TEXT_MATCHES, Scalar, value_kind
-from llama_index_agentic_kb.search.filters import ANY_KEY, Dialect
+from llama_index_agentic_kb.schema.filters import (
+    EQUALITIES,
+    INEQUALITIES,
+    ORDERS,
+    TEXT_MATCHES,
+    Scalar,
+    conditions,
+    flat,
+    value_kind,
+)
 
+Written = TypeVar("Written")
 SqlCondition: TypeAlias = tuple[str, list[object]]  # a SQL condition with ``?`` for its parameters, and these
 
 _MANY: Final = 4  # number of boolean keys (groups of a principal) from which a row's own keys are looked up instead
 _LISTED: Final = 8  # number of values from which they are compared as a list, and not one by one by PostgreSQL's index
 _MARK: Final = re.compile("\0([0-9]+)\0")
+_EXACT: Final = 2**53  # whole numbers up to this are exact as floating-point numbers
+_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+ANY_KEY: Final = re.compile(".+", re.DOTALL)
+
+
+class Dialect(ABC, Generic[Written]):
+    """A language of filters. ``_condition`` and ``_group`` write the parts of a tree."""
+
+    name: ClassVar[str] = "this vector store"
+    lacks: ClassVar[Collection[FilterOperator]] = ()  # the operators that have no form in the language
+    negations: ClassVar[bool] = False
+    """Whether "exists" and the opposites of what has no opposite operator can be expressed."""
+    orders_text: ClassVar[bool] = True
+    is_exact: ClassVar[bool] = False  # whether whole numbers beyond 2**53 are compared exactly
+    keys: ClassVar[re.Pattern[str]] = _PLAIN  # the form of the keys that can be filtered on
+
+    @abstractmethod
+    def _condition(self, condition: Condition) -> Written: ...
+
+    @abstractmethod
+    def _group(self, logic: FilterLogic, parts: list[Written]) -> Written: ...
+
+    def write(self, tree: FilterNode) -> Written:
+        """Return a filter in the language; raise ``DeniedError`` if it can't be expressed."""
+        if reason := self.refusal(tree):
+            raise DeniedError(reason)
+        return self._walk(flat(tree))
+
+    def _walk(self, tree: FilterNode) -> Written:  # of a tree as ``flat`` returns it
+        if isinstance(tree, Condition):
+            return self._condition(tree)
+        return self._group(tree.logic, list(map(self._walk, tree.filters)))
+
+    @classmethod
+    def refusal(cls, tree: FilterNode) -> str | None:
+        """Return why a filter can't be expressed; None if it can."""
+        simple = flat(tree)
+        if not cls.negations and _negates(simple):
+            return (
+                f"{cls.name} has no 'exists', nor the opposite of 'any' or of text matches; compare with values instead"
+            )
+        for one in conditions(simple):
+            if (why := cls._why_not(one)) is not None:
+                return f"{one.operator.value!r} on {one.key!r}: {cls.name} {why}"
+        return None
+
+    @classmethod
+    def _why_not(cls, one: Condition) -> str | None:
+        if one.operator in cls.lacks:
+            hint = "; keep a key for each item of a list" if one.operator is FilterOperator.ANY else ""
+            return f"has no such operator for metadata{hint}"
+        if one.operator in ORDERS and isinstance(one.value, str) and not cls.orders_text:
+            return "orders numbers only, not text or dates; keep a number such as 20240131"
+        if not cls.keys.fullmatch(one.key):
+            return "can't filter on such a key; use letters, digits and underscores"
+        if not cls.is_exact and any(value_kind(value) == "number" and abs(value) > _EXACT for value in one.values):  # type: ignore[arg-type]
+            return "compares numbers up to 2**53 exactly, and no larger ones"
+        return None
+
+
+def _negates(tree: FilterNode) -> bool:
+    if isinstance(tree, Condition):
+        return tree.operator is FilterOperator.EXISTS
+    return tree.logic is FilterLogic.NOT or any(map(_negates, tree.filters))
 
 
 # -- SQL --------------------------------------------------------------------------------------------------------------

@@ -39,8 +39,17 @@ from llama_index_agentic_kb._types import JsonMapping
 from llama_index_agentic_kb.errors import DeniedError
 from llama_index_agentic_kb.schema import Condition, FilterNode, FilterOperator, all_of, matcher
 from llama_index_agentic_kb.schema.filters import INEQUALITIES, ORDERS, Scalar, conditions, flat
-from llama_index_agentic_kb.search.dialects import Chroma, DuckSql, LanceSql, Milvus, PostgresSql, Qdrant, quoted
-from llama_index_agentic_kb.search.filters import Dialect, Lowering, lower
+from llama_index_agentic_kb.search.dialects import (
+    Chroma,
+    Dialect,
+    DuckSql,
+    LanceSql,
+    Milvus,
+    PostgresSql,
+    Qdrant,
+    quoted,
+)
+from llama_index_agentic_kb.search.filters import Lowering, lower
 
 if TYPE_CHECKING:
     import httpx
