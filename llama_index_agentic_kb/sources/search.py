@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import islice
 from operator import attrgetter, is_
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -32,8 +32,6 @@ from llama_index_agentic_kb.schema import FilterNode, matcher
 from llama_index_agentic_kb.search.lexical import LexicalSearch, NotIndexedError
 from llama_index_agentic_kb.sources.index import Traits
 from llama_index_agentic_kb.sources.stores import search_notes
-
-T = TypeVar("T")
 
 NodeKey: TypeAlias = tuple[str, str]
 """A node's id and text."""
@@ -183,16 +181,14 @@ async def _checked(
     notes: Sequence[str] = (),
 ) -> NodeList:
     """Return a list with the found nodes that are valid and pass the filter."""
-    cleaned = every = await _off_loop(source, found, partial(clean_nodes, found))
+    every, kept = await _sifted(source, found)
+    cleaned = every
     if cleaned.index_nodes and getattr(source.retriever, _OURS, False):
         followed = await _followed(source, query, cleaned)
-        distinct = list({node.node.node_id: node for node in reversed(followed)}.values())[::-1]
-        every = await _off_loop(source, followed, partial(clean_nodes, distinct))
+        distinct = {node.node.node_id: node for node in reversed(followed)}
+        every, kept = await _sifted(source, [*distinct.values()][::-1])
     if every.why is not None and not every:
         raise RetrievalError(f"source {source.name!r} returned no list of NodeWithScore: {every.why}")
-    kept: list[NodeWithScore] = every
-    if source.filters is not None or source.traits.documents is not None:
-        kept = await _off_loop(source, every, partial(_passing, every, source))
     elapsed = round(1000 * (time.monotonic() - started))
     made = replace(empty, nodes=kept[:limit], candidates=len(kept), elapsed_ms=elapsed)
     if source.is_private:  # only passing nodes are counted; notes are omitted, since they may reveal hidden counts
@@ -204,21 +200,25 @@ async def _checked(
     return made
 
 
-async def _off_loop(source: PreparedSource, nodes: object, work: Callable[[], T]) -> T:
-    """Run work that checks nodes; for more than ``MAX_INLINE`` nodes on a thread, so as not to block the event loop."""
-    if not isinstance(nodes, Sequence) or len(nodes) <= MAX_INLINE:
-        return work()
-    return await source.calls.bulkhead.call(Call(sync=work, what=f"checking source {source.name!r}"))
+async def _sifted(source: PreparedSource, found: object) -> tuple[CleanNodes, list[NodeWithScore]]:
+    """Return the valid nodes of an answer, and those of them that pass the effective filter.
 
+    More than ``MAX_INLINE`` nodes are checked on a thread, so as not to block the event loop.
+    """
 
-def _passing(nodes: list[NodeWithScore], source: PreparedSource) -> list[NodeWithScore]:
-    documents = source.traits.documents
-    if documents is not None:  # many stores ignore them
-        nodes = [node for node in nodes if node.node.ref_doc_id in documents]
-    if source.filters is None:
-        return nodes
-    passes = matcher(source.filters)
-    return [node for node in nodes if passes(node.node.metadata)]
+    def sift() -> tuple[CleanNodes, list[NodeWithScore]]:
+        every, documents = clean_nodes(found), source.traits.documents
+        kept: list[NodeWithScore] = every
+        if documents is not None:  # many stores ignore them
+            kept = [node for node in kept if node.node.ref_doc_id in documents]
+        if source.filters is not None:
+            passes = matcher(source.filters)
+            kept = [node for node in kept if passes(node.node.metadata)]
+        return every, kept
+
+    if not isinstance(found, Sequence) or len(found) <= MAX_INLINE:
+        return sift()
+    return await source.calls.bulkhead.call(Call(sync=sift, what=f"checking source {source.name!r}"))
 
 
 # -- what a source returned: flaws are repaired, or counted and reported ----------------------------------------------
