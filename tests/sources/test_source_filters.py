@@ -25,7 +25,6 @@ from llama_index_agentic_kb.schema import (
     matches,
     parse_odata,
 )
-from llama_index_agentic_kb.schema.filters import flat
 from llama_index_agentic_kb.search import filters as search_filters
 from llama_index_agentic_kb.search.filters import FilterLike, lower, to_tree
 from llama_index_agentic_kb.sources import FilterField
@@ -34,9 +33,6 @@ from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
 from tests.filter_trees import conditions, trees
 from tests.sources.conftest import MakeIndex, search
 
-KEYS = st.sampled_from(["text", "number", "flag", "tags", "absent"])
-VALUES = st.sampled_from(["a", "b", "it's", "ü", 0, 1, 2, True, False])
-TREES = trees(conditions(KEYS, VALUES).filter(lambda one: one.operator[:2] not in ("te", "is")))
 KNOWN: dict[str, Any] = {"text": "a", "number": 1, "flag": True, "absent": "b", "tags": ["a"]}
 
 
@@ -63,37 +59,6 @@ def test_what_chroma_can_not_apply_is_denied(chroma_index: MakeIndex, text: str,
         with pytest.raises(DeniedError, match=re.escape(why)):
             search(source, "row", caller)
         run(source.warm_up())
-
-
-@settings(max_examples=100, deadline=None)
-@given(TREES, st.sampled_from([{"text": "a"}, {"tags": ["a", "b"]}, {"tags": []}, {"tags": "a"}, {"number": 1}]))
-def test_flat_trees_mean_the_same(tree: FilterNode, row: dict[str, Any]) -> None:
-    """Without negations a tree lets through what it let through; where all keys are known, nothing else."""
-    simple = flat(tree)
-    _assert_flat(simple)
-    if matches(tree, row):
-        assert matches(simple, row) or any(key not in row for key in _keys(tree))
-    assert matches(simple, KNOWN | row) == matches(tree, KNOWN | row)
-
-
-def _keys(tree: FilterNode) -> set[str]:
-    if isinstance(tree, Condition):
-        return {tree.key}
-    return {key for child in tree.filters for key in _keys(child)}
-
-
-def _assert_flat(tree: FilterNode) -> None:
-    if isinstance(tree, Condition):
-        return
-    if tree.logic is FilterLogic.NOT:
-        (only,) = tree.filters
-        assert isinstance(only, Condition)
-        assert only.operator in (FilterOperator.ANY, FilterOperator.EXISTS)
-        return
-    assert len(tree.filters) > 1
-    for child in tree.filters:
-        assert not (isinstance(child, FilterGroup) and child.logic is tree.logic)
-        _assert_flat(child)
 
 
 def test_filters_are_read() -> None:
