@@ -31,7 +31,7 @@ from llama_index.core.response_synthesizers import CompactAndRefine
 
 from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.account.pickling import NotPickled
-from llama_index_agentic_kb.chat_engine import AgenticChatEngine, History
+from llama_index_agentic_kb.chat_engine import AgenticChatEngine
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.llm import resolve_llm
@@ -232,35 +232,19 @@ class CondensePlusContextChat(_PlainConversation, CondensePlusContextChatEngine)
 
 
 class CondenseQuestionChat(CondenseQuestionChatEngine):
-    """LlamaIndex's ``CondenseQuestionChatEngine`` without its condensing: the retriever plans from the conversation."""
+    """LlamaIndex's ``CondenseQuestionChatEngine`` without its condensing: the retriever plans from the conversation.
 
-    def chat(self, message: str, chat_history: History = None) -> Any:
-        """Answer a message; a ``chat_history`` replaces the messages in the memory, as in the other modes."""
-        return super().chat(message, self._kept(chat_history))
-
-    async def achat(self, message: str, chat_history: History = None) -> Any:
-        """Answer a message; see ``chat``."""
-        return await super().achat(message, self._kept(chat_history))
-
-    def stream_chat(self, message: str, chat_history: History = None) -> Any:
-        """Answer a message, as a stream; see ``chat``."""
-        return super().stream_chat(message, self._kept(chat_history))
-
-    async def astream_chat(self, message: str, chat_history: History = None) -> Any:
-        """Answer a message, as a stream; see ``chat``."""
-        return await super().astream_chat(message, self._kept(chat_history))
-
-    def _kept(self, chat_history: History) -> History:
-        if chat_history is not None:
-            self._memory.set(chat_history)
-        return chat_history
+    A ``chat_history`` replaces the messages in the memory, as in the other modes; an empty one counts as none.
+    """
 
     def _condense_question(self, chat_history: list[ChatMessage], last_message: str) -> str:
-        del chat_history
+        if chat_history != self._memory.get(input=last_message):  # it was given
+            self._memory.set(chat_history)
         return last_message
 
     async def _acondense_question(self, chat_history: list[ChatMessage], last_message: str) -> str:
-        del chat_history
+        if chat_history != await self._memory.aget(input=last_message):
+            await self._memory.aset(chat_history)
         return last_message
 
 

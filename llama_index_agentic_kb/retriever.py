@@ -369,6 +369,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         for one, other in permutations(self.sources.values(), 2) if scope.history else ():
             if not one.may_learn_from(other):
                 scope = whole.without_answers()  # what is searched may go to every source
+                break
         unplanned = not scope.intents and (self._model is None or effort is ReasoningEffort.MINIMAL)
         wanted = [limits.documents_per_search, self.similarity_top_k, request.max_output_documents]
         wanted += [params.max_output_documents for params in request.knowledge_source_params]
