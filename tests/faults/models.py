@@ -23,7 +23,8 @@ from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, ModelQue
 from llama_index_agentic_kb.schema.answer import AnswerState
 from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, MemoryRetriever, Reply
 from llama_index_agentic_kb.testing.openai_api import Connection
-from tests.faults.registry import HANGS, failing, fault, timed, until
+from tests.aio.conftest import until
+from tests.faults.registry import HANGS, failing, fault, timed
 from tests.faulty_server import Fault
 from tests.openai_embedding import OpenAIEmbedding
 

@@ -82,14 +82,6 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
     return result, waited
 
 
-def until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    """Wait for a condition; return whether it holds."""
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
-
-
 def searches(response: RetrievalResponse, name: str | None = None) -> list[SourceActivity]:
     """Return the records of what was searched, at one source or at all."""
     records = (one for one in response.activity or [] if isinstance(one, SourceActivity))

@@ -27,8 +27,9 @@ from llama_index_agentic_kb.errors import RetrievalError
 from llama_index_agentic_kb.guard.resilience import BreakerPolicy
 from llama_index_agentic_kb.schema import Outcome
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM
+from tests.aio.conftest import until
 from tests.chroma_server import ChromaServer
-from tests.faults.registry import HANGS, failing, fault, searches, timed, until
+from tests.faults.registry import HANGS, failing, fault, searches, timed
 
 SOON = 2.0
 """The deadline of most requests here, in seconds."""
