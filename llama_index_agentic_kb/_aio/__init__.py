@@ -1,10 +1,11 @@
 """Coroutines for all internal code, with sync and async entry points.
 
 Everything below the public methods is ``async def``. A sync method uses ``run``, which performs the coroutine on a
-private event loop in the caller's own thread. Only leaf calls differ between the two: a ``Call`` has a sync function,
-an async one, or both. A sync entry point prefers the sync function, on a worker thread; an async one prefers the async
-function, on the caller's loop. So no method is written twice, and an async client is never used on a short-lived loop:
-sync entry points await async-only clients on one long-lived background loop.
+private event loop in the caller's own thread; if a loop already runs there (a notebook), a helper thread runs the
+private one while the caller waits. Only leaf calls differ between the two: a ``Call`` has a sync function, an async
+one, or both. A sync entry point prefers the sync function, on a worker thread; an async one prefers the async function,
+on the caller's loop. So no method is written twice, and an async client is never used on the private loop: sync entry
+points await async-only clients on one long-lived background loop.
 
     async def lookup(source, question):
         job = start(Call(sync=lambda: source.search(question)))
@@ -12,9 +13,6 @@ sync entry points await async-only clients on one long-lived background loop.
         return job.result() if job.done else []
 
 The deadline of a context (``set_deadline``) limits every call that is made in it.
-
-A sync entry point runs a private event loop in the caller's own thread; if a loop already runs there (a notebook), a
-helper thread runs it while the caller waits. No client ever uses the private loop.
 """
 
 from __future__ import annotations
