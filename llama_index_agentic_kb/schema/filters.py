@@ -181,17 +181,18 @@ def _ready(tree: FilterNode) -> _Evaluator:
     if isinstance(tree, Condition):
         return partial(_compare, tree, frozenset(map(value_key, tree.values)))
     by_key: dict[str, list[_Evaluator]] = {}
-    others = []
+    others: list[_Evaluator] = []
     for child in tree.filters:
-        if isinstance(child, Condition) and child.operator is not FilterOperator.IS_EMPTY:
-            by_key.setdefault(child.key, []).append(_ready(child))
-        else:
+        if isinstance(child, FilterGroup):
             others.append(_ready(child))
+        else:
+            same = others if child.operator is FilterOperator.IS_EMPTY else by_key.setdefault(child.key, [])
+            same.append(partial(_compare, child, frozenset(map(value_key, child.values))))
     decides, decided = tree.logic is not FilterLogic.AND, tree.logic is FilterLogic.OR
 
     def holds(metadata: Mapping[str, object]) -> bool | None:
         unknown = not by_key.keys() <= metadata.keys()
-        for evaluate in chain(*(by_key[key] for key in by_key.keys() & metadata.keys()), others):
+        for evaluate in chain(*map(by_key.__getitem__, by_key.keys() & metadata.keys()), others):
             held = evaluate(metadata)
             if held is decides:
                 return decided
