@@ -348,10 +348,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         principal = self.resolve_principal(request.principal)
         log = ActivityLog(self.callback_manager, observer or self.observer)
         set_principal(principal)
-        options = self.evidence
-        if request.results_processing is not None:
-            options = replace(options, results_processing=request.results_processing)
-        selected = select(self.sources, request, self.filters, calibrated=options.calibrated)
+        selected = select(self.sources, request, self.filters, calibrated=self.evidence.calibrated)
         memory, forgotten = list[ChatMessage](), list[MissingPart]()
         if self.memory is not None:
             owner_of(self.memory).claim(principal)
@@ -406,7 +403,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             dialogue=turn.state,
             reply=turn.reply,
         )
-        await self._gather(request, retrieval, outcome, task, options, bundle, narrowing, limit)
+        await self._gather(request, retrieval, outcome, task, bundle, narrowing, limit)
         if conversation is not None and request.scope_state is not None and narrowing.turn is not None:
             retrieval.scope_state = conversation.after(narrowing.turn, retrieval.nodes)
         fan_out.forget(outcome.searches)
@@ -418,14 +415,14 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         retrieval: Retrieval,
         outcome: PlanOutcome,
         task: Task,
-        options: EvidenceOptions,
         bundle: QueryBundle | None,
         narrowing: Narrowing,
         limit: int,
     ) -> None:
         """Merge the search results into ``retrieval.nodes``, and log how many candidates each stage dropped."""
-        log, budget = retrieval.log, retrieval.budget
-        ranked = max(MAX_RANKED, limit)
+        log, budget, options, ranked = retrieval.log, retrieval.budget, self.evidence, max(MAX_RANKED, limit)
+        if request.results_processing is not None:
+            options = replace(options, results_processing=request.results_processing)
         with log.record(
             AgenticReasoningActivity,
             CBEventType.AGENT_STEP,
