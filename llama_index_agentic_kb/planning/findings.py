@@ -26,11 +26,11 @@ from llama_index_agentic_kb.evidence.candidates import Candidate, Fusion, best_o
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, draw
 from llama_index_agentic_kb.guard.text import plain_value, strip_invisible
 from llama_index_agentic_kb.llm import read_json
-from llama_index_agentic_kb.planning.plan_graph import PlannerSource, Proposal, proposals_in, refers
+from llama_index_agentic_kb.planning.plan_graph import Proposal, proposals_in, refers
 from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel, Task, describe_sources
 from llama_index_agentic_kb.prompts import ON_SEARCHING, Passage, format_passages, with_instructions
 from llama_index_agentic_kb.schema import Confidence, Finding
-from llama_index_agentic_kb.sources.base import KnowledgeSource
+from llama_index_agentic_kb.sources.base import KnowledgeSource, SelectedSource
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.sources.search import NodeKey, node_key
 
@@ -435,7 +435,7 @@ async def look_for_gaps(
     passages: PassageSet,
     searches: Mapping[str, str],
     open_steps: Collection[str],
-    sources: Sequence[PlannerSource],
+    sources: Sequence[SelectedSource],
 ) -> Verdict:
     """Ask whether the evidence is sufficient, or for further searches; a failure is in the result.
 

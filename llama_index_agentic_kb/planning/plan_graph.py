@@ -21,7 +21,8 @@ from llama_index_agentic_kb.llm import read_json, strip_code_fence
 from llama_index_agentic_kb.planning.effort import MAX_SOURCES, EffortLimits
 from llama_index_agentic_kb.planning.scope import Scope
 from llama_index_agentic_kb.schema import FilterNode, QueryPlan, SubQuery, SubQueryOrigin
-from llama_index_agentic_kb.sources.filters import FilterField, read_planner_filter
+from llama_index_agentic_kb.sources.base import SelectedSource
+from llama_index_agentic_kb.sources.filters import read_planner_filter
 
 MAX_QUERY: Final = 1_000  # maximum number of characters of one sub-query; longer ones are truncated
 
@@ -38,16 +39,6 @@ _OWN_REFERENCE: Final = re.compile(rf"#({_STEP_ID.pattern})(?![\w-]|\.\d)")
 
 
 @dataclass(frozen=True, slots=True)
-class PlannerSource:
-    """A knowledge source as described to the planner."""
-
-    name: str
-    description: str
-    always: bool = False  # whether every sub-query is searched in this source, whatever sources the planner chose
-    fields: Mapping[str, FilterField] = field(default_factory=dict)  # the metadata fields that a planned filter may use
-
-
-@dataclass(frozen=True, slots=True)
 class Proposal:
     """One sub-query as the model proposed it, not validated yet."""
 
@@ -59,7 +50,7 @@ class Proposal:
     filter: str = ""
 
 
-def plain_plan(scope: Scope, sources: Sequence[PlannerSource], limits: EffortLimits) -> QueryPlan:
+def plain_plan(scope: Scope, sources: Sequence[SelectedSource], limits: EffortLimits) -> QueryPlan:
     """Return the plan made without a model: the intents, or else the question, each searched in all sources."""
     origin = SubQueryOrigin.INTENT if scope.intents else SubQueryOrigin.QUESTION
     names, queries = list(map(attrgetter("name"), sources)), dict[str, SubQuery]()
@@ -76,7 +67,7 @@ class PlanGraph:
     """A plan to which the model's proposals are added as they arrive; its first sub-query is the question."""
 
     plan: QueryPlan
-    sources: Sequence[PlannerSource]
+    sources: Sequence[SelectedSource]
     limits: EffortLimits
     _: KW_ONLY
     revision: int = 0  # number of the revision that the graph is for; 0 is the plan
@@ -124,7 +115,7 @@ class PlanGraph:
         named, form = set(map(normalize, proposal.sources)), normalize(proposal.query)
         self._unknown |= named.difference(self._known.values())
         chosen = [name for name in self._known if self._known[name] in named] or [*self._known]
-        chosen[MAX_SOURCES:] = [source.name for source in self.sources if source.always]
+        chosen[MAX_SOURCES:] = [source.name for source in self.sources if source.params.always_query_source]
         names, same = self._in_order(chosen), self._by_query.get(form)
         if same is not None:
             self._ids.setdefault(proposal.id, same.id)
@@ -160,9 +151,10 @@ class PlanGraph:
         """Return a proposal's filter by source, for sources with declared fields; an invalid one adds a warning."""
         read: dict[str, FilterNode] = {}
         for source in self.sources if proposal.filter else ():
-            if source.name in names and source.fields:
+            fields = source.source.filterable
+            if source.name in names and fields:
                 try:
-                    read[source.name] = read_planner_filter(proposal.filter, source.fields)
+                    read[source.name] = read_planner_filter(proposal.filter, fields)
                 except PlanningError as error:
                     reason = one_line(str(error))
                     self.plan.warnings.append(f"a filter of the plan was left out at {source.name}: {reason}")

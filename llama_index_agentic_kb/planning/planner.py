@@ -40,7 +40,6 @@ from llama_index_agentic_kb.planning.plan_graph import (
     LAST_KEY,
     MAX_REPLY,
     PlanGraph,
-    PlannerSource,
     Proposal,
     plain_plan,
     read_partial_plan,
@@ -56,6 +55,7 @@ from llama_index_agentic_kb.schema import (
     SubQuery,
 )
 from llama_index_agentic_kb.schema.activity import QueryClass, QueryClassification
+from llama_index_agentic_kb.sources.base import SelectedSource
 from llama_index_agentic_kb.sources.fan_out import FanOut
 from llama_index_agentic_kb.sources.filters import describe_fields
 
@@ -256,14 +256,12 @@ class Planning(ModelCall):
         }
 
 
-async def plan_searches(
-    task: Task, models: PlanningModel, sources: Sequence[PlannerSource], begin: Begin | None = None
-) -> Planning:
+async def plan_searches(task: Task, models: PlanningModel, begin: Begin | None = None) -> Planning:
     """Plan the searches of a question, and classify it in the same call if the scope asks for it.
 
     What was parsed before a failure is kept. ``begin`` gets independent sub-queries while the reply is streamed.
     """
-    scope, limits, deadline = task.scope, task.limits, task.call_deadline
+    scope, limits, deadline, sources = task.scope, task.limits, task.call_deadline, [*task.fan_out.selected.values()]
     keys = {} if scope.classification is None else scope.classification.keys
     planning = Planning(scope, keys, PlanGraph(plain_plan(scope, sources, limits), sources, limits), begin)
     warnings = planning.graph.plan.warnings
@@ -282,7 +280,7 @@ async def plan_searches(
 def _messages(models: PlanningModel, planning: Planning) -> list[ChatMessage]:
     scope, sources, limits = planning.scope, planning.graph.sources, planning.graph.limits
     rules = prompts.DEPENDENT.format(max_rounds=limits.rounds) if limits.rounds > 1 else prompts.INDEPENDENT
-    if any(map(attrgetter("fields"), sources)):
+    if any(map(attrgetter("source.filterable"), sources)):
         rules += f"\n- {prompts.FILTERS}"
     if scope.history:
         rules += f"\n- {prompts.FOLLOW_UP}"
@@ -310,18 +308,18 @@ def _messages(models: PlanningModel, planning: Planning) -> list[ChatMessage]:
     return prompts.with_rules(messages, prompts.CLASSIFICATION.format(classes="\n".join(lines), form=form))
 
 
-def describe_sources(sources: Sequence[PlannerSource]) -> str:
+def describe_sources(sources: Sequence[SelectedSource]) -> str:
     """Return the sources as prompt text, one per line, with their fields for filters; no description that is empty."""
     lines = []
-    for source in sources:
+    for source in map(attrgetter("source"), sources):
         words = {*re.findall(r"\w+", normalize(source.description))}
         says = words.difference(re.findall(r"\w+", normalize(source.name)), _EMPTY_WORDS)
         lines.append(f"- {source.name}: {one_line(source.description, 400)}" if says else f"- {source.name}")
-        lines += [f"  {line}" for line in describe_fields(source.fields).splitlines()] if source.fields else []
+        lines += [f"  {line}" for line in describe_fields(source.filterable).splitlines()] if source.filterable else []
     return "\n".join(lines)
 
 
-def plan_schema(sources: Sequence[PlannerSource], keys: Collection[str] = ()) -> JsonObject:
+def plan_schema(sources: Sequence[SelectedSource], keys: Collection[str] = ()) -> JsonObject:
     """Return the strict JSON schema of a plan over these sources, with the verdicts of ``keys`` before it."""
 
     def strict(properties: JsonObject) -> JsonObject:
@@ -333,7 +331,7 @@ def plan_schema(sources: Sequence[PlannerSource], keys: Collection[str] = ()) ->
         "query": text,
         "sources": {"type": "array", "items": {"type": "string", "enum": names}},
         "depends_on": {"type": "array", "items": text},
-        **({"filter": text} if any(map(attrgetter("fields"), sources)) else {}),
+        **({"filter": text} if any(map(attrgetter("source.filterable"), sources)) else {}),
         "finds": text,
     }
     verdicts = {PART: strict({key: {"type": "boolean"} for key in keys})} if keys else {}

@@ -42,7 +42,7 @@ from llama_index_agentic_kb.planning.findings import (
     look_for_gaps,
     read_findings,
 )
-from llama_index_agentic_kb.planning.plan_graph import PlanGraph, PlannerSource, asked_for, fill, plain_plan
+from llama_index_agentic_kb.planning.plan_graph import PlanGraph, asked_for, fill, plain_plan
 from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel, Task, classify, plan_searches
 from llama_index_agentic_kb.planning.scope import coverage_of, is_simple
 from llama_index_agentic_kb.schema import (
@@ -57,6 +57,7 @@ from llama_index_agentic_kb.schema import (
     SubQuery,
     SubQueryOrigin,
 )
+from llama_index_agentic_kb.sources.base import SelectedSource
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 
 OTHERS_SECONDS: Final = 1.0  # that the model call of a round waits for searches that none of its steps depends on
@@ -105,16 +106,12 @@ class PlanOutcome:
 async def search_question(task: Task) -> PlanOutcome:
     """Search the question as it is, or by a model's plan; only the planner's call classifies it."""
     scope, fan_out = task.scope, task.fan_out
-    sources = [
-        PlannerSource(name, chosen.source.description, chosen.params.always_query_source, chosen.source.filterable)
-        for name, chosen in fan_out.selected.items()
-    ]
-    plain = plain_plan(scope, sources, task.limits)
+    plain = plain_plan(scope, [*fan_out.selected.values()], task.limits)
     if task.model is None or task.effort is ReasoningEffort.MINIMAL or scope.intents:
         if scope.classification is not None:
             classify(plain, scope.classification, {})
         return PlanOutcome(plain, await fan_out.search(plain))
-    loop = MultiHopSearch(task, task.model, sources)
+    loop = MultiHopSearch(task, task.model)
     if task.effort is not ReasoningEffort.AUTO:
         return await loop.search(plain)
     if scope.classification is not None and scope.classification.keys:
@@ -132,13 +129,13 @@ async def search_question(task: Task) -> PlanOutcome:
 class MultiHopSearch:
     """The planned search of one request, in rounds that depend on one another."""
 
-    def __init__(self, task: Task, model: PlanningModel, sources: Sequence[PlannerSource]) -> None:
+    def __init__(self, task: Task, model: PlanningModel) -> None:
         self._task = task
         self._model = model
-        self._sources = sources
+        self._sources = [*task.fan_out.selected.values()]
         self._limits = task.limits
         self._deadline = current_budget().retrieval_deadline
-        every = list(map(attrgetter("source"), task.fan_out.selected.values()))
+        every = list(map(attrgetter("source"), self._sources))
         learns = {one.name: {other.name for other in every if one.may_learn_from(other)} for one in every}
         self._planned = self._readable = {*learns}  # the names of sources; see ``search``
         self._steps = Steps(learns)
@@ -155,7 +152,7 @@ class MultiHopSearch:
     ) -> PlanOutcome:
         """Plan and search, beside the question, until the evidence is complete or a limit is reached."""
         task, outcome, steps = self._task, self._outcome, self._steps
-        planning = start(plan_searches(task, self._model, self._sources, self._search))
+        planning = start(plan_searches(task, self._model, self._search))
         await asyncio.sleep(0)  # the planning call is recorded first
         await self._search(question.sub_queries, first)
         await wait([planning])
@@ -359,7 +356,7 @@ class MultiHopSearch:
         steps.plan(added, graph.finds)
         return True
 
-    async def _judge(self) -> tuple[Verdict, list[PlannerSource]]:
+    async def _judge(self) -> tuple[Verdict, list[SelectedSource]]:
         """Ask the model whether evidence is missing, and store what it read; return the sources to search for it, too.
 
         They are those of the plan that may get what is written now.

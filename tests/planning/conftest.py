@@ -19,8 +19,10 @@ from llama_index_agentic_kb.schema import (
     ModelQueryPlanningActivity,
     RetrievalRequest,
     SourceActivity,
+    SourceParams,
     SubQuery,
 )
+from llama_index_agentic_kb.sources.base import SelectedSource
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.sources.search import NodeList
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
@@ -140,3 +142,9 @@ def found_by(nodes: Sequence[NodeWithScore], name: str = "q0", query: str = "x")
     return SourceSearch(
         SubQuery(id=name, query=query, sources=["docs"]), SOURCE, record, lists=(NodeList("dense", [*nodes]),)
     )
+
+
+def selected(name: str, description: str = "", *, always: bool = False) -> SelectedSource:
+    """A source that a request may search."""
+    source = KnowledgeSource(name, description, retriever=MemoryRetriever([]))
+    return SelectedSource(source, SourceParams(knowledge_source_name=name, always_query_source=always), None)

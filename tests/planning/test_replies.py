@@ -31,7 +31,6 @@ from llama_index_agentic_kb.planning.findings import (
 )
 from llama_index_agentic_kb.planning.plan_graph import (
     PlanGraph,
-    PlannerSource,
     Proposal,
     description_of,
     fill,
@@ -51,10 +50,10 @@ from llama_index_agentic_kb.schema import (
 )
 from llama_index_agentic_kb.sources.fan_out import FanOut
 from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
-from tests.planning.conftest import SOURCE, found_by
+from tests.planning.conftest import SOURCE, found_by, selected
 
 QUESTION = "Where was the director of Titanic born?"
-SOURCES = [PlannerSource("docs", ""), PlannerSource("wiki", "")]
+SOURCES = [selected("docs"), selected("wiki")]
 
 
 def graph(*proposals: Proposal, sub_queries: int = 10) -> tuple[PlanGraph, list[SubQuery]]:

@@ -18,14 +18,7 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index_agentic_kb import EffortLimits, KnowledgeSource, RetrievalRequest, interleave
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.planning import DEFAULT_LIMITS, Scope
-from llama_index_agentic_kb.planning.plan_graph import (
-    PlanGraph,
-    PlannerSource,
-    fill,
-    plain_plan,
-    read_proposals,
-    refers,
-)
+from llama_index_agentic_kb.planning.plan_graph import PlanGraph, fill, plain_plan, read_proposals, refers
 from llama_index_agentic_kb.planning.scope import coverage_of, is_simple
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import Confidence, Outcome, ReasoningEffort, SubQuery
@@ -39,6 +32,7 @@ from tests.planning.conftest import (
     reasoning_of,
     refs,
     searches_of,
+    selected,
     steps,
     sufficient,
 )
@@ -505,7 +499,7 @@ def test_any_plan_and_any_reading_end_in_a_finished_search(plan: str, reading: s
 
 
 def planned_steps(plan: str) -> list[SubQuery]:
-    sources = [PlannerSource("docs", "")]
+    sources = [selected("docs")]
     limits = DEFAULT_LIMITS[ReasoningEffort.MEDIUM]
     graph = PlanGraph(plain_plan(Scope(QUESTION), sources, limits), sources, limits)
     graph.add(read_proposals(plan))
