@@ -6,8 +6,10 @@ Nodes from sources are never changed: evidence consists of copies with their pro
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, pairwise
 from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple, TypeAlias
@@ -299,11 +301,12 @@ class Arrangement(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Piece:
-    """The chunks that become one reference, in document order."""
+    """The chunks that become one reference, in document order; none if the piece was merged into another."""
 
     document: _Document
     parts: list[_Part]
     keys: set[Hashable]  # the ``_keys`` of its chunks
+    number: int = 0  # its place among the pieces
 
     @property
     def length(self) -> int:
@@ -318,26 +321,25 @@ def arrange(
     A node whose document already has ``max_per_document`` pieces is moved to the end, unless it is proof or a
     sub-query's best evidence.
     """
-    pieces: list[_Piece] = []
-    waiting: list[_Piece] = []
+    pieces, waiting = _Pieces(), list[_Piece]()
     for part in enumerate(nodes):
         node, mark = part[1].node, provenance(part[1]) or {}
         # a node without a source document counts as its own document
-        piece = _Piece((mark.get("source", ""), node.ref_doc_id or f"node {node.node_id}"), [part], _keys(node))
-        if joining and _join(pieces, piece):
+        document = mark.get("source", ""), node.ref_doc_id or f"node {node.node_id}"
+        piece = _Piece(document, [part], _keys(node) if joining else set())
+        if pieces.join(piece):
             continue
-        taken = list(map(attrgetter("document"), pieces)).count(piece.document)
-        is_full = max_per_document is not None and taken >= max_per_document
+        is_full = max_per_document is not None and pieces.per_document[document] >= max_per_document
         if is_full and not (mark.get("best_for") or mark.get("proof")):
             waiting.append(piece)
-        elif len(pieces) < limit:
-            pieces.append(piece)
+        elif len(pieces.kept) < limit:
+            pieces.add(piece)
         else:
             break
     for piece in waiting:
-        if len(pieces) < limit and not (joining and _join(pieces, piece)):
-            pieces.append(piece)
-    kept = list(map(attrgetter("parts"), pieces))
+        if len(pieces.kept) < limit and not pieces.join(piece):
+            pieces.add(piece)
+    kept = list(map(attrgetter("parts"), pieces.kept.values()))
     return Arrangement(list(map(join, kept)), sum(map(len, kept)))
 
 
@@ -349,27 +351,54 @@ def _keys(node: BaseNode) -> set[Hashable]:
     return keys if node.ref_doc_id is None else {*keys, ("document", node.ref_doc_id)}
 
 
-def _join(pieces: list[_Piece], one: _Piece) -> bool:
-    """Join a node to adjacent pieces if the length allows (merging two of them); return whether it was joined."""
-    [(_, node)] = one.parts
-    near = [piece for piece in pieces if not piece.keys.isdisjoint(one.keys)]  # best first
-    if not near:
-        return False
-    after = next((piece for piece in near if follows(piece.parts[-1][1].node, node.node)), None)
-    before = next((piece for piece in near if piece is not after and follows(node.node, piece.parts[0][1].node)), None)
-    around = [piece for piece in near if piece in (after, before)]
-    if after and before and after.length + one.length + before.length <= MAX_CHARACTERS:
-        better, worse = around
-        better.parts = [*after.parts, *one.parts, *before.parts]
-        better.keys |= one.keys | worse.keys
-        pieces.remove(worse)
-        return True
-    for piece in around:
-        if piece.length + one.length <= MAX_CHARACTERS:
-            piece.parts = piece.parts + one.parts if piece is after else one.parts + piece.parts
-            piece.keys |= one.keys
+@dataclass(slots=True)
+class _Pieces:
+    """The pieces that were made so far, also by their keys: comparing all would be quadratic."""
+
+    kept: dict[int, _Piece] = field(default_factory=dict)
+    made: int = 0  # the number of all pieces, also of those merged into others
+    per_document: Counter[_Document] = field(default_factory=Counter)
+    near: defaultdict[Hashable, set[_Piece]] = field(default_factory=partial(defaultdict, set))
+
+    def add(self, piece: _Piece) -> None:
+        """Add a piece at the end."""
+        self.made += 1
+        piece.number = self.made
+        self.kept[piece.number] = piece
+        self.per_document[piece.document] += 1
+        self._grow(piece, piece.keys)
+
+    def join(self, one: _Piece) -> bool:
+        """Join a node to adjacent pieces if the length allows (merging two of them); return whether it was joined."""
+        found = set[_Piece]()
+        for key in one.keys:
+            found |= self.near.get(key, set())
+        if not found:
+            return False
+        [(_, node)] = one.parts
+        best_first = sorted((piece for piece in found if piece.parts), key=attrgetter("number"))
+        after = next((piece for piece in best_first if follows(piece.parts[-1][1].node, node.node)), None)
+        others = (piece for piece in best_first if piece is not after)
+        before = next((piece for piece in others if follows(node.node, piece.parts[0][1].node)), None)
+        around = [piece for piece in best_first if piece in (after, before)]
+        if after and before and after.length + one.length + before.length <= MAX_CHARACTERS:
+            better, worse = around
+            better.parts, worse.parts = [*after.parts, *one.parts, *before.parts], []
+            del self.kept[worse.number]
+            self.per_document[worse.document] -= 1
+            self._grow(better, one.keys | worse.keys)
             return True
-    return False
+        for piece in around:
+            if piece.length + one.length <= MAX_CHARACTERS:
+                piece.parts = piece.parts + one.parts if piece is after else one.parts + piece.parts
+                self._grow(piece, one.keys)
+                return True
+        return False
+
+    def _grow(self, piece: _Piece, keys: Collection[Hashable]) -> None:
+        piece.keys |= set(keys)
+        for key in keys:
+            self.near[key].add(piece)
 
 
 # -- adjacency -----------------------------------------------------------------------------------------------------
