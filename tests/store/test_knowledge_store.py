@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from llama_index.core.embeddings.mock_embed_model import MockEmbedding
+from sqlalchemy.exc import DBAPIError
 
-from llama_index_agentic_kb.errors import ConfigurationError, StoreDamagedError, StoreMismatchError
+from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, StoreDamagedError, StoreMismatchError
 from llama_index_agentic_kb.store import SourceInfo, database, ingest, repair_store
-from llama_index_agentic_kb.store.database import Chunk, DocumentDatabase, StoredDocument
+from llama_index_agentic_kb.store.database import Chunk, DocumentDatabase, Piece, StoredDocument
 from llama_index_agentic_kb.store.directory import DirectoryStore, SqliteDatabase
 from llama_index_agentic_kb.store.embedding_model import DEFAULT_EMBED_MODEL, MULTILINGUAL
 from llama_index_agentic_kb.testing import HashEmbedding
@@ -160,6 +162,20 @@ def test_the_database_keeps_vectors_with_their_chunks(tmp_path: Path) -> None:
         database.delete_source("docs")
         database.put_source("docs")
         assert before < after < database.sources()[0].version
+
+
+def test_a_stream_of_chunks_is_not_stored_from_its_middle(tmp_path: Path) -> None:
+    """After a lost connection a list is stored again; of a stream the beginning is gone."""
+
+    def pieces() -> Iterator[Piece]:
+        yield _chunk("x"), [0.5]
+        raise DBAPIError(None, None, sqlite3.OperationalError("database is locked"))
+
+    with closing(SqliteDatabase(tmp_path / "documents.db")) as database:
+        database.put_source("docs")
+        with pytest.raises(IngestionError, match="was away while a large file was stored: run this again"):
+            database.put_document(_document("a"), pieces())
+        assert database.chunks("docs") == []
 
 
 def test_closed_store_says_so(tmp_path: Path) -> None:
