@@ -74,18 +74,15 @@ class Child:
         return lines[-1]
 
 
-DIMENSIONS = 384
-"""As all-MiniLM-L6-v2 has."""
+DIMENSIONS = 384  # as all-MiniLM-L6-v2 has
 
 FILES = 120
-CHANGED = 0.6
-"""The share of the files that each round writes anew, renames or deletes."""
+CHANGED = 0.6  # the share of the files that each round writes anew, renames or deletes
 
 BATCH = 64
 """Chunks that are stored together; 256 outside of tests, which would take four times the files for as many batches."""
 
-GRAPH = 100
-"""Chunks from which on there is a graph; 20,000 outside of tests."""
+GRAPH = 100  # chunks from which on there is a graph; 20,000 outside of tests
 
 SEARCHED = 25
 SOURCE = "docs"
@@ -250,8 +247,7 @@ def _hash(path: Path) -> str:
 
 OWNER = "alice"
 WRITERS = 3
-LONGEST_WAIT = 0.15
-"""Seconds after a turn was told, at most, before a kill: it hits a write, or the time between two."""
+LONGEST_WAIT = 0.15  # seconds after a turn was told, at most, before a kill: it hits a write, or the time between two
 
 
 def kills_of_sessions(

@@ -53,11 +53,6 @@ from tests.store.rows import (
 
 
 @pytest.fixture
-def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "EXACT_ROWS", 50)
-
-
-@pytest.fixture
 def store(tmp_path: Path) -> Iterator[DirectoryStore]:
     with DirectoryStore.open(tmp_path / "store", embed_model=MODEL, create=True) as opened:
         put(opened)
@@ -65,7 +60,8 @@ def store(tmp_path: Path) -> Iterator[DirectoryStore]:
 
 
 @pytest.fixture
-def with_graph(store: DirectoryStore, small_limits: None) -> DirectoryStore:
+def with_graph(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> DirectoryStore:
+    monkeypatch.setattr(database, "EXACT_ROWS", 50)
     with store.writing():
         store.update_graph(SOURCE)
     assert store.graphs.outside(SOURCE) == 0
