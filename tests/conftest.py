@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, Reply
 from tests.faulty_server import Fault
 from tests.space import reply
@@ -49,6 +50,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.nodeid.startswith(ALONE):
             item.add_marker("alone")
     items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
+
+
+@pytest.fixture(params=["sync", "async"])
+def perform(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, Any]], Any]:
+    """Performs a coroutine for a sync caller, and for an async one."""
+    return run if request.param == "sync" else lambda work: asyncio.run(arun(work))
 
 
 @pytest.fixture(scope="session")

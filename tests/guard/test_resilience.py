@@ -64,11 +64,6 @@ QUICK = RetryPolicy(first_wait=0.01, max_wait=0.02)
 Perform = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
-@pytest.fixture(params=["sync", "async"])
-def perform(request: pytest.FixtureRequest) -> Perform:
-    return run if request.param == "sync" else lambda work: asyncio.run(arun(work))
-
-
 def refusal(status: int, headers: dict[str, str] | None = None, body: Any = None) -> openai.APIStatusError:
     response = httpx.Response(status, headers=headers, request=httpx.Request("POST", "http://model.test"))
     kind = openai.RateLimitError if status == 429 else openai.APIStatusError
@@ -154,10 +149,8 @@ class Trouble:
         self.error = error
         self.times = times
         self.made = 0
-        self.deadlines: list[float | None] = []
 
     async def __call__(self, deadline: float | None) -> int:
-        self.deadlines.append(deadline)
         return await Call(sync=self._work)
 
     def _work(self) -> int:

@@ -55,12 +55,6 @@ QUICK = RetryPolicy(first_wait=0.01, max_wait=0.02)
 Perform = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
-@pytest.fixture(params=["sync", "async"])
-def perform(request: pytest.FixtureRequest) -> Perform:
-    """Performs a flow with either driver."""
-    return run if request.param == "sync" else lambda flow: asyncio.run(arun(flow))
-
-
 @pytest.fixture(autouse=True)
 def tokenizer_as_it_was() -> Iterator[None]:
     tokenizer = get_tokenizer()
