@@ -104,7 +104,7 @@ def test_a_source_whose_text_is_not_wanted_shows_none_of_it(params: dict[str, bo
     open_ = kb.retrieve(asked)
     closed = kb.retrieve({**asked, "knowledgeSourceParams": [{"knowledgeSourceName": "docs", **params}]})
     assert secret in open_.to_json()
-    assert "1961" not in closed.to_json()
+    assert not any(words in closed.to_json() for words in ("Bergen", "since 1961"))  # times have such digits, too
     assert closed.grounding is not None
     assert open_.grounding is not None
     assert [one.verdict for one in closed.grounding.claims] == [one.verdict for one in open_.grounding.claims]
