@@ -19,6 +19,7 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.indices.base import BaseIndex
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index.core.vector_stores.types import MetadataFilters
+from pydantic import JsonValue
 from pydantic_core import to_jsonable_python
 
 from llama_index_agentic_kb._aio import Call
@@ -75,15 +76,12 @@ class Fields:
 
     def data(self, node: NodeWithScore, permissions: Permissions | None = None) -> SourceData:
         """Return a node's document under uniform keys, without the metadata keys that ``permissions`` declares."""
-        inner = node.node
-        metadata = inner.metadata
-        content = metadata.get(self.content) if self.content else None
+        inner, metadata, terms = node.node, node.node.metadata, list[str]()
+        content, url = metadata.get(self.content) if self.content else None, metadata.get(self.url)
         key = metadata.get(self.key) if self.key else None
         if key is None or key == "":
             key = inner.ref_doc_id or inner.node_id
         title = metadata.get(self.title) or metadata.get("file_name") or key
-        url = metadata.get(self.url)
-        terms: list[str] = []
         for name in [self.terms] if isinstance(self.terms, str) else self.terms or ():
             value = metadata.get(name)
             terms += map(str, value) if isinstance(value, (list, tuple)) else [str(value)] if value else []
@@ -102,17 +100,16 @@ class Fields:
         )
 
 
-def _as_json(value: object) -> Any:
+def _as_json(value: object) -> JsonValue:
     """Return a metadata value as JSON-compatible data without lone surrogates; other types become text."""
     if isinstance(value, str):
         return without_surrogates(value)
     try:
-        made = to_jsonable_python(value, fallback=str, inf_nan_mode="null")
-        text = json.dumps(made, ensure_ascii=False)
+        text = json.dumps(to_jsonable_python(value, fallback=str, inf_nan_mode="null"), ensure_ascii=False)
     except ValueError:  # a circular reference, or bytes that are not UTF-8
         return without_surrogates(str(value))
-    clean = without_surrogates(text)
-    return made if clean is text else json.loads(clean)
+    made: JsonValue = json.loads(without_surrogates(text))
+    return made
 
 
 def _check_kinds(name: str, permissions: object, trust: object, params: SourceParams | None) -> None:

@@ -172,8 +172,9 @@ class FanOut:
                 search = context.run(self._opened, sub_query, whole)
                 search.job = start(self._search(search, whole), context)  # after all have been opened
                 begun.append(search)
+                parts = whole.shards if whole.source.shards else [whole]
                 plain += [] if whole.source.shards else [search]
-                for part in whole.shards or [whole] if search.brought is None else ():
+                for part in parts if search.brought is None else ():
                     prepared = self._prepare(sub_query, part)
                     if isinstance(prepared, PreparedSource) and prepared.traits.embed_model is not None:
                         texts = [sub_query.query] if search.follow_up is None else search.follow_up.texts

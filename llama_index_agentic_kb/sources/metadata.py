@@ -39,7 +39,6 @@ from llama_index_agentic_kb.sources.stores import Counts
 
 T = TypeVar("T")
 
-Metadata: TypeAlias = JsonMapping
 Per: TypeAlias = Literal["document", "chunk"]
 """The unit to count."""
 OrderBy: TypeAlias = Sequence[str | tuple[str, str]]
@@ -53,7 +52,7 @@ class MetadataRow(NamedTuple):
     """The metadata of one chunk, and the ID of its document. Rows of one document are consecutive."""
 
     document: str
-    metadata: Metadata
+    metadata: JsonMapping
 
 
 def units(rows: Iterable[MetadataRow], per: Per) -> Iterator[list[MetadataRow]]:
@@ -269,7 +268,7 @@ def _by_store(source: KnowledgeSource, filters: FilterNode | None, per: Per) -> 
 
 
 def _passing(
-    rows: Iterable[tuple[str, Metadata]], filters: FilterNode | None, deadline: float | None
+    rows: Iterable[tuple[str, JsonMapping]], filters: FilterNode | None, deadline: float | None
 ) -> Generator[MetadataRow, None, None]:
     passes = None if filters is None else matcher(filters)
     try:
@@ -322,7 +321,7 @@ def _pushed(index: VectorStoreIndex, filters: FilterNode | None) -> FilterNode |
     return all_of(*(part for part in parts if refusal(index, part) is None))
 
 
-def _rows(nodes: Iterable[BaseNode]) -> list[tuple[str, Metadata]]:
+def _rows(nodes: Iterable[BaseNode]) -> list[tuple[str, JsonMapping]]:
     distinct = {node.node_id: node for node in nodes}.values()
     return sorted(((node.ref_doc_id or node.node_id, node.metadata) for node in distinct), key=lambda row: row[0])
 

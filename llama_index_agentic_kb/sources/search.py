@@ -312,7 +312,8 @@ def _usable(item: Any) -> tuple[NodeWithScore, str | None]:
         node = node.model_copy(update=update)
     if whole is not text:
         node.set_content(whole)
-    return NodeWithScore(node=node, score=_finite(item.score)), flaw
+    is_finite = type(item.score) is float and math.isfinite(item.score)
+    return NodeWithScore(node=node, score=item.score if is_finite else _finite(item.score)), flaw
 
 
 def _clean_metadata(metadata: object) -> JsonObject:
