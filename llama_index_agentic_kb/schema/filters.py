@@ -154,7 +154,7 @@ def all_of(*filters: FilterNode | None) -> FilterNode | None:
     parts: list[FilterNode] = []
     for tree in trees:
         parts += tree.filters if isinstance(tree, FilterGroup) and tree.logic is FilterLogic.AND else [tree]
-    return FilterGroup(logic=FilterLogic.AND, filters=parts)
+    return FilterGroup.model_construct(logic=FilterLogic.AND, filters=parts)  # they are valid
 
 
 def any_of(*filters: FilterNode) -> FilterNode:
@@ -254,7 +254,7 @@ def flat(tree: FilterNode, *, negate: bool = False) -> FilterNode:
             return tree
         if tree.operator in _NEGATED:
             return tree.model_copy(update={"operator": _NEGATED[tree.operator]})
-        return FilterGroup(logic=FilterLogic.NOT, filters=[tree])
+        return FilterGroup.model_construct(logic=FilterLogic.NOT, filters=[tree])
     negates = tree.logic is FilterLogic.NOT  # no child matches: the opposite of "or"
     negate = negate != negates
     joins = (tree.logic is not FilterLogic.AND) != negate
@@ -263,4 +263,4 @@ def flat(tree: FilterNode, *, negate: bool = False) -> FilterNode:
     for child in tree.filters:
         part = flat(child, negate=negate)
         filters += part.filters if isinstance(part, FilterGroup) and part.logic is logic else [part]
-    return filters[0] if len(filters) == 1 else FilterGroup(logic=logic, filters=filters)
+    return filters[0] if len(filters) == 1 else FilterGroup.model_construct(logic=logic, filters=filters)

@@ -67,7 +67,10 @@ class Dialect(ABC, Generic[Written]):
     def _walk(self, tree: FilterNode) -> Written:  # of a tree as ``flat`` returns it
         if isinstance(tree, Condition):
             return self._condition(tree)
-        return self._group(tree.logic, list(map(self._walk, tree.filters)))
+        parts = []
+        for child in tree.filters:
+            parts.append(self._condition(child) if isinstance(child, Condition) else self._walk(child))
+        return self._group(tree.logic, parts)
 
     @classmethod
     def refusal(cls, tree: FilterNode) -> str | None:

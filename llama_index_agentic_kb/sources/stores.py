@@ -205,10 +205,10 @@ class SimpleKind(StoreKind[SimpleVectorStore]):
     dialect = None
 
     def _narrowed(self, tree: FilterNode) -> SimpleVectorStore:
-        store, passes = self.store, matcher(tree)
+        store = self.store
 
         def query(query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-            rows = list(store.data.metadata_dict.items())
+            passes, rows = matcher(tree), list(store.data.metadata_dict.items())
             if not rows:  # none, or persisted without metadata, which is an error
                 return store.query(query, **kwargs)
             allowed = {row for row, metadata in rows if passes(metadata)}
