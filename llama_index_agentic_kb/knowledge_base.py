@@ -236,14 +236,18 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
             RetrievalError: No selected source could answer.
             SynthesisError: The language model failed while answering.
         """
-        return run(self._respond(question, fields, on_activity))
+        request, engine = self._asked(question, fields)
+        answered = run(engine.answer(request, observer=on_activity, announced=True))
+        return answered.response(include_activity=request.include_activity)
 
     @dispatcher.span
     async def aretrieve(
         self, question: Question, *, on_activity: Observer = None, **fields: object
     ) -> RetrievalResponse:
         """Answer a question, or return its evidence; see ``retrieve``."""
-        return await arun(self._respond(question, fields, on_activity))
+        request, engine = self._asked(question, fields)
+        answered = await arun(engine.answer(request, observer=on_activity, announced=True))
+        return answered.response(include_activity=request.include_activity)
 
     @dispatcher.span
     def astream_retrieve(
@@ -253,21 +257,18 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
 
         There is only the response if the text is extracted data, or if the checks may change it.
         """
-        work = self._respond(question, fields, on_activity, streaming=True)
-        return aiterate(work, contextvars.copy_context())
 
-    async def _respond(
-        self, question: Question, fields: JsonObject, on_activity: Observer, *, streaming: bool = False
-    ) -> RetrievalResponse:
+        async def work() -> None:
+            request, engine = self._asked(question, fields)
+            streaming = (request.output_mode or self.output_mode) is OutputMode.ANSWER_SYNTHESIS
+            answered = await engine.answer(request, observer=on_activity, announced=True, streaming=streaming)
+            await emit(answered.response(include_activity=request.include_activity))
+
+        return aiterate(work(), contextvars.copy_context())
+
+    def _asked(self, question: Question, fields: JsonObject) -> tuple[RetrievalRequest, AgenticQueryEngine]:
         request = self.request(question, **fields)
-        mode = request.output_mode or self.output_mode
-        answered = await self._engine(mode).answer(
-            request, observer=on_activity, announced=True, streaming=streaming and mode is OutputMode.ANSWER_SYNTHESIS
-        )
-        response = answered.response(include_activity=request.include_activity)
-        if streaming:
-            await emit(response)
-        return response
+        return request, self._engine(request.output_mode or self.output_mode)
 
     def request(self, question: Question, **fields: object) -> RetrievalRequest:
         """Return the request for a question, with this knowledge base's defaults.
