@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 
 from llama_index.core.base.response.schema import (
     RESPONSE_TYPE,
@@ -27,7 +27,7 @@ from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, QueryBundle, QueryType, TextNode
 from llama_index.core.settings import Settings
-from llama_index.core.types import RESPONSE_TEXT_TYPE
+from llama_index.core.types import RESPONSE_TEXT_TYPE, BasePydanticProgram
 from llama_index_instrumentation import get_dispatcher
 from pydantic import BaseModel
 
@@ -46,6 +46,9 @@ logger = logging.getLogger("llama_index_agentic_kb")
 dispatcher = get_dispatcher(__name__)
 
 RESERVED: Final = 1_024  # tokens to reserve for the answer if the model's metadata does not state its output size
+
+ProgramFactory: TypeAlias = Callable[[BasePromptTemplate], BasePydanticProgram[BaseModel]]
+"""Creates, from a prompt, a program that returns an object with ``query_satisfied`` and ``answer``."""
 
 LONG: Final = 200_000  # characters of all nodes up to which passages are prepared on the event loop (about 5 ms)
 
@@ -74,7 +77,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         structured_answer_filtering: For refine and compact: whether each step also reports if its passages answer the
             question. Steps that don't answer it, or whose reply can't be parsed, are skipped. If no step answers, the
             text is the empty response; if no reply could be parsed, ``SynthesisError`` is raised.
-        program_factory: Not supported: the language model itself is asked for these steps.
+        program_factory: Creates the programs of these steps, as in LlamaIndex. Their token usage is not recorded.
         chat_prompt_helper: Ignored, like ``use_async`` (independent calls always run concurrently),
             ``response_padding_size`` and ``strict_truncation`` (prompts never exceed the context window).
         templates: Prompt templates by their keys in ``get_prompts()`` (``text_qa_template``, ...). They default to the
@@ -107,7 +110,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         retries: RetryPolicy | None = None,
         spotlighting: str | None = "delimit",
         structured_answer_filtering: bool = False,
-        program_factory: object = None,
+        program_factory: ProgramFactory | None = None,
         use_async: bool = False,  # noqa: ARG002 (LlamaIndex's argument)
         response_padding_size: int = 1,  # noqa: ARG002 (same)
         strict_truncation: bool = False,  # noqa: ARG002 (same)
@@ -118,11 +121,11 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
             raise ConfigurationError("multimodal: not supported; images and audio in nodes are not sent to a model")
         if max_output_tokens is not None and max_output_tokens <= 0:
             raise ConfigurationError(f"max_output_tokens must be above 0, got {max_output_tokens}")
-        if program_factory is not None:
-            raise ConfigurationError("program_factory: not supported; the steps are asked of the language model itself")
-        if structured_answer_filtering and not self.filters_steps:
+        if (structured_answer_filtering or program_factory is not None) and not self.filters_steps:
             raise ConfigurationError(f"structured_answer_filtering: mode {self.mode!r} has no steps to filter")
-        self._filtering = structured_answer_filtering
+        if program_factory is not None and not structured_answer_filtering:
+            raise ConfigurationError("program_factory: not supported without structured_answer_filtering=True")
+        self._filtering, self._program_factory = structured_answer_filtering, program_factory
         self.spotlighting = as_spotlighting(spotlighting)
         self._llm = inner = self._resolve(llm) if self.needs_llm else MockLLM(is_chat_model=True)
         if isinstance(inner, StructuredLLM):

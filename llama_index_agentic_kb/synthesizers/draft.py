@@ -228,7 +228,7 @@ class Draft:
         streaming, deltas of text are emitted. ``result.answerable`` is that of the last text.
         """
         output_cls, parser, model = None if as_text else self.output_cls, self.model.llm.output_parser, self.model
-        rules = AnswerRules(valid, set(filter(None, map(attrgetter("url"), self.passages))))
+        rules = self.rules(valid)
         shown, gate = AnswerFilter(rules), _Gate(earlier)
 
         def pass_on(delta: str) -> str:
@@ -261,9 +261,7 @@ class Draft:
         except DeadlineExceededError:
             raise
         except Exception as error:
-            why = error_message(error)
-            why = why if isinstance(error, AgenticKBError) else f"{type(error).__name__}: {one_line(why, 200)}"
-            raise SynthesisError(f"the language model failed at call {step + 1}: {why}", step=step) from error
+            raise failure(error, step) from error
         self.count_removed(checked)
         if output_cls is None and parser is None:
             answer = read_answer(checked.text, earlier)
@@ -277,6 +275,10 @@ class Draft:
         if self.streaming and text:
             self.emitted += text
             await emit(text)
+
+    def rules(self, valid: Collection[int]) -> AnswerRules:
+        """Return which ids an answer may cite, and the URLs it may link to."""
+        return AnswerRules(valid, set(filter(None, map(attrgetter("url"), self.passages))))
 
     def count_removed(self, checked: CheckedText) -> None:
         """Add the removed links to ``result``, with warnings for all removed content."""
@@ -310,6 +312,13 @@ async def side_by_side(calls: Sequence[Work[T]], each: Callable[[int, T], Awaita
 
 
 # -- objects ----------------------------------------------------------------------------------------------------------
+
+
+def failure(error: Exception, step: int) -> SynthesisError:
+    """Return the error of a synthesis whose model call failed."""
+    why = error_message(error)
+    why = why if isinstance(error, AgenticKBError) else f"{type(error).__name__}: {one_line(why, 200)}"
+    return SynthesisError(f"the language model failed at call {step + 1}: {why}", step=step)
 
 
 class UnreadableReplyError(LLMError):

@@ -6,17 +6,19 @@ import json
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, partial
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from llama_index.core.instrumentation.events.synthesis import GetResponseEndEvent, GetResponseStartEvent
 from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.types import BasePydanticProgram
 from llama_index_instrumentation import get_dispatcher
 from pydantic import BaseModel, Field, create_model
 
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import cut_to_fit
 from llama_index_agentic_kb.account import current_budget
-from llama_index_agentic_kb.errors import LLMError, SynthesisError
+from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError, SynthesisError
+from llama_index_agentic_kb.grounding.citations import AnswerFilter
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.prompts import (
     ANSWER_TEMPLATE,
@@ -29,8 +31,15 @@ from llama_index_agentic_kb.prompts import (
     format_passages,
 )
 from llama_index_agentic_kb.schema.request import MAX_TOKENS
-from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer
-from llama_index_agentic_kb.synthesizers.draft import Draft, TextAnswer, UnreadableReplyError, ids_of, side_by_side
+from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer, ProgramFactory
+from llama_index_agentic_kb.synthesizers.draft import (
+    Draft,
+    TextAnswer,
+    UnreadableReplyError,
+    failure,
+    ids_of,
+    side_by_side,
+)
 from llama_index_agentic_kb.synthesizers.passages import Packed, PackerAttribute, fit, grouped, pack, share, singly
 
 dispatcher = get_dispatcher(__name__)
@@ -237,11 +246,19 @@ class Refine(AgenticSynthesizer):
     ) -> TextAnswer | None:
         """Make one call and return its answer; None keeps the earlier one: it is not satisfied, or can't be read."""
         object_before = draft.result.output
+        # A program raises the same errors for a reply that it can't read as core expects of its programs.
+        unread = UnreadableReplyError if self._program_factory is None else ValueError | TypeError
         try:
-            answer = await draft.ask(template, shown, variables, stream=stream, earlier=earlier)
+            if self._program_factory is None:
+                answer = await draft.ask(template, shown, variables, stream=stream, earlier=earlier)
+                if not self._filtering:
+                    return answer
+                made, draft.result.output = draft.result.output, object_before
+            else:
+                made = await self._programmed(draft, template, shown, variables, self._program_factory)
         except SynthesisError as error:
             cause = error.__cause__
-            if self._filtering and isinstance(cause, UnreadableReplyError):
+            if self._filtering and isinstance(cause, unread):
                 what = f"was not counted as satisfied: {cause}"
                 draft.unreadable.append(error)
             elif not self._filtering and earlier is not None and isinstance(cause, LLMError) and cause.empty:
@@ -250,14 +267,37 @@ class Refine(AgenticSynthesizer):
                 raise
             draft.result.warnings.append(f"call {draft.calls} {what}")
             return None
-        if not self._filtering:
-            return answer
-        made, draft.result.output = draft.result.output, object_before
         found = getattr(made, "answer", None) if getattr(made, "query_satisfied", False) else None
         if isinstance(found, BaseModel):
             draft.result.output = found
             return TextAnswer(found.model_dump_json())
         return TextAnswer(str(found)) if found else None
+
+    async def _programmed(
+        self,
+        draft: Draft,
+        template: BasePromptTemplate,
+        shown: Collection[int],
+        variables: Mapping[str, str],
+        factory: ProgramFactory,
+    ) -> Any:
+        """Run the user's program on a prompt in which, as in core, only the passages are left to fill in."""
+        context = {name: text for name, text in variables.items() if name.startswith("context")} | draft.variables
+        fixed = {name: text for name, text in variables.items() if name not in context}
+        program = factory(template.partial_format(query_str=draft.query, **fixed))
+        native = partial(program.acall, **context) if type(program).acall is not BasePydanticProgram.acall else None
+        what, draft.calls = f"program {type(program).__name__}", draft.calls + 1
+        try:
+            reply: Any = await Call(sync=partial(program, **context), native=native, deadline=draft.deadline, what=what)
+        except DeadlineExceededError:
+            raise
+        except Exception as error:
+            raise failure(error, draft.calls - 1) from error
+        if isinstance(getattr(reply, "answer", None), str):
+            checked = AnswerFilter(draft.rules(shown)).checked(draft.spotlight.unmarked(reply.answer))
+            draft.count_removed(checked)
+            reply.answer = checked.text
+        return reply
 
     @cached_property
     def _step_cls(self) -> type[BaseModel]:

@@ -167,7 +167,7 @@ async def test_strings_are_answered_from_in_every_way(nodes: Nodes) -> None:
         ("compact", {"llm": None}, "mode 'compact' needs a language model"),
         ("refine", {"multimodal": True}, "multimodal: not supported"),
         ("refine", {"max_output_tokens": 0}, "max_output_tokens must be above 0"),
-        ("refine", {"program_factory": lambda prompt: prompt}, "program_factory: not supported; the steps"),
+        ("refine", {"program_factory": lambda prompt: prompt}, "program_factory: not supported without"),
         ("accumulate", {"structured_answer_filtering": True}, "filtering: mode 'accumulate' has no steps"),
         ("extractiveData", {"output_cls": Capital}, "output_cls: mode 'extractiveData' makes text only"),
     ],

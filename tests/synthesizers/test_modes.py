@@ -11,7 +11,9 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.base.response.schema import PydanticResponse
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.output_parsers.base import OutputParserException
+from llama_index.core.program import LLMTextCompletionProgram
 from llama_index.core.prompts import PromptTemplate
+from llama_index.core.response_synthesizers.refine import StructuredRefineResponse
 from llama_index.core.schema import QueryBundle
 from llama_index.core.types import BaseOutputParser
 from pydantic import BaseModel
@@ -403,6 +405,33 @@ def test_where_no_step_can_be_read_there_is_no_empty_response(nodes: Nodes) -> N
     unsatisfied = '{"query_satisfied": false, "answer": "?"}'
     llm = ScriptedLLM(["I would say Rome.", unsatisfied, "Rome."])
     assert str(Refine(llm, structured_answer_filtering=True).synthesize("?", nodes)) == "Empty Response"
+
+
+def filtered(llm: ScriptedLLM, **kwargs: Any) -> Refine:
+    """A synthesizer whose steps are made by a program of LlamaIndex's."""
+
+    def factory(prompt: Any) -> Any:
+        return LLMTextCompletionProgram.from_defaults(output_cls=StructuredRefineResponse, prompt=prompt, llm=llm)
+
+    return Refine(ScriptedLLM([]), structured_answer_filtering=True, program_factory=factory, **kwargs)
+
+
+def test_programs_of_the_users_make_the_steps(nodes: Nodes) -> None:
+    """A program factory is called with the prompt, as in LlamaIndex; its error is a failed step's cause."""
+    llm = ScriptedLLM('{"query_satisfied": true, "answer": "Paris [ref_id:0][ref_id:8]."}')
+    template = PromptTemplate("{tone}: {context_str} {query_str}")
+    made = filtered(llm, text_qa_template=template).synthesize("Why?", nodes, tone="dry")
+    assert str(made) == "Paris [ref_id:0]."
+    assert prompts(llm)[0].startswith("dry: [data ")
+    assert "Why?" in prompts(llm)[0]
+    with pytest.raises(SynthesisError, match="call 1: ConnectionError: gone"):
+        filtered(ScriptedLLM(ConnectionError("gone"))).synthesize("?", nodes)
+
+
+def test_a_program_that_reads_nothing_is_a_step_that_is_not_satisfied(nodes: Nodes) -> None:
+    """As in LlamaIndex, whose programs raise ValueError then."""
+    llm = ScriptedLLM(["I would say Rome.", '{"query_satisfied": true, "answer": "Paris."}', "Rome."])
+    assert str(filtered(llm).synthesize("?", nodes)) == "Paris."
 
 
 async def test_objects_are_refined(way: Way, nodes: Nodes) -> None:
