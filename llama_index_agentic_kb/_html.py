@@ -33,9 +33,8 @@ LONG: Final = 360  # number of characters above which an extract is collapsed
 MOST: Final = 20_000  # maximum characters of a passage to show
 LIMIT: Final = 15_000  # size in bytes of a fragment for notebooks, which are saved with all that they show
 _SIZES: Final = ((ROWS, MOST), (ROWS, 1_000), (25, 300), (8, 80))  # rows, characters of a passage: until it is small
-MAX_MARKDOWN: Final = (
-    20_000  # maximum characters of an answer whose Markdown is rendered; longer ones are shown as text
-)
+# The maximum number of characters of an answer whose Markdown is rendered; longer ones are shown as text.
+MAX_MARKDOWN: Final = 20_000
 MAX_BOXES: Final = 24  # maximum searches in the picture of a plan
 MAX_COLUMNS: Final = 5  # maximum columns in the picture of a plan; later rounds share the last one
 

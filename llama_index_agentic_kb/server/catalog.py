@@ -473,7 +473,7 @@ class Catalog:
 def _parsed(row: Row[tuple[str, ...]]) -> Stored | None:
     """Return a stored definition; one that this version would refuse is logged, and must not stop all others."""
     try:
-        return Stored(MODELS[row.kind].model_validate_json(row.definition), row.etag)
+        return Stored(MODELS[row.kind].model_validate(json.loads(row.definition)), row.etag)
     except ValueError:  # its text may hold a secret
         from llama_index_agentic_kb.account.logs import logger  # noqa: PLC0415 (loads LlamaIndex)
 

@@ -37,9 +37,8 @@ for _redacting in package_logger.filters:  # a logger's filters do not apply to 
     logger.addFilter(_redacting)
 request_id: Final[ContextVar[str]] = ContextVar("agentic_kb_request_id", default="")
 
-BODY_SECONDS: Final = (
-    30.0  # in which a request's body must arrive; until then it has a place among the running requests
-)
+# The seconds in which a request's body must arrive; until then it has a place among the running requests.
+BODY_SECONDS: Final = 30.0
 CLIENT_ID: Final = "x-ms-client-request-id"
 _ID: Final = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _ODATA: Final = re.compile(r"/(knowledgebases|knowledgesources|agents)(?:\('((?:[^'/]|'')*)'\))?(/[^?]*)?")

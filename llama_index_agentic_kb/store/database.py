@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, Type
 import numpy as np
 from numpy.typing import NDArray
 
+from llama_index_agentic_kb._text import one_line, redacted
 from llama_index_agentic_kb.errors import (
     AgenticKBError,
     ConfigurationError,
@@ -374,14 +375,22 @@ class DocumentDatabase(ABC):
         a document with this path is stored whose origin is neither ``document.origin`` nor ``replaces`` (None: no
         other origin; the empty one is that of documents that were passed).
         """
-        begun = False
+        begun, failure = False, None
 
         def work(connection: Statements) -> bool:
-            nonlocal begun
+            nonlocal begun, failure
             if begun and not isinstance(pieces, Sequence):
-                raise IngestionError(f"{self.location!r} was away while a large file was stored: run this again.")
+                reason = one_line(redacted(str(getattr(failure, "orig", None) or "it was away")))
+                message = (
+                    f"{self.location!r} failed while a large file was stored: {reason.rstrip(' .')}. Run this again."
+                )
+                raise IngestionError(message) from failure
             begun = True
-            return self._put_document(connection, document, pieces, replaces)
+            try:
+                return self._put_document(connection, document, pieces, replaces)
+            except Exception as error:
+                failure = error
+                raise
 
         return self.write(work)
 

@@ -278,7 +278,7 @@ class DirectoryStore(KnowledgeStore):
 
     def lexical(self, source: str) -> StoredLexicalSearch:
         """Return the lexical search of a source."""
-        self._documents.existing_state(source)
+        self.documents.existing_state(source)
         return self._once(StoredLexicalSearch, source)
 
     def _clean(self, source: str) -> None:
@@ -576,20 +576,23 @@ class StoredLexicalSearch:
         return self._index
 
     def _mend(self, damage: str) -> LexicalIndex:
-        if not damage:
-            with suppress(RetrievalError):
-                self._write(index := self._opened())
-                return index
-        shutil.rmtree(self._directory, ignore_errors=True)
-        self._index = LexicalIndex(self._directory)
-        self._write(self._index)
-        return self._index
-
-    def _write(self, index: LexicalIndex) -> None:
+        """Update the index, or rebuild it if damaged; one that can't be written keeps its last commit."""
         version = self._version()
-        if index.mark == version:
-            return
-        held = index.node_ids()
+        found: tuple[LexicalIndex, set[str]] | None = None
+        if not damage:
+            with suppress(RetrievalError):  # what can't be read is damaged
+                index = self._opened()
+                if index.mark == version:
+                    return index
+                found = index, index.node_ids()
+        if found is None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._index = LexicalIndex(self._directory)
+            found = self._index, set()
+        self._write(*found, version)
+        return found[0]
+
+    def _write(self, index: LexicalIndex, held: set[str], version: str) -> None:
         new, gone = array("q"), set(held)
         statement = "SELECT id, node_id FROM chunks WHERE source = ? ORDER BY id"
         for row, node_id in self._store.documents.stream(statement, (self._source,)):

@@ -231,8 +231,8 @@ class Ingestion:
                 return
             with readable():
                 parsed = file.parsed(self.reader)
-            sections = (section for section in parsed.sections if section.text.strip())
-            start = list(islice(sections, 1))
+                sections = (section for section in parsed.sections if section.text.strip())
+                start = list(islice(sections, 1))  # texts are read here, and while they are cut (`_within`)
             chunks: Iterable[Chunk] = ()
             if start:  # otherwise no model is needed
                 whole = replace(parsed, sections=chain(start, sections))

@@ -45,7 +45,7 @@ from llama_index_agentic_kb.search.dialects import PostgresStoreSql, SqlConditio
 from llama_index_agentic_kb.search.prototypes import ScopeIndex
 from llama_index_agentic_kb.search.tokenizing import document_terms, query_terms
 from llama_index_agentic_kb.store.database import DocumentDatabase, Floats, Piece, Row, Statements
-from llama_index_agentic_kb.store.sql import Revisions, SqlDatabase
+from llama_index_agentic_kb.store.sql import Revisions, SqlDatabase, remedy_of
 from llama_index_agentic_kb.store.store import KnowledgeStore, RepairProgress
 from llama_index_agentic_kb.store.vectors import Ranked, StoreVectorStore, Taken, growing
 
@@ -65,6 +65,12 @@ STATISTICS_SECONDS: Final = 60.0  # the age after which the frequencies of words
 COUNTED: Final = 1_000  # the number of chunks up to which a word without statistics is counted
 COMMON: Final = 0.1
 """The share of chunks from which a word only weighs, and finds nothing by itself, beside rarer words."""
+_REMEDIES: Final = {
+    "42501": "This user needs the right to create a schema (GRANT CREATE ON DATABASE ...), and the extension vector: "
+    "a superuser runs CREATE EXTENSION vector once.",
+    "0A000|58P01": "Install pgvector on the server (https://github.com/pgvector/pgvector), then run this again.",
+}
+"""What to do if the store can't be opened or upgraded, by PostgreSQL's error code."""
 
 
 class PostgresDatabase(DocumentDatabase):
@@ -87,8 +93,10 @@ class PostgresDatabase(DocumentDatabase):
         try:
             database = SqlDatabase(url, DOCUMENTS, timeout=timeout, create=create)
         except (SessionStoreError, DeadlineExceededError) as error:
-            remedy = "Check the address, the database's name, the user, its password and its rights."
-            raise ConfigurationError(f"The store {location!r} can't be opened: {error}. {remedy}") from error
+            remedy = remedy_of(error.__cause__, _REMEDIES)
+            if not remedy and not remedy_of(error.__cause__):  # the error has it
+                remedy = "Check the address, the database's name, the user, its password and its rights."
+            raise ConfigurationError(f"The store {location!r} can't be opened: {error}. {remedy}".rstrip()) from error
         super().__init__(database, location, timeout)
 
     def put_contents(self, connection: Statements, source: str, pieces: Sequence[Piece]) -> None:
@@ -226,7 +234,7 @@ class PostgresStore(KnowledgeStore):
 
     def lexical(self, source: str) -> PostgresWords:
         """Return the lexical search of a source."""
-        self._documents.existing_state(source)
+        self.documents.existing_state(source)
         return self._once(PostgresWords, source)
 
 
@@ -241,14 +249,14 @@ class PostgresVectors(StoreVectorStore):
     ) -> tuple[VectorStoreQueryResult, str]:
         documents = self._store.documents
 
-        def work(connection: Statements) -> tuple[VectorStoreQueryResult, str]:
+        def work(connection: Statements) -> tuple[VectorStoreQueryResult, str] | None:
             fetch = partial(documents.nodes_of, "id", connection=connection)
             statement = (
                 "SELECT (SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(?)) FROM sources WHERE name = ?"
             )
             found = connection.execute(statement, (_index_name(self._source), self._source)).fetchall()
             if not found:
-                raise documents.no_source(self._source)
+                return None
             if vector is None:
                 return taken(((row, 0.0) for row in self._matching(connection, where)), fetch), "listed"
             nearest, note = self._by_index(connection, vector, where, top_k) if found[0][0] else ((), "")
@@ -258,7 +266,10 @@ class PostgresVectors(StoreVectorStore):
             exact = partial(self._exact, connection, vector, where)
             return taken(growing(exact, top_k, sys.maxsize), fetch), f"{note}searched exactly"
 
-        return documents.read(work, deadline)
+        answer = documents.read(work, deadline)
+        if answer is None:  # now that the connection is free: the error takes one
+            raise documents.no_source(self._source)
+        return answer
 
     def _by_index(
         self, connection: Statements, vector: Floats, condition: SqlCondition | None, top_k: int
@@ -315,7 +326,7 @@ class PostgresWords:
     """Lexical search in one source; thread-safe."""
 
     def __init__(self, store: PostgresStore, source: str) -> None:
-        self._documents = store.documents
+        self._store = store
         self._source = source
         self._statistics: tuple[float, int, dict[str, float]] = (-math.inf, 0, {})
 
@@ -323,14 +334,21 @@ class PostgresWords:
         """Find nodes by the words of a query; see ``StoredLexicalSearch.search``."""
         if top_k < 1:
             return []
-        return self._documents.read(lambda connection: self._find(connection, query, top_k, filters), call_deadline())
+        documents = self._store.documents
+        found = documents.read(lambda connection: self._find(connection, query, top_k, filters), call_deadline())
+        if found is None:  # now that the connection is free: the error takes one
+            raise documents.no_source(self._source)
+        return found
 
-    def _find(self, connection: Statements, query: str, top_k: int, filters: FilterNode | None) -> list[NodeWithScore]:
+    def _find(
+        self, connection: Statements, query: str, top_k: int, filters: FilterNode | None
+    ) -> list[NodeWithScore] | None:
+        """Return what `search` finds; None if the source does not exist."""
         connection.execute("SET LOCAL enable_seqscan = off")  # else rare words are looked for in all chunks
         statement = "SELECT language FROM sources LEFT JOIN languages ON source = name WHERE name = ?"
         languages = connection.execute(statement, (self._source,)).fetchall()
         if not languages:
-            raise self._documents.no_source(self._source)
+            return None
         words = query_terms(query, [language for (language,) in languages if language])
         held, total = self._frequencies(connection, [form for forms in words for form in forms])
         counts = {forms: count for forms in words if (count := sum(held[form] for form in forms))}
@@ -341,7 +359,7 @@ class PostgresWords:
         rows = self._ranked(connection, rare, rarities, top_k, filters) if rare else []
         if len(rows) < top_k and len(rare) < len(counts):
             rows = self._ranked(connection, list(counts), rarities, top_k, filters)
-        nodes = self._documents.nodes_of("id", [row for row, _ in rows], connection)
+        nodes = self._store.documents.nodes_of("id", [row for row, _ in rows], connection)
         return [NodeWithScore(node=nodes[row], score=float(score)) for row, score in rows if row in nodes]
 
     def _ranked(
@@ -357,7 +375,7 @@ class PostgresWords:
         score = " + ".join(f"? * greatest({', '.join(ranks[: len(forms)])})" for forms in rarities)
         weights = [part for forms, rarity in rarities.items() for part in (rarity, *map(_lexeme, forms))]
         any_word = " | ".join(_lexeme(form) for forms in words for form in forms)
-        sql, parameters = ("TRUE", []) if filters is None else self._documents.dialect.filter(filters)
+        sql, parameters = ("TRUE", []) if filters is None else self._store.documents.dialect.filter(filters)
         # An expression in a subquery of its own: otherwise each ts_rank would read and unpack the words again.
         matching = (
             "SELECT id, node_id, words || '' AS held FROM chunks JOIN contents USING (id)"  # noqa: S608 (made here)

@@ -364,6 +364,7 @@ def _storable(text: str) -> str:
 
 
 def _of(table: sa.Table, key: _Key) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions on the first columns of the primary key, by position: the owner and the session's id."""
     return tuple(column == value for column, value in zip(table.primary_key, key, strict=False))
 
 

@@ -10,7 +10,7 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -43,9 +43,6 @@ _REMEDIES: Final = {
     "full|disk I/O": "Make room on the disk, then run this again: what was stored before stays.",
     "readonly|unable to open": "Grant this user the right to write into its directory, or copy it to where it may be "
     "written.",
-    "42501": "This user needs the right to create a schema (GRANT CREATE ON DATABASE ...), and the extension vector: "
-    "a superuser runs CREATE EXTENSION vector once.",
-    "0A000|58P01": "Install pgvector on the server (https://github.com/pgvector/pgvector), then run this again.",
     "53100": "Make room on the server's disk, then run this again: what was stored before stays.",
 }
 """What to do about an error, by a text in SQLite's message, or by PostgreSQL's error code."""
@@ -207,7 +204,7 @@ class SqlDatabase:
         except DBAPIError as error:
             late = _code(error) in _TOO_SLOW or _is_passing(error)
             reason = _text.one_line(_text.redacted(str(error.orig)))  # without the statement and its parameters
-            message = f"{what}: {reason}{' (not done by its deadline)' if late else ''}. {_remedy(error)}"
+            message = f"{what}: {reason}{' (not done by its deadline)' if late else ''}. {remedy_of(error)}"
             raise (DeadlineExceededError if late else error_class)(message.rstrip(" .")) from error
 
     @contextmanager
@@ -289,9 +286,12 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if options["write"] else "BEGIN")
 
 
-def _remedy(error: DBAPIError) -> str:
+def remedy_of(error: BaseException | None, remedies: Mapping[str, str] = _REMEDIES) -> str:
+    """Return what to do about an error of the database; empty if unknown."""
+    if not isinstance(error, DBAPIError):
+        return ""
     text = str(error.orig) if isinstance(error.orig, sqlite3.OperationalError) else _code(error)
-    return next((remedy for words, remedy in _REMEDIES.items() if re.search(words, text)), "")
+    return next((remedy for words, remedy in remedies.items() if re.search(words, text)), "")
 
 
 def _code(error: DBAPIError) -> str:

@@ -156,6 +156,19 @@ def test_definitions_survive_a_restart(tmp_path: Path) -> None:
     assert "rockets" in response.json()["error"]["message"]
 
 
+def test_a_lone_surrogate_loses_no_stored_definition(tmp_path: Path) -> None:
+    """JSON can hold one, as an escape, and so can what was stored before."""
+    database = tmp_path / "d.db"
+    with served_client(space_service(database, None), key=ADMIN) as client:
+        define(client, "knowledgesources", "s")
+        define(client, "knowledgebases", "b", description="HERE")
+    with closing(sqlite3.connect(database)) as connection, connection:
+        statement = "UPDATE agentic_kb_definitions SET definition = replace(definition, 'HERE', ?)"
+        connection.execute(statement, ("\\ud800",))
+    with served_client(KnowledgeService(database, indexes=indexes()), key=ADMIN) as client:
+        assert titles(client, "b") == {"Saturn", "Titan", "Soyuz"}
+
+
 def test_a_stored_definition_that_is_refused_now_stops_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,8 +30,11 @@ FACTS = [
 
 class BrokenEmbedding(MockEmbedding):
     vector: tuple[float, ...] = (1.0, 0.0)
+    error: str = ""
 
     def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        if self.error:
+            raise RuntimeError(self.error)
         return [list(self.vector) for _ in texts]
 
 
@@ -251,6 +256,27 @@ def test_bad_files_never_stop_the_others(folder: Path, store: DirectoryStore, tm
     assert report.added == ("probes/deep/er/short.txt", "probes/long.md")
 
 
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_a_disk_that_fails_while_a_text_is_read_costs_that_file(
+    folder: Path, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch, blocks: int
+) -> None:
+    """Before its first chunk and after: texts are read while they are cut."""
+    decoded = reading._decoded
+
+    def failing(path: Path) -> Iterator[str]:
+        for text in decoded(path):
+            yield from [text] * blocks
+            if path.name == "long.md":
+                raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(reading, "_decoded", failing)
+    monkeypatch.setattr(reading, "BLOCK", 5_000)
+    (folder / "meadow.txt").write_text("Larks nest on the ground.")
+    report = ingest(folder, store)
+    assert report.failed == ((str(folder / "long.md"), "can't be read: Input/output error"),)
+    assert report.added == ("probes/deep/er/short.txt", "probes/meadow.txt")
+
+
 def test_a_large_file_that_breaks_midway_leaves_its_earlier_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,6 +353,23 @@ def test_documents_can_not_claim_anothers_identity(tmp_path: Path, store: Direct
     assert "_node_type" not in forged_node.metadata
     indexed = store.index("documents").as_retriever().retrieve("Text")
     assert {type(found.node) for found in indexed} == {TextNode}
+
+
+def test_what_was_stored_before_a_failure_stays(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the model fails midway, earlier batches stay, later ones come with the next run."""
+    monkeypatch.setattr(ingestion, "_BATCH_CHUNKS", 1)
+    model = BrokenEmbedding(embed_dim=2)
+
+    def fail_later(done: int, total: int, path: str) -> None:
+        model.error = "quota used up"
+
+    with DirectoryStore.open(tmp_path / "store", embed_model=model, create=True) as store:
+        with pytest.raises(IngestionError, match=r"model failed: RuntimeError: quota.*run the ingestion again"):
+            ingest(folder, store, progress=fail_later)
+        assert len(_in_step(store, "probes")) == 1
+        model.error = ""
+        report = ingest(folder, store)
+        assert (report.added, report.unchanged) == (("probes/long.md",), ("probes/deep/er/short.txt",))
 
 
 @pytest.mark.parametrize("vector", [(1.0, 0.0, 0.0), (float("nan"), 0.0)])

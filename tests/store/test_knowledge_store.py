@@ -169,12 +169,14 @@ def test_a_stream_of_chunks_is_not_stored_from_its_middle(tmp_path: Path) -> Non
 
     def pieces() -> Iterator[Piece]:
         yield _chunk("x"), [0.5]
-        raise DBAPIError(None, None, sqlite3.OperationalError("database is locked"))
+        raise DBAPIError("INSERT ...", {}, sqlite3.OperationalError("database is locked\nby postgresql://u:pass@h/x"))
 
     with closing(SqliteDatabase(tmp_path / "documents.db")) as database:
         database.put_source("docs")
-        with pytest.raises(IngestionError, match="was away while a large file was stored: run this again"):
+        message = r"failed while a large file was stored: database is locked by postgresql://\*\*\*@h/x. Run this again"
+        with pytest.raises(IngestionError, match=message) as failed:
             database.put_document(_document("a"), pieces())
+        assert isinstance(failed.value.__cause__, DBAPIError)
         assert database.chunks("docs") == []
 
 
@@ -185,7 +187,12 @@ def test_closed_store_says_so(tmp_path: Path) -> None:
     assert store.vectors("a") is store.vectors("a")
     store.close()
     store.close()
-    for use in (store.sources, lambda: store.index("a"), lambda: store.writing().__enter__()):
+    for use in (
+        store.sources,
+        lambda: store.index("a"),
+        lambda: store.lexical("a"),
+        lambda: store.writing().__enter__(),
+    ):
         with pytest.raises(ConfigurationError, match="is closed"):
             use()
 

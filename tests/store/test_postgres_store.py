@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,12 +15,15 @@ from llama_index.core.vector_stores.types import VectorStoreQuery
 from typer.testing import CliRunner
 
 from llama_index_agentic_kb.cli import app
-from llama_index_agentic_kb.errors import ConfigurationError, StoreMismatchError
+from llama_index_agentic_kb.errors import ConfigurationError, SessionStoreError, StoreMismatchError
+from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.knowledge_base import KnowledgeBase
-from llama_index_agentic_kb.schema import Condition
+from llama_index_agentic_kb.schema import Condition, Principal
 from llama_index_agentic_kb.store import KnowledgeStore, ingest, repair_store
 from llama_index_agentic_kb.store import postgres as postgres_store
 from llama_index_agentic_kb.store.embedding_model import DEFAULT_EMBED_MODEL
+from llama_index_agentic_kb.store.files import Grants
+from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.kills_sessions.postgres import PostgresServer
 from tests.store.rows import MODEL, QUERIES, ROWS, asked, put, recall
@@ -155,6 +159,71 @@ def test_words_are_weighed_by_how_rare_they_are(rows: KnowledgeStore) -> None:
     assert rows.lexical("rows").search("zebra 'quoted\\ | & <->", 3, None) == []
 
 
+def test_nobody_sees_what_he_may_not(url: str, tmp_path: Path) -> None:
+    """No search, count or facet shows a document to a principal without the right, whatever its file says."""
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    may = {
+        f"secret{at}": ("acme" if at % 2 else "apex", (["hr"], ["it", "law"], ["law"], ["hr", "it"], [])[at // 2])
+        for at in range(10)
+    }
+    for mark in may:
+        (docs / f"{mark}.md").write_text(f"---\nacl_public: true\nmark: {mark}\n---\n# Note\n\nThe pump {mark}.")
+
+    def stamp(path: Path) -> Grants:
+        tenant, groups = may[path.stem]
+        return {"tenant": tenant, "groups": groups}
+
+    permissions = Permissions(tenant="tenant", groups="acl_group_", public="acl_public")
+    with KnowledgeStore.open(url, embed_model=MODEL, create=True) as store:
+        ingest(docs, store, permissions=permissions, stamp=stamp)
+    with KnowledgeBase.from_store(url, embed_model=MODEL, effort="minimal", permissions=permissions) as base:
+        for tenant, groups in itertools.product(["acme", "apex", "other"], [[], ["hr"], ["it", "law"]]):
+            principal = Principal(user="u", tenant=tenant, groups=groups)
+            allowed = {mark for mark, (owner, of) in may.items() if owner == tenant and set(of) & set(groups)}
+            assert base.count("docs", principal=principal) == len(allowed)
+            facets = base.facets("docs", ["mark"], principal=principal, limit=99)
+            assert {one.value for one in facets["mark"]} == allowed
+            response = base.retrieve("the pump secret3 secret9", principal=principal)
+            shown = {one.source_data.metadata["mark"] for one in response.references if one.source_data}
+            assert shown <= allowed
+            assert bool(shown) == bool(allowed)
+
+
+def test_many_searches_of_a_removed_source_end_at_once(url: str) -> None:
+    """More of them than there are connections: none waits for a second one to name the other sources."""
+    with KnowledgeStore.open(url, embed_model=MODEL, create=True) as store:
+        put(store)
+        vectors, words = store.vectors("rows"), store.lexical("rows")
+        store.remove_source("rows")
+        barrier = threading.Barrier(12)
+        searches: list[Callable[[], object]] = [
+            lambda: vectors.filtered_search(asked(QUERIES[0], top_k=3)),
+            lambda: words.search("pump", 3, None),
+        ]
+
+        def search(call: Callable[[], object]) -> float:
+            barrier.wait(60)
+            started = time.monotonic()
+            with pytest.raises(ConfigurationError, match="no source 'rows'; it has: none yet"):
+                call()
+            return time.monotonic() - started
+
+        with ThreadPoolExecutor(12) as threads:
+            for one in searches:
+                assert max(threads.map(search, [one] * 12)) < 10
+
+
+def test_a_closed_store_connects_no_more(url: str) -> None:
+    """Nor does a search that it handed out."""
+    with KnowledgeStore.open(url, embed_model=MODEL, create=True) as store:
+        put(store)
+        words = store.lexical("rows")
+    for use in (lambda: store.lexical("rows"), lambda: words.search("pump", 3, None)):
+        with pytest.raises(ConfigurationError, match="is closed"):
+            use()
+
+
 def test_many_writers_lose_and_double_nothing(url: str, tmp_path: Path) -> None:
     """Four writers ingest one folder and folders of their own at once."""
     folders = [tmp_path / name for name in ("shared", "a", "b")]
@@ -206,3 +275,7 @@ def test_what_is_missing_is_named(postgres: PostgresServer, url: str) -> None:
         with pytest.raises(ConfigurationError, match=f"(?s){message}") as failed:
             postgres_store.PostgresDatabase(wrong, timeout=0.5 if ":1/" in wrong else 10)
         assert "hush" not in str(failed.value)
+        assert ("GRANT" in str(failed.value)) != ("Check the address" in str(failed.value))
+    with pytest.raises(SessionStoreError, match="permission denied") as refused:  # they need no extension
+        SessionStore(bare)
+    assert "vector" not in str(refused.value)

@@ -12,6 +12,7 @@ from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, RetrievalError
 from llama_index_agentic_kb.schema import Condition
+from llama_index_agentic_kb.search.lexical import LexicalIndex
 from llama_index_agentic_kb.sources.lexical import lexical_for
 from llama_index_agentic_kb.store import ingest, repair_store
 from llama_index_agentic_kb.store.directory import DirectoryStore
@@ -177,6 +178,28 @@ def test_while_another_process_writes_the_last_commit_is_searched(kept: Director
             open_store().lexical("docs").search("Saturn", 5)
     assert titles(open_store().lexical("docs").search("Saturn", 5)) == ["Saturn V"]
     assert set(kept.documents.documents("docs")) == documents.keys() - {"oslo.md"}
+
+
+def test_an_outdated_one_is_kept_while_it_can_not_be_written(
+    kept: DirectoryStore, open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk is no damage: the last commit is searched, and searched again, and stays on disk."""
+    kept.documents.delete_document("docs", "oslo.md")
+    before = (directory_of(kept) / "meta.json").read_bytes()
+    with monkeypatch.context() as patched:
+
+        def full(*_: object, **__: object) -> None:
+            raise RetrievalError("the lexical index can't be written: No space left on device")
+
+        patched.setattr(LexicalIndex, "update", full)
+        for _ in range(2):
+            assert titles(open_store().lexical("docs").search("Saturn", 5)) == ["Saturn V"]
+            assert titles(kept.lexical("docs").search("Saturn", 5)) == ["Saturn V"]
+        with pytest.raises(IngestionError, match=r"can't be written.*No space left"):
+            kept.update_indexes("docs")
+    assert (directory_of(kept) / "meta.json").read_bytes() == before
+    assert titles(open_store().lexical("docs").search("Saturn", 5)) == ["Saturn V"]
+    assert (directory_of(kept) / "meta.json").read_bytes() != before
 
 
 def test_a_directory_that_can_not_be_written_is_told(kept: DirectoryStore, open_store: Open, folder: Path) -> None:
