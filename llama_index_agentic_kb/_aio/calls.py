@@ -407,7 +407,7 @@ def open_stream(
     def read(iterate: Callable[[], Iterator[T]]) -> None:
         iterator = iter(iterate())
         for item in iterator:
-            if stream.closed:
+            if stream.job is not None and stream.job.done:  # closed, or its call has failed: nobody reads on
                 break
             put(item, None, time.monotonic())
         close = getattr(iterator, "close", None)

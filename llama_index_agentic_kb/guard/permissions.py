@@ -85,7 +85,7 @@ class Permissions:
                     f"Permissions.{other}: {beside!r} begins with the prefix of {role}, {name!r}: "
                     "one key could mean both"
                 )
-            if name == beside:
+            if name == beside and other not in ("users", "groups"):  # else the prefix is refused, in turn
                 raise ConfigurationError("Permissions: tenant, owner and public must be different keys")
 
     def filter_for(self, principal: Principal | None) -> FilterNode:

@@ -228,8 +228,8 @@ def read_json(text: str, opening: str = "{") -> Any:
 
 # -- reasoning text ---------------------------------------------------------------------------------------------------
 
-_TAG: Final = re.compile(r"(?<!`)<(/?)(think|thinking|thought|reasoning)>", re.IGNORECASE)
-_BEGUN: Final = re.compile(r"</?[a-z]{0,9}\Z", re.IGNORECASE)
+_TAG: Final = re.compile(r"(?<!`)<(/?)(think|thinking|thought|reasoning)>", re.IGNORECASE | re.ASCII)
+_BEGUN: Final = re.compile(r"</?[a-z]{0,9}\Z", re.IGNORECASE | re.ASCII)
 
 
 @dataclass(slots=True)
@@ -255,12 +255,12 @@ class ThoughtFilter:
         while True:
             if self._inside:
                 tag = f"</{self._inside}>"
-                end = text.lower().find(tag, at)
-                to = end if end >= 0 else len(text) if final else max(at, len(text) - len(tag) + 1)
+                end = re.compile(re.escape(tag), re.IGNORECASE | re.ASCII).search(text, at)
+                to = end.start() if end else len(text) if final else max(at, len(text) - len(tag) + 1)
                 self.left_out += to - at
-                if end < 0:
+                if end is None:
                     break
-                self._inside, at = "", end + len(tag)
+                self._inside, at = "", end.end()
             elif (found := _TAG.search(text, at)) is None:
                 begun = None if final else _BEGUN.search(text, at)
                 to = len(text) if begun is None else begun.start()

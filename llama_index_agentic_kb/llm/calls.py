@@ -192,8 +192,13 @@ class ModelCalls:
             try:
                 while (chunk := await opened.next(deadline=deadline)) is not END:
                     yield chunk
+            except DeadlineExceededError as error:
+                if permit.began is None:
+                    raise DeadlineExceededError(f"{self.what} was not begun by its deadline") from error
+                raise
             finally:
                 opened.close()  # otherwise the model would continue to generate billed tokens
+                self.bulkhead.leave(permit)  # at once: a thread that has not begun yet sends no request
 
     @contextmanager
     def _held(self, deadline: float | None) -> Iterator[_SocketPermit]:

@@ -228,8 +228,9 @@ def check_config_name(name: str, field: str) -> None:
 
 def _parts(shape: str, name: str, field: str) -> tuple[str, ...]:
     """Return the parts of a name that stand in braces in its shape."""
-    pattern = re.sub(r"\{(\w+)\}", lambda part: f"({_PARENT if part[1] == 'parent' else _PART})", shape)
-    found = re.fullmatch(pattern, name)
+    found = re.fullmatch(
+        re.sub(r"\{(\w+)\}", lambda part: f"({_PARENT if part[1] == 'parent' else _PART})", shape), name
+    )
     if found is None:
         parent = "projects/P/locations/L/collections/C/engines/E (an engine is named with its collection)"
         example = f", with a parent such as {parent}" if "{parent}" in shape else ""

@@ -7,6 +7,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -301,6 +302,32 @@ def test_a_streams_item_is_late(driver: Driver) -> None:
         return [*items, (await stream.next())]
 
     assert driver.run(flow()) == [0, END]
+
+
+def test_a_stream_whose_call_is_over_is_read_no_further(driver: Driver) -> None:
+    """Also where its deadline has passed, and nobody closed it."""
+    go_on, read = threading.Event(), list[int | str]()
+
+    def source() -> Iterator[int]:
+        try:
+            for number in counting(9):
+                read.append(number)
+                yield number
+                go_on.wait(10)
+        finally:
+            read.append("closed")
+
+    async def flow() -> Any:
+        stream = open_stream(sync=source, through=partial(Call.perform, deadline=deadline_after(0.3)))
+        item = await stream.next()
+        assert stream.job is not None
+        await wait([stream.job])
+        go_on.set()
+        return item
+
+    assert driver.run(flow()) == 0
+    assert until(lambda: read[-1] == "closed")
+    assert read == [0, 1, "closed"]
 
 
 def test_items_are_emitted_in_order(driver: Driver, leaves: Leaves) -> None:

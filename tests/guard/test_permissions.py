@@ -171,6 +171,8 @@ def test_two_principals_are_none() -> None:
     with acting_as(ALICE):
         with pytest.raises(DeniedError, match="two principals"), acting_as(BETA):
             pass
+        with pytest.raises(DeniedError, match="two principals"):
+            kb.retrieve("rain", principal=BETA)
         with acting_as(ALICE):
             assert texts(kb.retrieve("rain", principal=current_principal())) == SEEN[ALICE]
     with pytest.raises(ConfigurationError, match="expected a Principal, got str"), acting_as("alice"):  # type: ignore[arg-type]
@@ -268,6 +270,8 @@ def test_stamps_that_cannot_be(access: dict[str, Any], message: str) -> None:
         ({"tenant": "_node_content"}, "is a key that stores write themselves"),
         ({"owner": "document_id"}, "is a key that stores write themselves"),
         ({"tenant": "x", "owner": "x"}, "must be different keys"),
+        ({"owner": "acl", "users": "acl"}, "Permissions.owner: 'acl' begins with the prefix of users"),
+        ({"groups": "acl_", "tenant": "acl_"}, "Permissions.tenant: 'acl_' begins with the prefix of groups"),
         ({"tenant": "acl_tenant", "groups": "acl_"}, "begins with the prefix of groups"),
         ({"users": "acl_", "groups": "acl_group_"}, "begins with the prefix of users"),
     ],

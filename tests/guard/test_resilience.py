@@ -149,8 +149,10 @@ class Trouble:
         self.error = error
         self.times = times
         self.made = 0
+        self.deadlines: list[float | None] = []
 
     async def __call__(self, deadline: float | None) -> int:
+        self.deadlines.append(deadline)
         return await Call(sync=self._work)
 
     def _work(self) -> int:
@@ -178,6 +180,15 @@ def test_a_call_is_made_again_until_it_succeeds(perform: Perform) -> None:
     assert perform(tried(Trouble(ValueError("mine")), is_worth=lambda _: True)) == 2
 
 
+def test_a_wait_that_does_not_fit_ends_the_attempts(perform: Perform) -> None:
+    """Where Retry-After is beyond the deadline, or longer than is ever waited, the failure stands at once."""
+    for seconds, deadline in (("40", deadline_after(30)), ("100", None)):
+        trouble = Trouble(refusal(429, {"Retry-After": seconds}))
+        with pytest.raises(openai.RateLimitError):
+            perform(tried(trouble, deadline=deadline))
+        assert trouble.made == 1
+
+
 def test_waits_grow_with_full_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before retry n a random time is waited, at most first_wait doubled n - 1 times, at most max_wait."""
     bounds: list[float] = []
@@ -190,6 +201,17 @@ def test_waits_grow_with_full_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConnectionResetError):
         run(tried(Trouble(ConnectionResetError(), 99), RetryPolicy(attempts=5, first_wait=10, max_wait=40)))
     assert bounds == [10, 20, 40, 40]
+
+
+def test_calls_of_a_request_share_its_retries(perform: Perform) -> None:
+    """Where they are used up, a call's first failure stands."""
+    budget, made = RetryBudget(share=0, minimum=3), []
+    for _ in range(4):
+        trouble = Trouble(unreached(), 99)
+        with pytest.raises(openai.APIConnectionError):
+            perform(tried(trouble, budget=budget))
+        made.append(trouble.made)
+    assert made == [3, 2, 1, 1]
 
 
 def test_a_request_has_so_many_retries() -> None:
@@ -210,6 +232,14 @@ def test_no_attempt_begins_that_can_not_end_in_time(perform: Perform, monkeypatc
     with pytest.raises(openai.APIConnectionError):
         perform(tried(trouble, deadline=deadline_after(30)))
     assert trouble.made == 1
+
+
+def test_attempts_get_the_deadline(perform: Perform) -> None:
+    """Each attempt has the deadline of all; without one it has none."""
+    trouble = Trouble(unreached())
+    perform(tried(trouble, deadline=1e18))
+    perform(tried(trouble))
+    assert trouble.deadlines == [1e18, 1e18, None]
 
 
 @pytest.mark.parametrize(

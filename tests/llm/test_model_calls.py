@@ -24,9 +24,9 @@ from llama_index.core.utils import get_tokenizer, set_global_tokenizer
 from llama_index.llms.openai import OpenAI
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, OpenAICompatible
-from llama_index_agentic_kb._aio import aiterate, arun, deadline_after, iterate, run
+from llama_index_agentic_kb._aio import Call, aiterate, arun, cancel, deadline_after, iterate, run, start
 from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError
-from llama_index_agentic_kb.guard.resilience import RetryPolicy
+from llama_index_agentic_kb.guard.resilience import Permit, RetryPolicy
 from llama_index_agentic_kb.llm import (
     MAX_PIECE,
     LanguageModel,
@@ -130,6 +130,7 @@ CASES = [
     ("a < b <thin", "a < b <thin"),
     ("  It was.", "  It was."),
     ("<think>a <b> </thought> c</think>It was.", "It was."),
+    ("İstanbul ve İzmir: <think>İİ</think>Cevap 42", "İstanbul ve İzmir: Cevap 42"),  # in lower case İ is two signs
 ]
 
 
@@ -213,6 +214,48 @@ def test_a_models_exception_goes_through(perform: Perform, way: str) -> None:
 def plan(question: str) -> str:
     """Plan."""
     return question
+
+
+def test_a_stream_that_was_never_begun_says_so(perform: Perform) -> None:
+    """At its deadline it still waits for a place."""
+    model = model_of(llm := ScriptedLLM(SAID))
+    model._calls.bulkhead.max_concurrency = 1
+    model._calls.bulkhead.held.add(Permit())
+    with pytest.raises(DeadlineExceededError, match=r"was not begun by its deadline$"):
+        perform(ask(model, "stream", seconds=0.1))
+    assert llm.calls == []
+
+
+def test_a_stream_that_nobody_waits_for_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread begins after it was closed, and before the event loop has cancelled the call."""
+    begins, goes, tried, refused = threading.Event(), threading.Event(), threading.Event(), []
+    enter, hang_up = Permit.__enter__, calls._SocketPermit.hang_up
+
+    def enter_late(permit: Permit) -> None:
+        begins.set()
+        goes.wait(10)
+        try:
+            enter(permit)
+        except DeadlineExceededError as error:
+            refused.append(str(error))
+            raise
+        finally:
+            tried.set()
+
+    def hang_up_early(permit: Any) -> None:
+        hang_up(permit)
+        goes.set()
+        assert tried.wait(10)
+
+    async def leave(model: LanguageModel) -> None:
+        job = start(ask(model, "stream"))
+        await Call(sync=lambda: begins.wait(10))
+        await cancel(job)
+
+    monkeypatch.setattr(Permit, "__enter__", enter_late)
+    monkeypatch.setattr(calls._SocketPermit, "hang_up", hang_up_early)
+    run(leave(model_of(ScriptedLLM(SAID))))
+    assert refused == ["given up before it was begun"]
 
 
 def test_a_tool_is_called(perform: Perform) -> None:

@@ -194,7 +194,10 @@ OURS = {
         "wire/google_messages.py",
         "f' at \"?{kind}\\\\.?([\\\\w.\\\\[\\\\]]*?)\"?\\\\.*(?:\\\\n|$)'",
     ): "a message's class, in what protobuf says",
-    ("wire/google_messages.py", "pattern"): "our own table of names",
+    (
+        "wire/google_messages.py",
+        "re.sub('\\\\{(\\\\w+)\\\\}', lambda part: f\"({(_PARENT if part[1] == 'parent' else _PART)})\", shape)",
+    ): "the shapes of names, all of its module",
 }
 """Patterns that are made as the program runs, by their modules, with what they are made of."""
 

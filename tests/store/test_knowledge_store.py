@@ -51,6 +51,13 @@ def test_a_store_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {mode for name, mode in entries.items() if name not in ("graphs", "lexical")} == {0o600}
 
 
+class _Reversed(HashEmbedding):
+    """A model with the same name and other weights."""
+
+    def _vectors(self, texts: list[str]) -> list[list[float]]:
+        return super()._vectors([text[::-1] for text in texts])
+
+
 def test_another_model_is_refused(tmp_path: Path, embed_model: BaseEmbedding) -> None:
     """Both models and the remedy are named; the default model is only loaded, and compared, where it is needed."""
     DirectoryStore.open(tmp_path / "store", embed_model=MOCK, create=True).close()
@@ -63,6 +70,9 @@ def test_another_model_is_refused(tmp_path: Path, embed_model: BaseEmbedding) ->
     for other, shown in others:
         with pytest.raises(StoreMismatchError, match=rf"MockEmbedding \(4 dimensions\) .* {shown}: .*--embed-model"):
             _ = DirectoryStore.open(tmp_path / "store", embed_model=other).embed_model
+    DirectoryStore.open(tmp_path / "hash", embed_model=HashEmbedding(), create=True).close()
+    with pytest.raises(StoreMismatchError, match=r"is opened with .* with other weights: .*--embed-model"):
+        _ = DirectoryStore.open(tmp_path / "hash", embed_model=_Reversed()).embed_model
     DirectoryStore.open(tmp_path / "default", embed_model=embed_model, create=True).close()
     with _changed(tmp_path / "default", "UPDATE state SET value = replace(value, '384', '385')") as store:
         assert store._embed_model is None
