@@ -194,8 +194,8 @@ class CorpusIndex:
         )
         self._database = chromadb.PersistentClient(folder / "chroma", settings)
         self.indexes: dict[str, VectorStoreIndex] = {}
-        self.lexical = {name: LexicalRetriever(nodes, self.manager) for name, nodes in groups.items()}
         try:
+            self.lexical = {name: LexicalRetriever(nodes, self.manager) for name, nodes in groups.items()}
             for name, nodes in groups.items():
                 self.indexes[name] = self._indexed(name, [] if complete else nodes, progress)
         except BaseException:  # an open database would fail the next try in this process

@@ -305,7 +305,8 @@ class _Piece:
 
     document: _Document
     parts: list[_Part]
-    keys: set[Hashable]  # the ``_keys`` of its chunks
+    keys: set[Hashable]  # of its chunks, see ``_keys``
+    sought: set[Hashable]  # of its first chunk
     number: int = 0  # its place among the pieces
 
     @property
@@ -326,7 +327,7 @@ def arrange(
         node, mark = part[1].node, provenance(part[1]) or {}
         # a node without a source document counts as its own document
         document = mark.get("source", ""), node.ref_doc_id or f"node {node.node_id}"
-        piece = _Piece(document, [part], _keys(node) if joining else set())
+        piece = _Piece(document, [part], *(_keys(node) if joining else (set(), set())))
         if pieces.join(piece):
             continue
         is_full = max_per_document is not None and pieces.per_document[document] >= max_per_document
@@ -343,12 +344,21 @@ def arrange(
     return Arrangement(list(map(join, kept)), sum(map(len, kept)))
 
 
-def _keys(node: BaseNode) -> set[Hashable]:
-    """Return keys of which two nodes share at least one if they are adjacent: ids of nodes, and the document."""
-    keys: set[Hashable] = {node.node_id}
-    for linked in (node.next_node, node.prev_node):
-        keys |= set() if linked is None else {linked.node_id}
-    return keys if node.ref_doc_id is None else {*keys, ("document", node.ref_doc_id)}
+def _keys(node: BaseNode) -> tuple[set[Hashable], set[Hashable]]:
+    """Return a node's keys, and the keys of which each node that is ``_adjacent`` to it has at least one.
+
+    Numbered chunks of a document are found by their numbers: to seek among all of its chunks would be quadratic.
+    """
+    links, number, document = (node.next_node, node.prev_node), node.metadata.get(CHUNK_INDEX), node.ref_doc_id
+    keys: set[Hashable] = {node.node_id, *(linked.node_id for linked in links if linked is not None)}
+    if document is not None and isinstance(number, int):
+        keys |= {(document, number), (document, number + 1)}
+    if document is None or None not in links or _span(node) is None:  # it is not adjacent to any by its position
+        return keys, keys
+    numbered, others = ("numbered", document), ("others", document)
+    if isinstance(number, int):
+        return {*keys, numbered}, {*keys, others}
+    return {*keys, others}, {*keys, numbered, others}
 
 
 @dataclass(slots=True)
@@ -371,7 +381,7 @@ class _Pieces:
     def join(self, one: _Piece) -> bool:
         """Join a node to adjacent pieces if the length allows (merging two of them); return whether it was joined."""
         found = set[_Piece]()
-        for key in one.keys:
+        for key in one.sought:
             found |= self.near.get(key, set())
         if not found:
             return False

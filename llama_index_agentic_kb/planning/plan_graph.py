@@ -31,8 +31,10 @@ _ASKING: Final = re.compile(
     r"^(?:who|what|which|where|when)(?:\s+(?:is|are|was|were)|['\u2019]s)\s+(?=\S+\s+\S)", re.IGNORECASE
 )
 # The ways in which models refer to another step: #q1, {q1}, <q1>, [q1]; no two parts can match the same text twice.
+# In "{capital of #q1}" the reference is #q1, in the plan's numbering as in ours.
 _REFERENCE: Final = re.compile(
-    r"#([\w-]{1,60}(?:\.\d{1,3}){0,2})|(?<!\{)\{++#?([^\s{}#][^{}]{0,60})\}+|<#?([^\s<>#][^<>]{0,60})>|\[#?([^][\s#]{1,60})\]"
+    r"#([\w-]{1,60}(?:\.\d{1,3}){0,2})|(?<!\{)\{++#?([^\s{}#][^{}#]{0,60})\}+"
+    r"|<#?([^\s<>#][^<>#]{0,60})>|\[#?([^][\s#]{1,60})\]"
 )
 _STEP_ID: Final = re.compile(r"(?:q|r\d{1,3}\.)\d+")
 _OWN_REFERENCE: Final = re.compile(rf"#({_STEP_ID.pattern})(?![\w-]|\.\d)")
@@ -374,8 +376,15 @@ def proposals_in(items: Sequence[object], prefix: str = "q") -> list[Proposal]:
 
 
 def _fields(item: Mapping[object, object]) -> dict[str, object]:
-    """Return an object with plain keys: ``subQueries``, ``Sub-Queries`` and ``sub_queries`` become ``subqueries``."""
-    return {re.sub(r"[\W_]+", "", str(key)).lower(): value for key, value in item.items()}
+    """Return an object with plain keys: ``subQueries``, ``Sub-Queries`` and ``sub_queries`` become ``subqueries``.
+
+    Of several keys that become the same one, the first that has a value counts.
+    """
+    fields: dict[str, object] = {}
+    for key, value in item.items():
+        name = re.sub(r"[\W_]+", "", str(key)).lower()
+        fields[name] = fields.get(name) or value
+    return fields
 
 
 def _text(fields: Mapping[str, object], names: Sequence[str]) -> str:

@@ -167,13 +167,18 @@ class ModelCall:
                 yield
             except Exception as error:  # noqa: BLE001 (any failure of a model is reported, and the search goes on)
                 self.error, self.usage = error, getattr(error, "usage", None) or self.usage
+            fields: JsonObject = {}
+            try:
+                fields = self.report()
+            except Exception as error:  # noqa: BLE001 (same)
+                self.error = self.error or error
             log.close(
                 record,
                 outcome=Outcome.OK if self.error is None else Outcome.ERROR,
                 error=None if self.error is None else describe_error(self.error, name),
                 input_tokens=self.usage.input_tokens,
                 output_tokens=self.usage.output_tokens,
-                **self.report(),
+                **fields,
             )
 
 

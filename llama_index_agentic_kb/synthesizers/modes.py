@@ -282,8 +282,8 @@ class Refine(AgenticSynthesizer):
         factory: ProgramFactory,
     ) -> Any:
         """Run the user's program on a prompt in which, as in core, only the passages are left to fill in."""
-        context = {name: text for name, text in variables.items() if name.startswith("context")} | draft.variables
-        fixed = {name: text for name, text in variables.items() if name not in context}
+        fixed = {name: text for name, text in variables.items() if not name.startswith("context")}
+        context = {name: text for name, text in (draft.variables | dict(variables)).items() if name not in fixed}
         program = factory(template.partial_format(query_str=draft.query, **fixed))
         native = partial(program.acall, **context) if type(program).acall is not BasePydanticProgram.acall else None
         what, draft.calls = f"program {type(program).__name__}", draft.calls + 1

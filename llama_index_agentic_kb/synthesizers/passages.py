@@ -89,7 +89,8 @@ def fit(
     """Pack passages into one prompt of ``room`` tokens, in order; one that does not fit is truncated or dropped."""
     packed, group = Packed(), list[Passage]()
     for passage in candidates:
-        is_long = len(passage.content) > max(room, 1) * 32 + 32  # no token has more than 32 characters
+        start = passage.content[: max(room, 1) * 32 + 32]  # few tokens have more than 32 characters
+        is_long = len(start) < len(passage.content) and cost_of(replace(passage, content=start)) > room
         kept = _shortened(passage, room, cost_of) if is_long or cost_of(passage) > room else passage
         if kept is None:
             packed.dropped += 1

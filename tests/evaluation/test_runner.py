@@ -5,6 +5,7 @@ import math
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, create_autospec
 
 import numpy as np
 import pytest
@@ -207,10 +208,17 @@ def test_after_a_failure_the_next_try_works(folder: Path, tmp_path: Path, monkey
                 raise ConnectionError
             return super()._get_text_embeddings(texts)
 
+    data, model = read_dataset(folder), Failing()
+    with monkeypatch.context() as patch:
+        patch.setattr(systems, "LexicalRetriever", Mock(side_effect=MemoryError))
+        close = create_autospec(CorpusIndex.close, side_effect=CorpusIndex.close)
+        patch.setattr(CorpusIndex, "close", close)
+        with pytest.raises(MemoryError):
+            CorpusIndex(data, HashEmbedding(), tmp_path / "cache")
+    close.assert_called_once()
     monkeypatch.setattr(systems, "BATCH", 4)
     monkeypatch.chdir(tmp_path)
     Path(".env").write_text("is_persistent=unknown\n")
-    data, model = read_dataset(folder), Failing()
     with pytest.raises(ConnectionError):
         CorpusIndex(data, model, tmp_path / "cache")
     with closing(CorpusIndex(data, model, tmp_path / "cache")) as index:

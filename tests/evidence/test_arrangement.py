@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from llama_index.core import Document
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.schema import ImageNode, IndexNode, NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
 
+from llama_index_agentic_kb.evidence import candidates
 from llama_index_agentic_kb.evidence.candidates import PROVENANCE_KEY, arrange, follows, join, provenance
 
 
@@ -153,6 +156,35 @@ def test_numbers_tell_neighbours() -> None:
 def test_positions_tell_neighbours(one: tuple[int, int] | None, two: tuple[int, int], touching: bool) -> None:
     """They touch, overlap, or have white space between them; what lies within another does not follow it."""
     assert follows(chunk("a", span=one), chunk("b", span=two)) is touching
+
+
+def test_no_neighbours_are_missed() -> None:
+    """However two chunks are linked, numbered and placed: they are one piece where one follows the other."""
+
+    def chunks(name: str, other: str, place: int) -> list[TextNode]:
+        following, previous = NodeRelationship.NEXT, NodeRelationship.PREVIOUS
+        links = [{}, {following: other}, {previous: other}, {following: "x"}, {previous: "x"}]
+        ways = product([None, place], [None, (place * 10, place * 10 + 10)], [*links, {following: "x", previous: "y"}])
+        return [chunk(name, index=index, span=span, links=to) for index, span, to in ways]
+
+    pairs = list(product(chunks("a", "b", 1), chunks("b", "a", 2)))
+    adjacent = [pair for pair in pairs if follows(*pair) or follows(*reversed(pair))]
+    assert len(pairs) > len(adjacent) > 0
+    for nodes in (*adjacent, *map(reversed, adjacent)):
+        assert len(arrange([NodeWithScore(node=one) for one in nodes], 2).nodes) == 1
+
+
+def test_numbered_chunks_are_not_compared_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are linked ones: each only with those that may be beside it, also in a document of many pieces."""
+    compare = Mock(side_effect=follows)
+    monkeypatch.setattr(candidates, "follows", compare)
+    numbered = [chunk(str(n), index=n, span=(n * 10, n * 10 + 10)) for n in range(0, 1000, 2)]
+    linked = []
+    for n in range(1000, 2000, 2):
+        links = {NodeRelationship.PREVIOUS: str(n - 1), NodeRelationship.NEXT: str(n + 1)}
+        linked.append(chunk(str(n), span=(n * 10, n * 10 + 10), links=links))
+    assert len(arrange([NodeWithScore(node=one) for one in (*numbered, *linked)], 1000).nodes) == 1000
+    assert compare.call_count < 4000
 
 
 def test_only_plain_text_of_one_source_and_one_metadata() -> None:

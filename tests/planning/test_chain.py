@@ -369,6 +369,14 @@ def test_verdicts_that_add_nothing(said: Any, decision: str) -> None:
     assert (record.error is not None) == (record.outcome is Outcome.ERROR)
 
 
+def test_a_revision_makes_no_filters() -> None:
+    """They come only from the user's messages; the search is made without, and the account says so."""
+    made = tower(verdict({"query": "how high it rises", "filter": "year eq 1990"})).search(HOW_TALL)
+    assert queries_of(made)["r1.1"] == "how high it rises"
+    (told,) = [text for text in made.plan.warnings if "filters" in text]
+    assert told.startswith("filters of the revision were left out: ")
+
+
 def test_a_revision_is_held_to_the_limits() -> None:
     """No more searches than sub-queries may be."""
     searched = tower(verdict(*({"query": f"fact {n}", "sources": ["b", "a"]} for n in range(50))))

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import date
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -41,6 +42,7 @@ from llama_index_agentic_kb.schema import (
     Condition,
     FilterGroup,
     ModelQueryPlanningActivity,
+    Outcome,
     ReasoningEffort,
     RetrievalRequest,
     SourceActivity,
@@ -223,6 +225,19 @@ def test_sources_that_are_always_searched_join_every_sub_query() -> None:
 def test_any_reply_gives_a_sane_plan(reply: str) -> None:
     """Whatever the model says, the plan is valid, within its limits, and has the question's lane to all sources."""
     plan(ScriptedLLM(reply), limits=EffortLimits(sub_queries=3))
+
+
+@pytest.mark.parametrize("fault", ["finish", "classify"])
+def test_a_fault_after_the_reply_is_reported(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that can't be completed fails no request: the record has the error, and what was planned is searched."""
+    of = "planner.classify" if fault == "classify" else "plan_graph.PlanGraph.finish"
+    monkeypatch.setattr(f"llama_index_agentic_kb.planning.{of}", Mock(side_effect=RuntimeError("a fault")))
+    asked = task(Scope(QUESTION, classification=ClassificationSpec()), EffortLimits())
+    planning = run(plan_searches(asked, planner(ScriptedLLM(WELL))))
+    assert len(planning.graph.plan.sub_queries) == 3
+    (record,) = asked.log.records
+    assert record.outcome is Outcome.ERROR
+    assert "a fault" in str(record.error)
 
 
 def prompt(planning_llm: ScriptedLLM) -> str:

@@ -92,6 +92,15 @@ def test_what_looks_like_a_reference_stays(text: str) -> None:
     assert not refers(text)
 
 
+@pytest.mark.parametrize("text", ["{{capital of {}}}", "<capital of {}>", "{{{{capital, {}, of}}}}"])
+def test_a_reference_among_other_words_in_braces_is_read(text: str) -> None:
+    """It is the model's number, which becomes ours before an answer takes its place."""
+    steps = step("q2", "Who?", finds="A"), step("q1", "Where?", finds="B"), step("q3", text.format("#q2"), "q2", "q1")
+    *_, child = planned(*steps)
+    assert child.template == text.format("#q1")
+    assert fill(child.template, {"q1": "Oslo", "q2": "Rome"}) == f"{text.format('Oslo')} Rome"
+
+
 def test_references_make_dependencies_that_were_not_named() -> None:
     """A step that says #a builds on it, before or after it, whatever its list says."""
     first, second, third = planned(step("b", "age of #a"), step("a", "who?"), step("c", "home of {b}"))
@@ -219,6 +228,8 @@ def test_plans_are_read_in_whatever_dress_they_come(reply: str) -> None:
         ('The plan:\n{"query": "Rain"}\n{"query": "Snow"}\nThat is all.', ["Rain", "Snow"]),
         ('[{"question": "\\"Rain?\\""}, 7, null, {"note": "x"}, {"query": "..."}]', ["Rain?"]),
         ('{"sub_queries": [{"query": "line one\\n  line two"}]}', ["line one line two"]),
+        ('{"sub_queries": [{"query": "Rain", "Query?": ""}], "subqueries": []}', ["Rain"]),
+        ('{"subQueries": [], "sub_queries": [{"Query": null, "query": "Rain", "QUERY": "Snow"}]}', ["Rain"]),
     ],
 )
 def test_lists_of_queries_are_plans(reply: str, queries: list[str]) -> None:

@@ -380,6 +380,15 @@ def test_a_big_passage_is_cut_at_a_sentence_end() -> None:
     ]
 
 
+def test_a_long_passage_of_few_tokens_is_kept_whole() -> None:
+    """Its length says nothing where a run of spaces is a token or two."""
+    text = "Section\n" + " " * 9_000 + "The tower is 330 m high."
+    assert count_tokens(text) < 200
+    (item,) = json.loads(extract(make_nodes([text]), max_output_tokens=240).text)
+    assert item["content"] == text
+    assert fit(make([text]), 240) == Packed([make([text])])
+
+
 def test_no_evidence_is_an_empty_array() -> None:
     """The extracted data of nothing is an empty array; LlamaIndex's own method says what LlamaIndex says."""
     assert extract([]).text == "[]"

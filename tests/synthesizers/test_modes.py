@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage
-from llama_index.core.base.response.schema import PydanticResponse
+from llama_index.core.base.response.schema import PydanticResponse, Response
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.output_parsers.base import OutputParserException
 from llama_index.core.program import LLMTextCompletionProgram
@@ -34,7 +34,7 @@ from llama_index_agentic_kb.synthesizers.modes import (
 from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
 from tests.conftest import Serve
 from tests.faulty_server import Fault
-from tests.synthesizers.conftest import Nodes, Way, make_nodes
+from tests.synthesizers.conftest import FACTS, Nodes, Way, make_nodes
 
 
 class Country(BaseModel):
@@ -286,6 +286,13 @@ def test_a_passage_can_only_cite_itself(nodes: Nodes) -> None:
     assert text == "Response 1: x | Response 2: x [ref_id:1] | Response 3: x"
 
 
+def test_objects_of_passages_are_joined_as_text(nodes: Nodes) -> None:
+    """Several objects are no object: the response is text, as LlamaIndex's is."""
+    made = Accumulate(ScriptedLLM('{"city": "Paris"}'), output_cls=Country).synthesize("?", nodes[:2], separator="; ")
+    assert type(made) is Response
+    assert made.response == "; ".join(f'Response {n}: {{"city":"Paris","country":"unknown"}}' for n in (1, 2))
+
+
 def test_a_big_passage_makes_several_answers() -> None:
     """Each part of a split passage is answered from, under the passage's number."""
     llm = ScriptedLLM("x [ref_id:0]", context_window=1_000, num_output=100)
@@ -426,6 +433,15 @@ def test_programs_of_the_users_make_the_steps(nodes: Nodes) -> None:
     assert "Why?" in prompts(llm)[0]
     with pytest.raises(SynthesisError, match="call 1: ConnectionError: gone"):
         filtered(ScriptedLLM(ConnectionError("gone"))).synthesize("?", nodes)
+
+
+def test_no_variable_takes_the_place_of_what_a_program_reads(nodes: Nodes) -> None:
+    """The passages and the answer so far are ours, whatever a caller passes."""
+    llm = ScriptedLLM('{"query_satisfied": true, "answer": "Paris."}')
+    other = dict.fromkeys(("context_str", "context_msg", "existing_answer"), "injected")
+    filtered(llm).synthesize("?", nodes[:2], **other)
+    assert not any("injected" in prompt for prompt in prompts(llm))
+    assert all(fact in prompt for fact, prompt in zip(FACTS, prompts(llm), strict=False))
 
 
 def test_a_program_that_reads_nothing_is_a_step_that_is_not_satisfied(nodes: Nodes) -> None:
