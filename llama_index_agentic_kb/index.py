@@ -20,7 +20,7 @@ from llama_index.core.chat_engine import (
     ContextChatEngine,
     SimpleChatEngine,
 )
-from llama_index.core.chat_engine.types import BaseChatEngine, ChatMode
+from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine, ChatMode, StreamingAgentChatResponse
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.llms import LLM
 from llama_index.core.llms.utils import LLMType
@@ -237,14 +237,42 @@ class CondenseQuestionChat(CondenseQuestionChatEngine):
     A ``chat_history`` replaces the messages in the memory, as in the other modes; an empty one counts as none.
     """
 
-    def _condense_question(self, chat_history: list[ChatMessage], last_message: str) -> str:
-        if chat_history != self._memory.get(input=last_message):  # it was given
+    def chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> AgentChatResponse:
+        """Answer a message."""
+        if chat_history:
             self._memory.set(chat_history)
+        response: AgentChatResponse = super().chat(message, chat_history)
+        return response
+
+    async def achat(self, message: str, chat_history: list[ChatMessage] | None = None) -> AgentChatResponse:
+        """Answer a message; see ``chat``."""
+        if chat_history:
+            await self._memory.aset(chat_history)
+        response: AgentChatResponse = await super().achat(message, chat_history)
+        return response
+
+    def stream_chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> StreamingAgentChatResponse:
+        """Answer a message, as a stream; see ``chat``."""
+        if chat_history:
+            self._memory.set(chat_history)
+        response: StreamingAgentChatResponse = super().stream_chat(message, chat_history)
+        return response
+
+    async def astream_chat(
+        self, message: str, chat_history: list[ChatMessage] | None = None
+    ) -> StreamingAgentChatResponse:
+        """Answer a message, as a stream; see ``chat``."""
+        if chat_history:
+            await self._memory.aset(chat_history)
+        response: StreamingAgentChatResponse = await super().astream_chat(message, chat_history)
+        return response
+
+    def _condense_question(self, chat_history: list[ChatMessage], last_message: str) -> str:
+        del chat_history
         return last_message
 
     async def _acondense_question(self, chat_history: list[ChatMessage], last_message: str) -> str:
-        if chat_history != await self._memory.aget(input=last_message):
-            await self._memory.aset(chat_history)
+        del chat_history
         return last_message
 
 

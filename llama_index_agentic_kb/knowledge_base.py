@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
 from dataclasses import replace
 from importlib import import_module
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, TypeVar, Unpack
 
@@ -294,7 +293,12 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
                     "outputMode: answerSynthesis needs a language model; pass llm= or set OPENAI_API_KEY, "
                     "or ask for extractiveData"
                 )
-            self._engines[mode] = AgenticQueryEngine(self.retriever, **self._engine_arguments(mode.value, {}))
+            self._engines[mode] = AgenticQueryEngine(  # its answers' size is that of the request
+                self.retriever,
+                response_mode=mode.value,
+                grounding=self.grounding,
+                instructions=self.answer_instructions,
+            )
         return self._engines[mode]
 
     # -- answers as resources --------------------------------------------------------------------------------------
@@ -337,7 +341,7 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
         is sent as one piece after the checks. See ``answer``.
         """
         work = self._answering(question, fields, on_activity, streaming=True)
-        return chain.from_iterable(iterate(work, contextvars.copy_context()))
+        return _one_by_one(iterate(work, contextvars.copy_context()))
 
     @dispatcher.span
     def astream_answer(
@@ -481,6 +485,12 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
         """Load in advance what the first question needs, off the event loop; see ``warm_up``."""
         await asyncio.to_thread(self.warm_up)
         return self
+
+
+def _one_by_one(batches: Generator[list[AnswerPiece], None, None]) -> Iterator[AnswerPiece]:
+    with closing(batches):
+        for batch in batches:
+            yield from batch
 
 
 async def _a_one_by_one(batches: AsyncGenerator[list[AnswerPiece], None]) -> AsyncIterator[AnswerPiece]:

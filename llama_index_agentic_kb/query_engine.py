@@ -202,7 +202,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         """
         with asked(self.callback_manager, request.question, announced=announced) as tell:
             retrieval = await self.retrieved(request, bundle, observer)
-            answered = await self._streamed(retrieval, []) if streaming else await self.written(retrieval, self.checks)
+            answered = await self._streamed(retrieval) if streaming else await self.written(retrieval, self.checks)
             tell(answered.llama_response)
         return answered
 
@@ -276,13 +276,12 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             since = time.monotonic() - retrieval.budget.started
             retrieval.budget = replace(retrieval.budget, seconds=None if left is None else since + left)
             set_budget(retrieval.budget)
-            answered, shown = begun, list[object]()
+            answered = begun
             try:
                 with resumed_trace(self.callback_manager, events):
-                    answered = await self._streamed(retrieval, shown, raises=True)
+                    answered = await self._streamed(retrieval, raises=True)
             except (DeadlineExceededError, SynthesisError) as error:
                 retrieval.missing.append(failed_answer(error, "the text so far is all of it"))
-                error.partial = "".join(map(str, shown))
                 answered.synthesis = Synthesis(error.partial)
                 raise
             finally:
@@ -291,13 +290,17 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
 
         return BegunAnswer(work, nodes, metadata, retrieval)
 
-    async def _streamed(self, retrieval: Retrieval, shown: list[object], *, raises: bool = False) -> Answered:
+    async def _streamed(self, retrieval: Retrieval, *, raises: bool = False) -> Answered:
         """Write the answer and emit its text, at the end if the checks may change it; see ``written``."""
-        checks, through = self.checks, None
+        checks, through, shown = self.checks, None, list[object]()
         if checks is not None and checks.markers != Markers.KEEP:
             markers = MarkerFilter(range(len(retrieval.nodes)), Markers(checks.markers))
             through = markers.feed, markers.close
-        answered = await self.written(retrieval, checks, shown, through, raises=raises)
+        try:
+            answered = await self.written(retrieval, checks, shown, through, raises=raises)
+        except (DeadlineExceededError, SynthesisError) as error:
+            error.partial = "".join(map(str, shown))
+            raise
         if not shown and answered.text:
             await emit(answered.text)
         return answered
@@ -334,6 +337,9 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         except (DeadlineExceededError, SynthesisError) as error:
             if shown and raises:
                 raise
+            if shown and through is not None and (last := through[1]()):  # the body had no end that emits it
+                shown.append(last)
+                await emit(last)
             synthesis = await replacement(self.synthesizer, retrieval, error)
         return await checked(retrieval, synthesis, checks, self.synthesizer)
 

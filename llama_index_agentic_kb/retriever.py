@@ -352,7 +352,8 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         memory, forgotten = list[ChatMessage](), list[MissingPart]()
         if self.memory is not None:
             owner_of(self.memory).claim(principal)
-            read, aread = partial(self.memory.get, request.question), partial(self.memory.aget, request.question)
+            read = partial(self.memory.get, input=request.question)
+            aread = partial(self.memory.aget, input=request.question)
             deadline = budget.retrieval_share(0.25, MEMORY_SECONDS)
             try:
                 memory += await Call(sync=read, native=aread, deadline=deadline, pool=_MEMORIES, what="memory")

@@ -14,7 +14,8 @@ import pytest
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, CondenseQuestionChatEngine, ContextChatEngine
-from llama_index.core.memory import BaseMemory, ChatMemoryBuffer
+from llama_index.core.chat_engine.types import ChatMode
+from llama_index.core.memory import BaseMemory, ChatMemoryBuffer, ChatSummaryMemoryBuffer
 from llama_index.core.postprocessor import SimilarityPostprocessor
 from llama_index.core.query_engine import SubQuestionQueryEngine
 from llama_index.core.question_gen import LLMQuestionGenerator
@@ -117,6 +118,32 @@ async def test_llama_index_s_engines_condense_nothing(server: LoopbackOpenAI, mo
     before = len(server.chats)
     chat.chat("How wide is it?", chat_history=[ChatMessage(role="user", content="Tell me of Titan.")])
     assert ("Titan" in server.chats[before].text, "Apollo" in server.chats[before].text) == (True, False)
+
+
+async def test_a_condensing_engine_keeps_the_memory_s_messages() -> None:
+    """A memory may summarize at each reading: no reading is stored. A given history replaces them, in each form."""
+    told = [ChatMessage(role=role, content=f"message {n} is long") for n in range(12) for role in ("user", "assistant")]
+    given = [ChatMessage(role="user", content="Tell me of Titan.")]
+    summaries = ScriptedLLM(lambda _: "A summary.")
+
+    def engine() -> CondenseQuestionChatEngine:
+        memory = ChatSummaryMemoryBuffer.from_defaults(told.copy(), llm=summaries, token_limit=60)
+        source = KnowledgeSource("rockets", "launch vehicles", retriever=MemoryRetriever(ROCKETS))
+        kb = KnowledgeBase([source], llm=ScriptedLLM(lambda _: "Yes [ref_id:0]."), effort="low")
+        made = kb.as_chat_engine(ChatMode.CONDENSE_QUESTION, memory=memory)
+        assert isinstance(made, CondenseQuestionChatEngine)
+        return made
+
+    for history in (None, [], given):
+        one, other, streamed, native = (engine() for _ in range(4))
+        one.chat("How tall?", history and [*history])
+        await other.achat("How tall?", history and [*history])
+        list(streamed.stream_chat("How tall?", history and [*history]).response_gen)
+        [_ async for _ in (await native.astream_chat("How tall?", history and [*history])).async_response_gen()]
+        for chat in (one, other, streamed, native):
+            kept = chat._memory.get_all()
+            assert kept[-2].content == "How tall?"
+            assert kept[:-2] == history if history else kept[-8:-2] == told[-6:]
 
 
 ALICE = Principal(user="alice", groups=["staff"])

@@ -200,3 +200,28 @@ def test_chat_engines_have_the_base_s_defaults(mode: ChatMode) -> None:
     engine = chat.query_engine if mode is ChatMode.BEST else chat._query_engine
     assert engine.grounding == checks
     assert engine.synthesizer.max_output_tokens == 77
+
+
+def test_a_request_lifts_the_base_s_size_of_answers() -> None:
+    """None in a request is no limit; without a field the base's default holds."""
+    limits: list[object] = []
+
+    class Limited(ScriptedLLM):
+        max_tokens: int | None = None
+
+        async def astream_chat(self, messages: Any, **kwargs: Any) -> Any:
+            limits.append(kwargs.get("max_tokens"))
+            return await super().astream_chat(messages, **kwargs)
+
+        async def achat(self, messages: Any, **kwargs: Any) -> Any:
+            limits.append(kwargs.get("max_tokens"))
+            return await super().achat(messages, **kwargs)
+
+        def chat(self, messages: Any, **kwargs: Any) -> Any:
+            limits.append(kwargs.get("max_tokens"))
+            return super().chat(messages, **kwargs)
+
+    kb = KnowledgeBase(sources(), llm=Limited(replies=lambda _: "ok"), effort="minimal", max_output_size_in_tokens=77)
+    kb.retrieve(QUESTION)
+    kb.retrieve(QUESTION, max_output_size_in_tokens=None)
+    assert limits == [77, None]

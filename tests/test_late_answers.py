@@ -123,6 +123,22 @@ def test_a_stream_that_fails_is_named_as_missing(grounding: Grounding | bool, sh
     assert "boom" in part.reason
 
 
+async def test_an_error_of_a_stream_has_the_text_that_was_shown() -> None:
+    """Without the markers, if they are stripped."""
+    reply = ScriptedReply("Rain in Paris [ref_id:0]. Rain in Oslo [ref_id:1].", chunk_size=30, error=ValueError("boom"))
+    kb, shown = base(lambda _: reply, max_runtime_in_seconds=20, grounding=Grounding(markers="strip")), list[object]()
+
+    async def read() -> None:
+        async for piece in kb.astream_retrieve("Rain?"):
+            shown.append(piece)
+
+    with pytest.raises(SynthesisError, match="boom") as caught:
+        await read()
+    assert shown
+    assert caught.value.partial == "".join(map(str, shown))
+    assert "[" not in caught.value.partial
+
+
 def test_a_part_of_an_object_is_none() -> None:
     """Where an object is wanted, the failure is raised."""
     engine = base(HANGS).as_query_engine(output_cls=Weather)

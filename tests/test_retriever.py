@@ -20,7 +20,7 @@ from llama_index_agentic_kb import (
     RetrievalRequest,
     RetrieverOptions,
 )
-from llama_index_agentic_kb._aio import run
+from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import SourceActivity
@@ -196,6 +196,23 @@ async def test_a_shared_memory_is_the_conversation() -> None:
     made = retrieval(retriever, messages=messages)
     assert conversation(llm) == "user: Hello"
     assert made.scope.question == "Who?"
+
+
+async def test_a_memory_is_read_by_keywords() -> None:
+    """As LlamaIndex's chat engines do: a memory of one's own may take nothing else."""
+
+    class Keywords(ChatMemoryBuffer):
+        def get(self, *args: Any, **kwargs: Any) -> list[ChatMessage]:
+            assert not args
+            return super().get(**kwargs)
+
+        async def aget(self, *args: Any, **kwargs: Any) -> list[ChatMessage]:
+            assert not args
+            return super().get(**kwargs)
+
+    retriever = AgenticRetriever(sources(), memory=Keywords.from_defaults())
+    assert retrieval(retriever).missing == []
+    assert (await arun(retriever.retrieval(retriever.request_for("Voyager")))).missing == []
 
 
 @pytest.mark.parametrize(("hangs", "outcome"), [(True, "timeout"), (False, "error")])

@@ -237,7 +237,7 @@ class _Answering:
         synthesis = self.answered.synthesis
         if synthesis.lacking:
             self.made.answer.state = AnswerState.FAILED  # the text alone does not show it
-            synthesis.text = synthesis.text.rstrip()
+            synthesis.text = synthesis.text if shown else synthesis.text.rstrip()
         if synthesis.is_extract:  # extracted data is not an answer
             self.made.warnings.append(f"there is no answer: {synthesis.lacking}")
             return

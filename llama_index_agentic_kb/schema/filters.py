@@ -148,13 +148,18 @@ FilterGroup.model_rebuild()
 
 def all_of(*filters: FilterNode | None) -> FilterNode | None:
     """Combine filters with AND, in one group, ignoring None; return None if no filter remains."""
-    trees: list[FilterNode] = list(filter(None, filters))
+    trees = [_tree(one) for one in filters if one is not None]
     if len(trees) <= 1:
         return trees[0] if trees else None
     parts: list[FilterNode] = []
     for tree in trees:
         parts += tree.filters if isinstance(tree, FilterGroup) and tree.logic is FilterLogic.AND else [tree]
     return FilterGroup.model_construct(logic=FilterLogic.AND, filters=parts)  # they are valid
+
+
+def _tree(given: object) -> FilterNode:
+    """Return a part as a tree; raise ``InvalidRequestError`` if it is neither a tree nor the JSON form of a tree."""
+    return given if isinstance(given, (Condition, FilterGroup)) else FilterGroup.parse({"filters": [given]}).filters[0]
 
 
 def any_of(*filters: FilterNode) -> FilterNode:

@@ -31,7 +31,6 @@ from llama_index_agentic_kb._aio import Call, WorkerPool, arun, deadline_after, 
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, RetrievalError
 from llama_index_agentic_kb.llm import metered
 from llama_index_agentic_kb.schema.grounding import MAX_RECORDS, RankRecord
-from llama_index_agentic_kb.search.prototypes import unit_rows
 from llama_index_agentic_kb.search.tokenizing import document_terms, query_terms
 
 MAX_SCORE: Final = 4.0  # the highest score of the scale
@@ -372,8 +371,12 @@ async def _by_vectors(query: str, texts: list[str], model: BaseEmbedding, deadli
     native, all_native = model.aget_query_embedding, model.aget_text_embedding_batch
     asked = await Call(sync=partial(one, query), native=partial(native, query), deadline=deadline, what=what)
     vectors = await Call(sync=partial(every, texts), native=partial(all_native, texts), deadline=deadline, what=what)
-    cosines = unit_rows(vectors) @ unit_rows([asked])[0]
-    return dict(enumerate(np.clip(np.nan_to_num(cosines), 0, 1).tolist()))
+    with np.errstate(all="ignore"):
+        rows = np.asarray([asked, *vectors], np.float64)
+        rows /= np.abs(rows).max(axis=1, keepdims=True)  # no square overflows
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        cosines = np.nan_to_num(rows[1:] @ rows[0])
+    return dict(enumerate(np.clip(cosines, 0, 1).tolist()))
 
 
 async def _by_reranker(

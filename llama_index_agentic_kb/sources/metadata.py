@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 Per: TypeAlias = Literal["document", "chunk"]
 """The unit to count."""
-OrderBy: TypeAlias = Sequence[str | tuple[str, str]]
+OrderBy: TypeAlias = Sequence[str | Sequence[str]]
 """Sort fields in order of priority: "year", "year desc", or ("year", "desc"). Documents without the field are last."""
 SortKey: TypeAlias = Callable[["SourceDocument"], tuple[object, ...]]
 Value: TypeAlias = tuple[bool, Scalar]
@@ -214,12 +214,16 @@ def sort_key(order_by: OrderBy) -> SortKey:
     """
     order: list[tuple[str, bool]] = []
     for item in [order_by] if isinstance(order_by, str) else order_by:
-        given: tuple[str, ...] = item if isinstance(item, tuple) else (item, "asc")
+        given = tuple(item) if isinstance(item, (list, tuple)) else (item, "asc")
         if isinstance(item, str) and item.endswith((" asc", " desc")):
             given = tuple(item.rsplit(" ", 1))
-        if len(given) != 2 or not given[0] or given[1] not in ("asc", "desc"):  # noqa: PLR2004 (field and direction)
-            raise InvalidRequestError(f"order_by: expected 'field', 'field desc' or ('field', 'desc'), got {given!r}")
-        order.append((str(given[0]), given[1] == "desc"))
+        match given:
+            case (str(name), "asc" | "desc" as direction) if name:
+                order.append((name, direction == "desc"))
+            case _:
+                raise InvalidRequestError(
+                    f"order_by: expected 'field', 'field desc' or ('field', 'desc'), got {item!r}"
+                )
 
     def key(document: SourceDocument) -> tuple[object, ...]:
         held = ((document.metadata.get(name), descending) for name, descending in order)

@@ -140,12 +140,11 @@ class StoreVectorStore(BasePydanticVectorStore):
         return self._store.reader(self._source)
 
     def filtered_search(
-        self, query: VectorStoreQuery, passes: Passes | None = None, *, deadline: float | None = None
+        self, query: VectorStoreQuery, *, deadline: float | None = None
     ) -> tuple[VectorStoreQueryResult, str]:
         """Find the nearest chunks, with the similarities exp(-cosine distance), and a note on how they were found.
 
-        Without a vector, chunks are listed. Nodes that ``passes`` rejects are replaced by the next ones. No step is
-        started after the deadline, a ``time.monotonic()`` value.
+        Without a vector, chunks are listed. No step is started after the deadline, a ``time.monotonic()`` value.
 
         Raises:
             DeniedError: The filter is empty or not supported by the store.
@@ -164,7 +163,7 @@ class StoreVectorStore(BasePydanticVectorStore):
                 "queries with the model that the store was made with."
             )
         check_deadline(deadline)
-        taken = partial(take, top_k=query.similarity_top_k, passes=passes, deadline=deadline)
+        taken = partial(take, top_k=query.similarity_top_k, passes=None, deadline=deadline)
         return self._found(vector, self._where(query), query.similarity_top_k, taken, deadline)
 
     @abstractmethod

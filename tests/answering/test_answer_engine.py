@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -343,7 +345,10 @@ def test_results_that_are_brought_along_are_answered_from() -> None:
     """Nothing is searched; they are the references, in their order."""
     given = [ChunkReference(chunk=f"c{number}", content=text) for number, text in enumerate(TEXTS)]
     kb = base(Model(), KnowledgeSource("docs", retriever=MemoryRetriever(["Never searched."])))
-    answer = check(kb.answer(QUESTION, search_results=given))
+    response = kb.answer(QUESTION, search_results=given, retrieval_reasoning_effort="medium")
+    answer = check(response)
+    assert response.account is not None
+    assert "modelQueryPlanning" not in [record.type for record in response.account.activity or ()]
     assert [reference.model_dump()["content"] for reference in answer.references] == TEXTS
     assert [one.sources for one in answer.citations] == [[0], [1]]
     assert answer.steps[0].description == "Read the results that were given."
@@ -396,6 +401,28 @@ async def test_a_stream_shows_each_citation_after_its_claim() -> None:
     assert [(one.start, one.end) for one in cited] == [(one.start, one.end) for one in whole.answer.citations]
     native = [piece async for piece in base(Model()).astream_answer(QUESTION)]
     assert in_order(native).answer.text == PLAIN == (await base(Model()).aanswer(QUESTION)).text
+
+
+@pytest.mark.parametrize("grounding", [True, False])
+def test_a_stream_that_ends_late_shows_its_citations(grounding: bool) -> None:
+    """Those of the last claim too, which no other follows."""
+    reply = ScriptedReply(
+        "It was 110.6 m tall [ref_id:0]. It was built [ref_id:1] in several places.", error=TimeoutError()
+    )
+    pieces = list(base(lambda _: reply, grounding=grounding).stream_answer(QUESTION))  # type: ignore[arg-type]
+    whole = in_order(pieces)
+    assert [part.what for part in whole.missing] == ["answer"]
+    cited = [piece.citation for piece in pieces if piece.kind == "citation"]
+    assert len(cited) == 2
+    assert [(one.start, one.end) for one in cited] == [(one.start, one.end) for one in whole.answer.citations]
+
+
+def test_a_stream_of_pieces_can_be_closed() -> None:
+    """Before its first piece, and after it; nothing more comes then."""
+    for taken in (0, 1):
+        with closing(base(Model()).stream_answer(QUESTION)) as pieces:  # type: ignore[type-var]
+            assert len(list(islice(pieces, taken))) == taken
+        assert list(pieces) == []
 
 
 @pytest.mark.parametrize("filtering", [None, "low"], ids=["at once", "held"])

@@ -149,3 +149,15 @@ def test_a_key_is_a_field(key: str) -> None:
         Condition(key=key, value="x")
     with pytest.raises(InvalidRequestError):
         parse_odata(f"[{key}] eq 'x'")
+
+
+def test_parts_of_a_group_are_checked() -> None:
+    """Their JSON form is read, alone and among others; what is no filter, such as an empty one, is refused."""
+    one, other = Condition(key="a", value=1), Condition(key="b", value=2)
+    given: Any = other.to_dict()
+    assert all_of(one, given) == all_of(one, other)
+    assert all_of(given) == other
+    bad: Any
+    for bad in ("a eq 1", {}, {"key": "a"}, 5, []):
+        with pytest.raises(InvalidRequestError, match="filters"):
+            all_of(one, bad)

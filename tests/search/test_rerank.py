@@ -264,6 +264,21 @@ def test_limits_ranking(query: str, records: list[Any], top_n: int | None, messa
         rank(query, records, top_n=top_n)
 
 
+@pytest.mark.filterwarnings("error")
+def test_cosines_of_any_length() -> None:
+    """Very long, very short and zero vectors, and such that hold no numbers."""
+
+    class Lengths(HashEmbedding):
+        def _get_query_embedding(self, query: str) -> list[float]:
+            return [3.0, 4.0]
+
+        def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+            return [[3e200, 4e200], [3e-200, 4e-200], [0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0], [-3.0, -4.0]]
+
+    found = rank("x", list("abcdef"), ranker=Lengths())
+    assert [one.score for one in found] == pytest.approx([1, 1, 0, 0, 0, 0])
+
+
 def test_failing_rankers() -> None:
     """A reranker that fails is an error; one that hangs is given up in time."""
     with pytest.raises(RetrievalError, match="none of its 3"):

@@ -82,6 +82,7 @@ def test_every_source_that_keeps_its_nodes_can_be_asked(make: Callable[..., Know
     assert counts(found["genre"]) == {"drama": 2, "horror": 2}
     assert [(bucket.start, bucket.count) for bucket in found["year"]] == [(None, 1), (1970, 4)]
     first = kb.documents("films", order_by=[("year", "desc")], limit=2)
+    assert kb.documents("films", order_by=[["year", "desc"]], limit=2) == first
     assert [(one.document_id, one.chunks) for one in first] == [("brazil", 2), ("dune", 1)]
     (group,) = kb.group_by("films", "genre", limit=1, hits=1, order_by="year")
     assert (group.value, group.count, group.documents[0].document_id) == ("drama", 2, "casablanca")
@@ -164,7 +165,16 @@ def test_reading_ends_at_the_deadline() -> None:
     assert stopped.wait(5)
 
 
-BAD_ORDERS: tuple[Any, ...] = (("year", "down"), ("", "asc"), ("year",), "", ("a", "b", "c"))
+BAD_ORDERS: tuple[Any, ...] = (
+    ("year", "down"),
+    ("", "asc"),
+    ("year",),
+    "",
+    ("a", "b", "c"),
+    5,
+    [5, "asc"],
+    ["year", []],
+)
 BAD_RANGES: tuple[Any, ...] = ([2, 1], [1, "2"], "abc", [True], [])
 
 

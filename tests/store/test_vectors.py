@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores.types import FilterOperator as Operator
 from llama_index.core.vector_stores.types import MetadataFilter, MetadataFilters, VectorStoreQueryMode
 
@@ -217,18 +216,6 @@ def test_all_nodes_of_a_source_are_listed(store: DirectoryStore, monkeypatch: py
     monkeypatch.setattr(vectors, "_MAX_PORTION", 70)
     monkeypatch.delattr(DocumentDatabase, "vectors")
     assert len(store.index(SOURCE).vector_store.get_nodes()) == ROWS
-
-
-def test_nodes_that_fail_the_check_take_no_places(store: DirectoryStore) -> None:
-    """Others come in their places."""
-    filters = lower(Condition(key="even", value=True))
-
-    def passes(node: BaseNode) -> bool:
-        return bool(node.metadata["tenth"] == 4)
-
-    result, _ = store.vectors(SOURCE).filtered_search(asked(QUERIES[0], filters), passes)
-    assert result.ids == nearest(QUERIES[0], lambda one: one["tenth"] == 4)
-    assert store.vectors(SOURCE).filtered_search(asked(QUERIES[0], filters), lambda _: False)[0].ids == []
 
 
 @pytest.mark.parametrize(
