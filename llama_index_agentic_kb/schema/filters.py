@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from llama_index_agentic_kb._text import without_surrogates
+from llama_index_agentic_kb._types import JsonMapping
 from llama_index_agentic_kb.schema._model import Model
 
 T = TypeVar("T")
@@ -58,7 +59,7 @@ class FilterLogic(StrEnum):
     NOT = "not"
 
 
-_Evaluator: TypeAlias = Callable[[Mapping[str, object]], bool | None]
+_Evaluator: TypeAlias = Callable[[Mapping[str, object]], bool]
 _INT64: Final = 2**63
 _LISTS: Final = frozenset({FilterOperator.IN, FilterOperator.NIN, FilterOperator.ANY})
 _RESERVED: Final = frozenset({"_node_content", "_node_type"})
@@ -146,20 +147,24 @@ FilterNode: TypeAlias = Annotated[
 FilterGroup.model_rebuild()
 
 
-def all_of(*filters: FilterNode | None) -> FilterNode | None:
-    """Combine filters with AND, in one group, ignoring None; return None if no filter remains."""
-    trees = [_tree(one) for one in filters if one is not None]
+def all_of(*filters: FilterNode | JsonMapping | None) -> FilterNode | None:
+    """Combine filters, or their JSON forms, with AND in one group, ignoring None; return None if no filter remains.
+
+    Raises:
+        InvalidRequestError: A part is no filter.
+    """
+    trees: list[FilterNode] = []
+    for given in filters:
+        if isinstance(given, (Condition, FilterGroup)):
+            trees.append(given)
+        elif given is not None:
+            trees += FilterGroup.parse({"filters": [given]}).filters
     if len(trees) <= 1:
         return trees[0] if trees else None
     parts: list[FilterNode] = []
     for tree in trees:
         parts += tree.filters if isinstance(tree, FilterGroup) and tree.logic is FilterLogic.AND else [tree]
     return FilterGroup.model_construct(logic=FilterLogic.AND, filters=parts)  # they are valid
-
-
-def _tree(given: object) -> FilterNode:
-    """Return a part as a tree; raise ``InvalidRequestError`` if it is neither a tree nor the JSON form of a tree."""
-    return given if isinstance(given, (Condition, FilterGroup)) else FilterGroup.parse({"filters": [given]}).filters[0]
 
 
 def any_of(*filters: FilterNode) -> FilterNode:
@@ -172,58 +177,57 @@ def matches(tree: FilterNode, metadata: Mapping[str, object]) -> bool:
     return matcher(tree)(metadata)
 
 
-def matcher(tree: FilterNode) -> Callable[[Mapping[str, object]], bool]:
-    """Return a function that evaluates one filter on the metadata of many documents, equal to ``matches``."""
-    holds = _ready(tree)
-    return lambda metadata: holds(metadata) is True
+def matcher(tree: FilterNode, *, wanted: bool = True) -> _Evaluator:
+    """Return a function that evaluates one filter on the metadata of many documents, equal to ``matches``.
 
-
-def _ready(tree: FilterNode) -> _Evaluator:
-    """Return an evaluator of a tree; its result is None if unknown, and the negation of unknown is unknown.
-
-    Only conditions on keys that the document has are evaluated: a caller may have a thousand groups.
+    With ``wanted`` False, it evaluates whether documents are known not to match: they may be neither, as the negation
+    of unknown is unknown. Only conditions on keys that a document has are evaluated: there may be a thousand groups.
     """
     if isinstance(tree, Condition):
-        return partial(_compare, tree, frozenset(map(value_key, tree.values)))
+        values = frozenset([(value_kind(value), value) for value in tree.values])
+        return partial(_compare, tree, values, wanted)
+    needs_all = (tree.logic is not FilterLogic.OR) is wanted
     by_key: dict[str, list[_Evaluator]] = {}
     others: list[_Evaluator] = []
     for child in tree.filters:
-        if isinstance(child, FilterGroup):
-            others.append(_ready(child))
-        else:
-            same = others if child.operator is FilterOperator.IS_EMPTY else by_key.setdefault(child.key, [])
-            same.append(partial(_compare, child, frozenset(map(value_key, child.values))))
-    decides, decided = tree.logic is not FilterLogic.AND, tree.logic is FilterLogic.OR
+        same = others
+        if isinstance(child, Condition) and child.operator is not FilterOperator.IS_EMPTY:
+            same = by_key.setdefault(child.key, [])
+        same.append(matcher(child, wanted=wanted is not (tree.logic is FilterLogic.NOT)))
 
-    def holds(metadata: Mapping[str, object]) -> bool | None:
-        unknown = not by_key.keys() <= metadata.keys()
+    def holds(metadata: Mapping[str, object]) -> bool:
+        if needs_all and not by_key.keys() <= metadata.keys():
+            return False
         for evaluate in chain(*map(by_key.__getitem__, by_key.keys() & metadata.keys()), others):
-            held = evaluate(metadata)
-            if held is decides:
-                return decided
-            unknown = unknown or held is None
-        return None if unknown else not decided
+            if evaluate(metadata) is not needs_all:
+                return not needs_all
+        return needs_all
 
     return holds
 
 
 def _compare(
-    condition: Condition, values: frozenset[tuple[bool, Scalar]], metadata: Mapping[str, object]
-) -> bool | None:
-    """Evaluate a condition; return None if the key is absent or its value has another type than the condition's."""
-    value, wanted = metadata.get(condition.key), condition.operator
+    condition: Condition, values: frozenset[tuple[str | None, Scalar]], wanted: bool, metadata: Mapping[str, object]
+) -> bool:
+    """Return whether a condition is known to hold, or known not to hold if ``wanted`` is False.
+
+    Neither is known if the key is absent, or its value has another type than the condition's.
+    """
+    value, comparison = metadata.get(condition.key), condition.operator
     items = value if isinstance(value, (list, tuple, set, frozenset)) else None
-    if wanted is FilterOperator.IS_EMPTY:
-        return value is None or value == "" or (items is not None and not items)
-    if wanted is FilterOperator.EXISTS:
-        return None if value is None else items is None or bool(items)
-    if wanted is FilterOperator.ANY:
-        return None if items is None else any(value_kind(item) and value_key(item) in values for item in items)
-    kind = value_kind(value)
-    if wanted in _EQUAL and kind:
-        return (value_key(value) in values) is _EQUAL[wanted]
-    same = kind == value_kind(condition.value) and kind in ("string", "number")
-    return bool(_COMPARISONS[wanted](value, condition.value)) if same else None
+    held: bool | None = None
+    if comparison is FilterOperator.IS_EMPTY:
+        held = value is None or value == "" or (items is not None and not items)
+    elif comparison is FilterOperator.EXISTS:
+        held = None if value is None else items is None or bool(items)
+    elif comparison is FilterOperator.ANY:
+        held = None if items is None else any(value_kind(item) and (value_kind(item), item) in values for item in items)
+    elif kind := value_kind(value):
+        if comparison in _EQUAL:
+            held = ((kind, value) in values) is _EQUAL[comparison]
+        elif kind == value_kind(condition.value) and kind != "boolean":
+            held = bool(_COMPARISONS[comparison](value, condition.value))
+    return held is wanted
 
 
 def value_key(value: T) -> tuple[bool, T]:

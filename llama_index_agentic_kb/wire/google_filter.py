@@ -22,8 +22,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from llama_index_agentic_kb.schema.filter_text import MAX_VALUES, RefusedError, Syntax, TreeBuilder, parse, to_number
 from llama_index_agentic_kb.schema.filters import Condition, FilterGroup, FilterNode, FilterOperator, Scalar, all_of
+from llama_index_agentic_kb.schema.odata import MAX_VALUES, RefusedError, Syntax, TreeBuilder, parse, to_number
 
 if TYPE_CHECKING:
     from lark import Token

@@ -41,8 +41,8 @@ from llama_index_agentic_kb.schema import (
     parse_odata,
     to_odata,
 )
-from llama_index_agentic_kb.schema.filter_text import MAX_LENGTH
 from llama_index_agentic_kb.schema.filters import conditions, matcher
+from llama_index_agentic_kb.schema.odata import MAX_LENGTH
 from llama_index_agentic_kb.testing import MemoryRetriever
 from llama_index_agentic_kb.wire import google, google_filter, google_messages
 

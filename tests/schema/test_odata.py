@@ -18,12 +18,12 @@ from llama_index_agentic_kb.schema import (
     FilterOperator,
     all_of,
     any_of,
-    filters,
+    matcher,
     parse_odata,
     to_odata,
 )
-from llama_index_agentic_kb.schema.filter_text import MAX_DEPTH, MAX_LENGTH, MAX_VALUES
-from llama_index_agentic_kb.schema.odata import MAX_TERMS
+from llama_index_agentic_kb.schema.filters import conditions as conditions_of
+from llama_index_agentic_kb.schema.odata import MAX_DEPTH, MAX_LENGTH, MAX_TERMS, MAX_VALUES
 from tests.filter_trees import conditions, trees
 
 PLAIN_KEYS = ["a", "b", "größe", "address/city", "file name", "not", "a]b", "2024", "in/x", "a/any", "search.in"]
@@ -170,7 +170,7 @@ def test_limits(good: str, bad: str, message: str) -> None:
 def test_what_is_written_is_read_back(tree: FilterNode, data: st.DataObject) -> None:
     """The tree that is read means the same as the one written, unknowns included, and is written as the same text."""
     text = to_odata(tree)
-    again, parts = parse_odata(text), list(filters.conditions(tree))
+    again, parts = parse_odata(text), list(conditions_of(tree))
     assert to_odata(again) == text
     values = st.one_of(
         SCALARS,
@@ -179,4 +179,5 @@ def test_what_is_written_is_read_back(tree: FilterNode, data: st.DataObject) -> 
         *(st.just(value) for one in parts for value in (*one.values, one.value)),
     )
     metadata = data.draw(st.fixed_dictionaries({}, optional=dict.fromkeys((one.key for one in parts), values)))
-    assert filters._ready(again)(metadata) is filters._ready(tree)(metadata)
+    for wanted in (True, False):
+        assert matcher(again, wanted=wanted)(metadata) is matcher(tree, wanted=wanted)(metadata)

@@ -186,7 +186,7 @@ OURS = {
         "f'(?<!\\\\w)({answer})(?:,? {answer})+(?!\\\\w)'",
     ): "an answer of 200 characters, its parts escaped",
     ("planning/plan_graph.py", "f'(?<!\\\\w){answer}(?!\\\\w)'"): "an answer of 200 characters, its parts escaped",
-    ("schema/filter_text.py", "pattern"): "the tables of tokens",
+    ("schema/odata.py", "pattern"): "the tables of tokens",
     ("search/tokenizing.py", "f'[{_PAIRED}]+|{word}'"): "classes of the table of languages",
     ("search/tokenizing.py", "f'[{_PAIRED}{marks}]'"): "classes of the table of languages",
     ("store/sql.py", "words"): "the table of remedies",
