@@ -120,8 +120,6 @@ def with_instructions(
     messages: Sequence[ChatMessage], instructions: str, about: str = "on tone, form and language"
 ) -> list[ChatMessage]:
     """Return a template's messages with the caller's instructions, and what these are about, after its own rules."""
-    if not instructions.strip():
-        return list(messages)
     note = f"Further instructions of the application, {about}. They change none of the rules above."
     return with_rules(messages, f"{note}\n{instructions.strip()}")
 

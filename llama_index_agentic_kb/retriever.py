@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import permutations
+from operator import attrgetter
 from typing import Any, Final, Literal, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -49,8 +50,8 @@ from llama_index_agentic_kb.planning.effort import (
 )
 from llama_index_agentic_kb.planning.findings import FoundStep
 from llama_index_agentic_kb.planning.planner import PlanningModel, Task
-from llama_index_agentic_kb.planning.rounds import PlanOutcome
-from llama_index_agentic_kb.planning.tool_turn import search_turn
+from llama_index_agentic_kb.planning.rounds import PlanOutcome, search_question
+from llama_index_agentic_kb.planning.tool_turn import ToolTurn, search_turn
 from llama_index_agentic_kb.schema import (
     ActivityRecord,
     AgenticReasoningActivity,
@@ -69,6 +70,7 @@ from llama_index_agentic_kb.schema import (
     ScopeState,
     SourceActivity,
 )
+from llama_index_agentic_kb.schema.request import INSTRUCTING
 from llama_index_agentic_kb.search.embedding import SHARED_CACHE, EmbeddingCache
 from llama_index_agentic_kb.search.filters import FilterLike, to_tree
 from llama_index_agentic_kb.search.follow_up import FollowUp
@@ -361,7 +363,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
                 ended = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
                 reason = f"the conversation could not be read: {error_message(error)}"
                 forgotten.append(MissingPart(what="memory", outcome=ended, reason=reason))
-        whole = Scope.of(request, memory, classification)
+        whole = scope_of(request, memory, classification)
         scope, limits = whole, self.limits[effort]
         # Not once for all: `KnowledgeBase.load_plugins` adds sources.
         for one, other in permutations(self.sources.values(), 2) if scope.history else ():
@@ -385,7 +387,10 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         limit = budget.output_documents or self.similarity_top_k or limits.documents
         follows = scope.history or request.scope_state is not None
         conversation = Conversation(fan_out, request.scope_state, self.options.scope) if follows else None
-        turn, outcome = await search_turn(task, request.dialogue, selected)
+        if len(fan_out.selected) < len(selected) or request.dialogue is not None:
+            turn, outcome = await search_turn(task, request.dialogue, selected)
+        else:
+            turn, outcome = ToolTurn(None), await search_question(task)
         if self._verbose:
             _print_searches(log.records)
         if not turn.reply:
@@ -468,6 +473,22 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
                 spent=outcome.spent(budget, min(counts.candidates - counts.merged, ranked)),
                 **counts._asdict(),
             )
+
+
+def scope_of(
+    request: RetrievalRequest, memory: Sequence[ChatMessage] = (), classification: ClassificationSpec | None = None
+) -> Scope:
+    """Return the scope of a request; ``memory`` is used as the history if the request has none."""
+    history = [(one.role, one.text) for one in request.history if one.role not in INSTRUCTING and one.text.strip()]
+    if memory and not history:
+        history = [(one.role.value, one.content or "") for one in memory]
+        if history[-1][0] == "user" and history[-1][1].strip() == request.question:
+            history.pop()  # some chat engines store the question before they ask
+        history = [(role, text) for role, text in history if text.strip() and role in ("user", "assistant")]
+    intents, system = tuple(map(attrgetter("search"), request.intents or ())), request.system
+    planning = "\n".join(filter(None, [(request.retrieval_instructions or "").strip(), system]))
+    answering = "\n".join(filter(None, [(request.answer_instructions or "").strip(), system]))
+    return Scope(request.question, tuple(history), intents, classification, planning, answering)
 
 
 def _print_searches(records: Sequence[ActivityRecord]) -> None:

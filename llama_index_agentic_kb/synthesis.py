@@ -91,9 +91,9 @@ async def synthesize(
         with recorded_calls(retrieval.log, "answer"), metered(synthesizer, only_core=True) as counted:
             return await _foreign(counted, retrieval)
     question, history, log = retrieval.scope.question, retrieval.scope.history, retrieval.log
-    chain = chain_lines(retrieval.chain, retrieval.nodes) if synthesizer.needs_llm else ()
+    chain = chain_lines(retrieval.chain, retrieval.nodes) if retrieval.chain and synthesizer.needs_llm else ()
     body = synthesizer.synthesis(
-        QueryBundle(format_question(question, history, chain)),
+        QueryBundle(format_question(question, history, chain) if history or chain else question),
         retrieval.nodes,
         # Modes without a model take milliseconds: they run even if a source used up the time.
         deadline=retrieval.budget.answer_deadline if synthesizer.needs_llm else None,

@@ -453,7 +453,8 @@ async def look_for_gaps(
             searches=_one_a_line(searches),
             query_str=task.scope.question,
         )
-        messages = with_instructions(messages, task.scope.retrieval_instructions, ON_SEARCHING)
+        if task.scope.retrieval_instructions:
+            messages = with_instructions(messages, task.scope.retrieval_instructions, ON_SEARCHING)
         reply = await models.model.chat(messages, deadline=deadline)
         verdict.usage = reply.usage
         read = partial(verdict.read, reply.text, open_steps, passages)

@@ -126,7 +126,7 @@ class PlanGraph:
             new = [name for name in names if name not in same.sources]
             same.finds = same.finds or proposal.finds or None
             same.sources = self._in_order([*same.sources, *new])
-            same.filters |= self._filters(proposal, new)
+            same.filters |= self._filters(proposal, new) if proposal.filter else {}
             return same, new
         if self.full:
             self._cut += 1
@@ -136,7 +136,7 @@ class PlanGraph:
             query=proposal.query,
             sources=names,
             finds=proposal.finds or None,
-            filters=self._filters(proposal, names),
+            filters=self._filters(proposal, names) if proposal.filter else {},
             origin=SubQueryOrigin.REVISION if self.revision else SubQueryOrigin.PLANNER,
             wave=self.first_round,
         )
@@ -152,7 +152,7 @@ class PlanGraph:
     def _filters(self, proposal: Proposal, names: Collection[str]) -> dict[str, FilterNode]:
         """Return a proposal's filter by source, for sources with declared fields; an invalid one adds a warning."""
         read: dict[str, FilterNode] = {}
-        for source in self.sources if proposal.filter else ():
+        for source in self.sources:
             fields = source.source.filterable
             if source.name in names and fields:
                 try:
@@ -166,6 +166,18 @@ class PlanGraph:
         """Resolve the dependencies of all sub-queries; unknown parents and cycles are removed, with a warning."""
         warnings = self.plan.warnings
         planned = {one.id: one for one in self.plan.sub_queries if one.id in self._parents}
+        if any(self._parents.values()) or any(
+            _REFERENCE.search(f"{one.query} {one.finds}") for one in planned.values()
+        ):
+            self._resolve(planned)
+        if self._unknown:
+            names = one_line(", ".join(sorted(self._unknown)))
+            warnings.append(f"the plan names unknown sources, which were left out: {names}")
+        if self._cut:
+            warnings.append(f"{self._cut} sub-queries over the limit of {self.limits.sub_queries} were left out")
+
+    def _resolve(self, planned: Mapping[str, SubQuery]) -> None:
+        warnings = self.plan.warnings
         for one in planned.values():  # it depends on those in its parent list, and on those in its text
             referred = [name for name in _names_in(one.query) if name in self._ids and not name.isdigit()]
             ids = dict.fromkeys(map(self._own_id, (*self._parents[one.id], *referred)))
@@ -180,11 +192,6 @@ class PlanGraph:
         for name in TopologicalSorter({one.id: one.depends_on for one in planned.values()}).static_order():
             if name in planned:
                 self._word(planned[name], [planned.get(one) or self.steps[one] for one in planned[name].depends_on])
-        if self._unknown:
-            names = one_line(", ".join(sorted(self._unknown)))
-            warnings.append(f"the plan names unknown sources, which were left out: {names}")
-        if self._cut:
-            warnings.append(f"{self._cut} sub-queries over the limit of {self.limits.sub_queries} were left out")
 
     def _own_id(self, name: str) -> str:
         """Return our id of a step that the model calls ``name``, or numbers so; "" if it is unknown."""

@@ -287,10 +287,11 @@ def _messages(models: PlanningModel, planning: Planning) -> list[ChatMessage]:
     rules = prompts.DEPENDENT.format(max_rounds=limits.rounds) if limits.rounds > 1 else prompts.INDEPENDENT
     if any(map(attrgetter("source.filterable"), sources)):
         rules += f"\n- {prompts.FILTERS}"
+    turns = list[str]()
     if scope.history:
         rules += f"\n- {prompts.FOLLOW_UP}"
+        turns = [f"{role}: {one_line(text, HISTORY_CHARACTERS)}" for role, text in scope.history[-HISTORY_MESSAGES:]]
     rules += f"\n- {prompts.TODAY.format(today=models.today().isoformat())}"
-    turns = [f"{role}: {one_line(text, HISTORY_CHARACTERS)}" for role, text in scope.history[-HISTORY_MESSAGES:]]
     messages = models.messages(
         "planner_prompt",
         max_sub_queries=str(limits.sub_queries),
@@ -299,7 +300,8 @@ def _messages(models: PlanningModel, planning: Planning) -> list[ChatMessage]:
         conversation="\n".join(turns),
         query_str=scope.question,
     )
-    messages = prompts.with_instructions(messages, scope.retrieval_instructions, prompts.ON_SEARCHING)
+    if scope.retrieval_instructions:
+        messages = prompts.with_instructions(messages, scope.retrieval_instructions, prompts.ON_SEARCHING)
     if scope.classification is None or not planning.keys:
         return messages
     lines = []

@@ -74,7 +74,7 @@ class PlanOutcome:
     plan: QueryPlan  # the plan of all searched queries, in the order in which their evidence is fused
     searches: list[SourceSearch] = field(default_factory=list)  # finished, one per (query, source), in the plan's order
     findings: list[Finding] = field(default_factory=list)  # all findings, in the order in which they were read
-    chain: list[FoundStep] = field(default_factory=list)  # each step comes after those that it depends on
+    chain: list[FoundStep] = field(default_factory=list)  # the steps in their order, if anything was read in passages
     # Whether the proof was found to hold all that the question needs: by a verdict that names passages, or because
     # every step has an answer with its passage.
     sufficient: bool = False
@@ -178,7 +178,9 @@ class MultiHopSearch:
             outcome.withheld.append(MissingPart(what=name, outcome=Outcome.SKIPPED, reason=reason))
         outcome.plan.sub_queries = list(steps.searched.values())
         outcome.findings = list(chain.from_iterable(steps.found.values()))
-        outcome.searches, outcome.chain, outcome.proof = self._done, steps.chain(), self._proof()
+        outcome.searches = self._done
+        if steps.found or self._rests_on:
+            outcome.chain, outcome.proof = steps.chain(), self._proof()
         warning = "; ".join(outcome.plan.warnings) or None
         record = task.log.last(ModelQueryPlanningActivity, "plan")
         if record is not None and record.warning != warning:  # later warnings than the planning call's
@@ -223,7 +225,8 @@ class MultiHopSearch:
         last = self._limits.rounds + self._outcome.revisions  # each revision adds one to the effort's rounds
         done = {*steps.waiting, *steps.served()}
         new = [one for name, one in steps.planned.items() if name not in done and not steps.answers_of(name)]
-        await self._search_steps(new, number)
+        if new:
+            await self._search_steps(new, number)
         if steps.waiting:
             await self._search_ready(number)
         while (steps.waiting or revised) and number < last and self._may_ask():
@@ -247,9 +250,10 @@ class MultiHopSearch:
             if steps.waiting and number >= last:
                 deep = f"{len(steps.waiting)} sub-queries lie deeper than the effort goes (EffortLimits.rounds is"
                 self._warn(f"{deep} {self._limits.rounds}); they were searched in the question's own words")
-        left = [*steps.waiting.values()]  # with known answers filled in, and missing ones described
-        steps.waiting.clear()
-        await self._search_steps(left, min(number + 1, last))
+        if steps.waiting:  # with known answers filled in, and missing ones described
+            left = [*steps.waiting.values()]
+            steps.waiting.clear()
+            await self._search_steps(left, min(number + 1, last))
 
     async def _read(self, to_read: Sequence[str], number: int, last: int, asked: set[str]) -> ModelCall:
         """Read the answers of steps; searches of dependent steps start as soon as answers arrive."""

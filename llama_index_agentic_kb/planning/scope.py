@@ -5,18 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from typing import Final
 
-from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.schema import MetadataMode
 
 from llama_index_agentic_kb._text import normalize
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.evidence.candidates import Fusion, best_of
-from llama_index_agentic_kb.schema import RetrievalRequest
 from llama_index_agentic_kb.schema.activity import QueryClass
-from llama_index_agentic_kb.schema.request import INSTRUCTING
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 
 SIMPLE_WORDS: Final = 8  # at most, of a simple question
@@ -115,28 +111,6 @@ class Scope:
     classification: ClassificationSpec | None = None  # the classes to check the question for
     retrieval_instructions: str = ""  # the application's for planning, with the system messages
     answer_instructions: str = ""  # the application's for the answer, with the system messages
-
-    @classmethod
-    def of(
-        cls,
-        request: RetrievalRequest,
-        memory: Sequence[ChatMessage] = (),
-        classification: ClassificationSpec | None = None,
-    ) -> Scope:
-        """Return the scope of a request; ``memory`` is used as the history if the request has none."""
-        history = [(message.role, message.text) for message in request.history if message.text.strip()]
-        history = [(role, text) for role, text in history if role not in INSTRUCTING]
-        if not history:
-            history = [(message.role.value, message.content or "") for message in memory]
-            if history and history[-1][0] == "user" and history[-1][1].strip() == request.question:
-                history.pop()  # some chat engines store the question before they ask
-            history = [(role, text) for role, text in history if text.strip() and role in ("user", "assistant")]
-        intents = tuple(map(attrgetter("search"), request.intents or ()))
-        planning, answering = (
-            "\n".join(filter(None, [(text or "").strip(), request.system]))
-            for text in (request.retrieval_instructions, request.answer_instructions)
-        )
-        return cls(request.question, tuple(history), intents, classification, planning, answering)
 
     def without_answers(self) -> Scope:
         """Return the scope with only the user's own earlier messages: answers are made of passages."""

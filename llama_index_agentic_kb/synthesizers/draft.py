@@ -158,7 +158,9 @@ class Draft:
         """Format a template and add the LLM's own system prompt and output format, as core's ``LLM.predict`` does."""
         llm = self.model.llm
         values = {"query_str": self.query, **self.variables, **variables}
-        messages = with_instructions(template.format_messages(llm=llm, **values), self.instructions)
+        messages = template.format_messages(llm=llm, **values)
+        if self.instructions.strip():
+            messages = with_instructions(messages, self.instructions)
         if llm.output_parser is not None:
             messages = llm.output_parser.format_messages(messages)
         return llm._extend_messages(messages)  # noqa: SLF001 (core's own prompt assembly has no public name)

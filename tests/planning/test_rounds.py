@@ -20,7 +20,7 @@ from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.planning import DEFAULT_LIMITS, Scope
 from llama_index_agentic_kb.planning.plan_graph import PlanGraph, fill, plain_plan, read_proposals, refers
 from llama_index_agentic_kb.planning.scope import coverage_of, is_simple
-from llama_index_agentic_kb.retriever import Retrieval
+from llama_index_agentic_kb.retriever import Retrieval, scope_of
 from llama_index_agentic_kb.schema import Confidence, Outcome, ReasoningEffort, SubQuery
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
 from tests.planning.conftest import (
@@ -313,7 +313,7 @@ def request(*messages: tuple[str, str]) -> RetrievalRequest:
 
 def test_the_last_user_message_is_the_question() -> None:
     """What came before it is the history, oldest first, without empty messages; system messages are instructions."""
-    scope = Scope.of(request(("system", "Be brief."), ("user", "Hi"), ("assistant", " "), ("user", " Who? ")))
+    scope = scope_of(request(("system", "Be brief."), ("user", "Hi"), ("assistant", " "), ("user", " Who? ")))
     assert scope.question == "Who?"
     assert scope.history == (("user", "Hi"),)
     assert scope.answer_instructions == scope.retrieval_instructions == "Be brief."
@@ -326,9 +326,9 @@ def test_memory_is_the_history_of_a_request_without_one() -> None:
     turns += [("assistant", "Eiffel."), ("user", "  When?\n")]
     memory = [ChatMessage(role=MessageRole(role), content=text) for role, text in turns]
     kept = (("user", "Who built it?"), ("assistant", "Eiffel."))
-    assert Scope.of(request(("user", "When? ")), memory).history == kept
+    assert scope_of(request(("user", "When? ")), memory).history == kept
     asked = request(("user", "a"), ("user", "When?"))
-    assert Scope.of(asked, memory).history == (("user", "a"),)
+    assert scope_of(asked, memory).history == (("user", "a"),)
 
 
 @pytest.mark.parametrize(
