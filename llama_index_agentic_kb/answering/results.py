@@ -46,27 +46,8 @@ from llama_index_agentic_kb.schema import (
     SubQuery,
     SubQueryOrigin,
 )
+from llama_index_agentic_kb.schema import answer as answers
 from llama_index_agentic_kb.schema.activity import Confidence, QueryClassification
-from llama_index_agentic_kb.schema.answer import (
-    Answer,
-    AnswerQuery,
-    AnswerReference,
-    AnswerState,
-    AnswerStep,
-    AnswerStepAction,
-    ChunkContent,
-    ChunkReference,
-    Citation,
-    CitationPiece,
-    DocumentReference,
-    ResultMode,
-    SearchObservation,
-    Snippet,
-    StructuredReference,
-    TextPiece,
-    ledger_citations,
-    ledger_supports,
-)
 from llama_index_agentic_kb.schema.grounding import GroundingLedger
 from llama_index_agentic_kb.sources import KnowledgeSource
 
@@ -95,10 +76,10 @@ _ANSWERED: Final = frozenset((Outcome.OK, Outcome.EMPTY))
 class SuppliedResults(KnowledgeSource):
     """A source that returns all supplied results, in the given order, for every query; each becomes one node."""
 
-    def __init__(self, results: Sequence[AnswerReference]) -> None:
+    def __init__(self, results: Sequence[answers.AnswerReference]) -> None:
         nodes: dict[str, TextNode] = {}
         for position, result in enumerate(results):
-            name = result.chunk if isinstance(result, ChunkReference) else result.document
+            name = result.chunk if isinstance(result, answers.ChunkReference) else result.document
             name = without_surrogates(name[:MAX_NAME]) or f"result-{position}"
             while name in nodes:
                 name += f"#{position}"
@@ -113,25 +94,25 @@ class SuppliedResults(KnowledgeSource):
             native_async=True,
         )
 
-    def result_of(self, node: BaseNode) -> AnswerReference | None:
+    def result_of(self, node: BaseNode) -> answers.AnswerReference | None:
         """Return the result that a node was created from; None if there is none or the node's text was changed."""
         text, result = self._made.get(node.node_id, ("", None))
         return result if node.get_content(metadata_mode=MetadataMode.NONE) == text else None
 
 
-def _node(node_id: str, result: AnswerReference) -> TextNode:
+def _node(node_id: str, result: answers.AnswerReference) -> TextNode:
     fields = {"title": result.title, "url": result.uri}
     own: JsonObject = {}
-    if isinstance(result, ChunkReference):
+    if isinstance(result, answers.ChunkReference):
         text, own = result.content, result.metadata
         fields["page_identifier"] = result.page_identifier
-    elif isinstance(result, DocumentReference):
+    elif isinstance(result, answers.DocumentReference):
         text, own = "\n\n".join(chunk.content for chunk in result.chunks if chunk.content), result.metadata
     else:
         text = json.dumps(result.data, ensure_ascii=False, default=str) if result.data else ""
     metadata = {**own, **{key: value for key, value in fields.items() if value}}
     node = TextNode(id_=node_id, text=without_surrogates(text), metadata=metadata)
-    if isinstance(result, ChunkReference) and result.document:
+    if isinstance(result, answers.ChunkReference) and result.document:
         node.relationships[NodeRelationship.SOURCE] = RelatedNodeInfo(node_id=result.document)
     return node
 
@@ -148,13 +129,13 @@ class _SameNodes(BaseRetriever):
         return [NodeWithScore(node=node) for node in self._nodes]
 
 
-def supplied_retriever(results: Sequence[AnswerReference], like: AgenticRetriever) -> AgenticRetriever:
+def supplied_retriever(results: Sequence[answers.AnswerReference], like: AgenticRetriever) -> AgenticRetriever:
     """Return a retriever over supplied results only, with the model, options and callbacks of another."""
     names = ("llm", "max_runtime_in_seconds", "principal", "observer", "options", "callback_manager")
     return AgenticRetriever([SuppliedResults(results)], **{name: getattr(like, name) for name in names})
 
 
-def supplied_request(request: RetrievalRequest, results: Sequence[AnswerReference]) -> RetrievalRequest:
+def supplied_request(request: RetrievalRequest, results: Sequence[answers.AnswerReference]) -> RetrievalRequest:
     """Return the request changed so that all results are returned in order, without planning."""
     changes: JsonObject = {"retrieval_reasoning_effort": ReasoningEffort.MINIMAL, "knowledge_source_params": []}
     changes |= {"results_processing": ResultsProcessing.NONE, "max_output_documents": max(1, len(results))}
@@ -164,7 +145,7 @@ def supplied_request(request: RetrievalRequest, results: Sequence[AnswerReferenc
 # -- references --------------------------------------------------------------------------------------------------------
 
 
-def answer_references(retrieval: Retrieval) -> dict[str, AnswerReference]:
+def answer_references(retrieval: Retrieval) -> dict[str, answers.AnswerReference]:
     """Return the references of all evidence, cited or not, by the N of ``[ref_id:N]``; hidden ones leave gaps.
 
     A record is structured (an object under ``struct_data``, or JSON text, or metadata without text), a ``Document`` a
@@ -173,18 +154,18 @@ def answer_references(retrieval: Retrieval) -> dict[str, AnswerReference]:
     return {shown.id: _reference(retrieval, shown) for shown in retrieval.references}
 
 
-def _reference(retrieval: Retrieval, shown: Reference) -> AnswerReference:
+def _reference(retrieval: Retrieval, shown: Reference) -> answers.AnswerReference:
     node, source = retrieval.nodes[int(shown.id)], retrieval.selected[shown.knowledge_source_name].source
     relevance, data, inner = _unit_relevance(shown), shown.source_data, node.node
     supplied = source.result_of(inner) if isinstance(source, SuppliedResults) else None
     if supplied is not None:
-        scored = relevance is not None and isinstance(supplied, ChunkReference)
+        scored = relevance is not None and isinstance(supplied, answers.ChunkReference)
         return supplied.model_copy(update={"relevance_score": relevance}) if scored else supplied
     named: JsonObject = {"document": shown.doc_key, "uri": shown.url or "", "title": shown.title}
     # The kind must not depend on whether the content is shown.
     record = _record(data or source.source_data(node))
     if record is not None:
-        return StructuredReference(**named, data={} if data is None else _small_fields(record))
+        return answers.StructuredReference(**named, data={} if data is None else _small_fields(record))
     body: JsonObject = {"relevance_score": relevance}
     if data is not None:
         pages = [data.metadata.get(key) for key in PAGE_KEYS]
@@ -192,8 +173,8 @@ def _reference(retrieval: Retrieval, shown: Reference) -> AnswerReference:
         body |= {"content": data.content, "page_identifier": page}
         named["metadata"] = _small_fields(data.metadata)
     if isinstance(inner, Document) or shown.doc_key == inner.node_id:
-        return DocumentReference(**named, chunks=[] if data is None else [ChunkContent(**body)])
-    return ChunkReference(**named, **body, chunk=inner.node_id)
+        return answers.DocumentReference(**named, chunks=[] if data is None else [answers.ChunkContent(**body)])
+    return answers.ChunkReference(**named, **body, chunk=inner.node_id)
 
 
 def _unit_relevance(shown: Reference) -> float | None:
@@ -240,7 +221,7 @@ def _small_fields(fields: JsonMapping) -> JsonObject:
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 
-def answer_steps(retrieval: Retrieval, mode: ResultMode | None = None) -> list[AnswerStep]:
+def answer_steps(retrieval: Retrieval, mode: answers.ResultMode | None = None) -> list[answers.AnswerStep]:
     """Return a step for each round of searches, including revisions, with an action for each query.
 
     The results of an action are the evidence that its search found (in mode ``chunks``, its passages). They are None
@@ -256,12 +237,12 @@ def answer_steps(retrieval: Retrieval, mode: ResultMode | None = None) -> list[A
     thoughts = _thoughts(retrieval, sorted(rounds))
     steps = []
     for number, planned in sorted(rounds.items()):
-        step = AnswerStep(state=AnswerState.FAILED, thought=thoughts[number])
+        step = answers.AnswerStep(state=answers.AnswerState.FAILED, thought=thoughts[number])
         for sub_query in planned:
             results = None
             if not _ANSWERED.isdisjoint(outcomes.get(sub_query.id, ())):
-                results, step.state = _observations(sub_query, retrieval, mode), AnswerState.SUCCEEDED
-            step.actions.append(AnswerStepAction(query=sub_query.query, results=results))
+                results, step.state = _observations(sub_query, retrieval, mode), answers.AnswerState.SUCCEEDED
+            step.actions.append(answers.AnswerStepAction(query=sub_query.query, results=results))
         ended = [outcome for one in planned for outcome in outcomes.get(one.id, [Outcome.SKIPPED])]
         step.description = _description(planned, ended)
         steps.append(step)
@@ -319,27 +300,31 @@ def _thoughts(retrieval: Retrieval, rounds: Sequence[int]) -> dict[int, str]:
     return {number: one_line("; ".join(filter(None, parts)), MAX_THOUGHT) for number, parts in lines.items()}
 
 
-def _observations(sub_query: SubQuery, retrieval: Retrieval, mode: ResultMode | None) -> list[SearchObservation]:
+def _observations(
+    sub_query: SubQuery, retrieval: Retrieval, mode: answers.ResultMode | None
+) -> list[answers.SearchObservation]:
     """Return the documents found by a sub-query, without duplicates, in the order of the evidence."""
-    found: dict[tuple[str, str], SearchObservation] = {}
+    found: dict[tuple[str, str], answers.SearchObservation] = {}
     for reference in retrieval.references:
         searches = (provenance(retrieval.nodes[int(reference.id)]) or {}).get("searches", ())
         if all(search.get("sub_query") != sub_query.id for search in searches):
             continue
         observation = found.setdefault(
             (reference.knowledge_source_name, reference.doc_key),
-            SearchObservation(document=reference.doc_key, uri=reference.url or "", title=reference.title),
+            answers.SearchObservation(document=reference.doc_key, uri=reference.url or "", title=reference.title),
         )
         data = reference.source_data
         content = "" if data is None else data.content
         if data is not None and not observation.metadata:
             observation.metadata = _small_fields(_record(data) or data.metadata)
-        if mode is ResultMode.CHUNKS:
-            chunk = ChunkReference(chunk=reference.node_id, content=content, relevance_score=_unit_relevance(reference))
+        if mode is answers.ResultMode.CHUNKS:
+            chunk = answers.ChunkReference(
+                chunk=reference.node_id, content=content, relevance_score=_unit_relevance(reference)
+            )
             observation.chunks.append(chunk)
         elif content.strip():
             words = excerpt(strip_invisible(content), sub_query.query, SNIPPET_WORDS)
-            observation.snippets.append(Snippet(snippet=one_line(words, MAX_SNIPPET)))
+            observation.snippets.append(answers.Snippet(snippet=one_line(words, MAX_SNIPPET)))
     return list(found.values())
 
 
@@ -385,13 +370,13 @@ def unanswered_parts(retrieval: Retrieval) -> list[MissingPart]:
 
 
 def completed(
-    answer: Answer,
-    query: AnswerQuery,
+    answer: answers.Answer,
+    query: answers.AnswerQuery,
     *,
-    references: Mapping[str, AnswerReference],
+    references: Mapping[str, answers.AnswerReference],
     ledger: GroundingLedger | None = None,
     classifications: Sequence[QueryClassification] | None = None,
-) -> Answer:
+) -> answers.Answer:
     """Return an answer with the references, citations and further parts that its query requests.
 
     A withheld answer has no citations or supports, since its text was replaced, but keeps its references.
@@ -403,14 +388,14 @@ def completed(
     parts = {
         "language": query.language,
         "grounding_score": ledger.grounding_score if ledger is not None and scored else None,
-        "citations": ledger_citations(checked, ids) if query.include_citations else [],
-        "grounding_supports": ledger_supports(checked, ids) if query.grounding_supports else [],
+        "citations": answers.ledger_citations(checked, ids) if query.include_citations else [],
+        "grounding_supports": answers.ledger_supports(checked, ids) if query.grounding_supports else [],
         "references": list(references.values()),
         # None, rather than an empty list, if none of the requested classes was judged.
         "query_classifications": [judged[kind] for kind in query.classify if kind in judged] or None,
         "skipped_reasons": list(dict.fromkeys(answer.skipped_reasons)),
     }
-    return Answer(**{**dict(answer), **parts})
+    return answers.Answer(**{**dict(answer), **parts})
 
 
 # -- pieces of a stream ------------------------------------------------------------------------------------------------
@@ -439,21 +424,21 @@ class Pieces:
         self._split = 0  # length of the answer when it was last parsed
         self._cited = 0  # number of claims of the current paragraph that are already cited
 
-    def feed(self, delta: str) -> list[TextPiece | CitationPiece]:
+    def feed(self, delta: str) -> list[answers.TextPiece | answers.CitationPiece]:
         """Add a delta of the answer, including markers, and return the completed pieces."""
         self._raw += delta
         # Parsing again only after 5 % growth keeps the cost low.
         due = (len(self._raw) - self._split) * READS >= len(self._raw) - self._base
         return self._pieces(self._markers.feed(delta), cite=due and not _ENDS.isdisjoint(delta), whole=False)
 
-    def close(self) -> list[TextPiece | CitationPiece]:
+    def close(self) -> list[answers.TextPiece | answers.CitationPiece]:
         """Return the remaining pieces after the last delta."""
         return self._pieces(self._markers.close(), cite=True, whole=True)
 
-    def _pieces(self, shown: str, *, cite: bool, whole: bool) -> list[TextPiece | CitationPiece]:
+    def _pieces(self, shown: str, *, cite: bool, whole: bool) -> list[answers.TextPiece | answers.CitationPiece]:
         """Return a text, and with ``cite`` the citations of the claims that are complete; ``whole``: of all."""
         self._shown += shown
-        pieces: list[TextPiece | CitationPiece] = [TextPiece(text=shown)] if shown else []
+        pieces: list[answers.TextPiece | answers.CitationPiece] = [answers.TextPiece(text=shown)] if shown else []
         if not (self._cite and cite and len(self._raw) - self._base <= MAX_PARAGRAPH):
             return pieces
         cuts, base = MarkerCuts(self._raw), self._base
@@ -468,7 +453,7 @@ class Pieces:
                 start += 1
             sources = [self._index[number] for number in claim.cited if number in self._index]
             if sources and start < end:
-                pieces.append(CitationPiece(citation=Citation(start=start, end=end, sources=sources)))
+                pieces.append(answers.CitationPiece(citation=answers.Citation(start=start, end=end, sources=sources)))
         if self._cited < len(claims):
             end = self._raw.rfind("\n\n", base, base + claims[self._cited].span.start)
             # Go on in the current paragraph, but not within a code block, which may contain empty lines.

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncGenerator, Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Final, Self
 from urllib.parse import quote
 
@@ -39,7 +40,7 @@ from llama_index_agentic_kb.schema import (
 from llama_index_agentic_kb.schema.answer import NEW_SESSION
 from llama_index_agentic_kb.server.catalog import MODELS, Kind, Stored
 from llama_index_agentic_kb.server.errors import ForbiddenError, NotAcceptableError, error_body, status_of
-from llama_index_agentic_kb.server.http import GONE, ServerContext, logger, read_body, request_id, streamed, unless_gone
+from llama_index_agentic_kb.server.http import ServerContext, logger, read_body, request_id, streamed
 from llama_index_agentic_kb.server.service import KnowledgeService
 from llama_index_agentic_kb.sources import KnowledgeSource, ShardedSource
 from llama_index_agentic_kb.sources.index import kind_of, refusal
@@ -86,8 +87,7 @@ class Retrieval:
 
     async def respond(self, version: str) -> Response:
         """Return the response as JSON of an API version."""
-        async with self.context.queue.place(self.tenant):
-            response = await self.base.aretrieve(self.request)
+        response = await self.base.aretrieve(self.request)
         await self._made(response)
         body = response.to_json()
         if version != VERSIONS[-1]:
@@ -199,7 +199,7 @@ def retrieval_routes(context: ServerContext) -> APIRouter:
         retrieval = Retrieval(served.base, asked, context, str(request.base_url), tenant, state)
         if streams:
             return await streamed(request, retrieval.chunks(), f"{_EVENTS}; charset=utf-8", retrieval.headers)
-        return await unless_gone(request.receive, retrieval.respond(version)) or GONE
+        return await context.answered(request, tenant, partial(retrieval.respond, version))
 
     @router.get("/knowledgebases/{name}/passage", operation_id="get_passage")
     async def get_passage(name: str, source: str, id: str, request: Request) -> Response:  # noqa: A002 (a parameter)

@@ -13,15 +13,15 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from llama_index_agentic_kb._aio import arun, deadline_after
-from llama_index_agentic_kb._types import JsonObject
+from llama_index_agentic_kb._types import Work
 from llama_index_agentic_kb.answering.sessions import session_owner
 from llama_index_agentic_kb.errors import AgenticKBError, NotFoundError
 from llama_index_agentic_kb.grounding.check import grounding_ledger
 from llama_index_agentic_kb.knowledge_base import KnowledgeBase
 from llama_index_agentic_kb.schema import Principal
-from llama_index_agentic_kb.schema.answer import AnswerQuery
+from llama_index_agentic_kb.schema.answer import AnswerQuery, AnswerResponse
 from llama_index_agentic_kb.search.rerank import arank
-from llama_index_agentic_kb.server.http import GONE, ServerContext, logger, read_body, streamed, unless_gone
+from llama_index_agentic_kb.server.http import ServerContext, logger, read_body, streamed
 from llama_index_agentic_kb.server.service import ServedBase
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.wire import google as codec
@@ -54,14 +54,9 @@ class _Call:
         """Return the knowledge base that a name's parent stands for, or raise ``NotFoundError``."""
         return await self.context.service.base(parent.rpartition("/")[2])
 
-    async def respond(self, work: Callable[[], Awaitable[JsonObject]]) -> Response:
-        """Do the work of a question at its place in the queue, unless the client disconnects; return its JSON."""
-
-        async def answered() -> Response:
-            async with self.context.queue.place(self.tenant):
-                return JSONResponse(await work())
-
-        return await unless_gone(self.request.receive, answered()) or GONE
+    async def respond(self, work: Callable[[], Work[Response]]) -> Response:
+        """Return the response to a question; see ``ServerContext.answered``."""
+        return await self.context.answered(self.request, self.tenant, work)
 
 
 def google_routes(context: ServerContext) -> APIRouter:
@@ -102,9 +97,12 @@ async def _query(call: _Call) -> tuple[KnowledgeBase, AnswerQuery, str]:
 async def _answer(call: _Call) -> Response:
     base, query, parent = await _query(call)
 
-    async def answered() -> JsonObject:
+    async def answered() -> Response:
         made = await base.aanswer(query)
-        return codec.encode_answer_response(made.answer, parent=parent, session=made.session, enum_as_int=call.as_int)
+        call.context.count(made.account)
+        return JSONResponse(
+            codec.encode_answer_response(made.answer, parent=parent, session=made.session, enum_as_int=call.as_int)
+        )
 
     return await call.respond(answered)
 
@@ -117,6 +115,8 @@ async def _stream_answer(call: _Call) -> Response:
         try:
             async with call.context.queue.place(call.tenant):
                 async for piece in base.astream_answer(query):
+                    if isinstance(piece, AnswerResponse):
+                        call.context.count(piece.account)
                     if data := stream.piece(piece):
                         is_begun = True
                         yield data
@@ -143,9 +143,9 @@ async def _get_answer(call: _Call) -> Response:
 async def _check(call: _Call) -> Response:
     query = codec.decode_check_grounding(await call.body(), grounding_config=call.name)
 
-    async def checked() -> JsonObject:
+    async def checked() -> Response:
         ledger = await arun(grounding_ledger(query, deadline=deadline_after(_SECONDS)))
-        return codec.encode_check_grounding(query, ledger)
+        return JSONResponse(codec.encode_check_grounding(query, ledger))
 
     return await call.respond(checked)
 
@@ -153,8 +153,8 @@ async def _check(call: _Call) -> Response:
 async def _rank(call: _Call) -> Response:
     query = codec.decode_rank(await call.body(), ranking_config=call.name)
 
-    async def ranked() -> JsonObject:
-        return codec.encode_rank(query, await arank(query.query, query.records, timeout=_SECONDS))
+    async def ranked() -> Response:
+        return JSONResponse(codec.encode_rank(query, await arank(query.query, query.records, timeout=_SECONDS)))
 
     return await call.respond(ranked)
 

@@ -86,8 +86,19 @@ class ServerContext:
     limits: Limits
     metrics: Metrics = field(default_factory=Metrics)
 
-    def count(self, response: RetrievalResponse) -> None:
+    async def answered(self, request: Request, tenant: str, work: Callable[[], Work[Response]]) -> Response:
+        """Return the response that work makes at its place in the queue, unless the client disconnects."""
+
+        async def placed() -> Response:
+            async with self.queue.place(tenant):
+                return await work()
+
+        return await unless_gone(request.receive, placed()) or GONE
+
+    def count(self, response: RetrievalResponse | None) -> None:
         """Add a response's tokens and missing parts to the metrics."""
+        if response is None:
+            return
         for record in response.activity or ():
             for direction in ("input", "output"):
                 self.metrics.tokens.labels(direction).inc(getattr(record, f"{direction}_tokens", None) or 0)

@@ -43,23 +43,8 @@ from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import Outcome, Principal
+from llama_index_agentic_kb.schema import answer as a
 from llama_index_agentic_kb.schema.activity import QueryClass, QueryClassification
-from llama_index_agentic_kb.schema.answer import (
-    Answer,
-    AnswerQuery,
-    AnswerReference,
-    AnswerState,
-    AnswerStep,
-    ChunkContent,
-    ChunkReference,
-    CitationPiece,
-    DocumentReference,
-    HarmCategory,
-    ResultMode,
-    SafetyRating,
-    StructuredReference,
-    TextPiece,
-)
 from llama_index_agentic_kb.schema.grounding import GroundingLedger
 from llama_index_agentic_kb.schema.response import SkippedReason
 from llama_index_agentic_kb.search.rerank import Calibration, Reranker
@@ -87,15 +72,15 @@ def only(node: BaseNode, **kwargs: Any) -> Any:
 @pytest.mark.parametrize(
     ("node", "kind"),
     [
-        pytest.param(chunk(), ChunkReference, id="a node with a source document"),
-        pytest.param(chunk(document=""), DocumentReference, id="a node that is nobody's"),
-        pytest.param(Document(id_="d", text=SATURN, metadata={"doc": "k"}), DocumentReference, id="a Document"),
-        pytest.param(chunk('{"rocket": "Saturn V", "height": 110.6}'), StructuredReference, id="a JSON object"),
-        pytest.param(chunk('{"rocket": '), ChunkReference, id="broken JSON"),
-        pytest.param(chunk('{"rocket": ' + "[" * 40 + "]" * 40 + "}"), ChunkReference, id="JSON too deep to be read"),
-        pytest.param(chunk('["rocket"]'), ChunkReference, id="a JSON list"),
-        pytest.param(chunk(struct_data={"height": 110.6}), StructuredReference, id="struct_data"),
-        pytest.param(chunk(struct_data={}), ChunkReference, id="empty struct_data"),
+        pytest.param(chunk(), a.ChunkReference, id="a node with a source document"),
+        pytest.param(chunk(document=""), a.DocumentReference, id="a node that is nobody's"),
+        pytest.param(Document(id_="d", text=SATURN, metadata={"doc": "k"}), a.DocumentReference, id="a Document"),
+        pytest.param(chunk('{"rocket": "Saturn V", "height": 110.6}'), a.StructuredReference, id="a JSON object"),
+        pytest.param(chunk('{"rocket": '), a.ChunkReference, id="broken JSON"),
+        pytest.param(chunk('{"rocket": ' + "[" * 40 + "]" * 40 + "}"), a.ChunkReference, id="JSON too deep to be read"),
+        pytest.param(chunk('["rocket"]'), a.ChunkReference, id="a JSON list"),
+        pytest.param(chunk(struct_data={"height": 110.6}), a.StructuredReference, id="struct_data"),
+        pytest.param(chunk(struct_data={}), a.ChunkReference, id="empty struct_data"),
     ],
 )
 def test_each_node_is_a_reference_of_its_kind(node: BaseNode, kind: type) -> None:
@@ -107,7 +92,7 @@ def test_a_chunk_tells_its_document() -> None:
     """Name, text, page, title and address come under the source's own field names; metadata as they are."""
     node = chunk(name="Saturn V", link="https://nasa.example/v", page_label="12", year=1967)
     found = only(node, fields=Fields(title="name", url="link"))
-    assert found == ChunkReference(
+    assert found == a.ChunkReference(
         chunk="chunk-The Sa",
         content=SATURN,
         document="saturn.pdf",
@@ -124,7 +109,7 @@ def test_relevance_is_a_calibrated_rerankers_or_none() -> None:
     plain = retrieved([source(nodes)], HEIGHT)
     assert all(node.score for node in plain.nodes)
     told = answer_references(plain)
-    assert [one.relevance_score for one in told.values() if isinstance(one, ChunkReference)] == [None, None]
+    assert [one.relevance_score for one in told.values() if isinstance(one, a.ChunkReference)] == [None, None]
     reranker = Reranker(OverlapReranker(), calibration=SHARE, threshold=0.0)
     judged = retrieved([source(nodes)], HEIGHT, reranker=reranker)
     scores = [one.relevance_score for one in answer_references(judged).values()]  # type: ignore[union-attr]
@@ -157,7 +142,7 @@ def test_what_the_response_hides_is_hidden() -> None:
         assert secret not in said
     by_id = {one.id: one.knowledge_source_name for one in retrieval.references}
     kinds = {by_id[name]: type(one) for name, one in told.items()}
-    assert kinds == {"named": ChunkReference, "record": StructuredReference, "told": ChunkReference}
+    assert kinds == {"named": a.ChunkReference, "record": a.StructuredReference, "told": a.ChunkReference}
 
 
 def test_whom_a_document_is_shared_with_is_not_told() -> None:
@@ -193,11 +178,11 @@ def test_any_metadata_can_be_written() -> None:
     assert reference.metadata["small"] == [1, {"deep": [1, 2]}]
     assert "window" not in reference.metadata
     assert 1 <= sum(key.startswith("field") for key in reference.metadata) <= 5
-    told = json.dumps(encode_answer(Answer(references=[reference])), allow_nan=False)
+    told = json.dumps(encode_answer(a.Answer(references=[reference])), allow_nan=False)
     json_format.Parse(told, google_v1.Answer.pb(google_v1.Answer()), ignore_unknown_fields=False)
     record = only(chunk('{"height": NaN, "large": 1e999, "long": "' + "x" * 20_000 + '", "name": "rocket \\ud800"}'))
     assert set(record.data) == {"height", "large", "name"}
-    told = json.dumps(encode_answer(Answer(references=[record])), allow_nan=False)
+    told = json.dumps(encode_answer(a.Answer(references=[record])), allow_nan=False)
     json_format.Parse(told, google_v1.Answer.pb(google_v1.Answer()), ignore_unknown_fields=False)
 
 
@@ -211,7 +196,7 @@ FOUND: list[dict[str, Any]] = [
 ]
 
 
-def steps(retrieval: Retrieval, mode: ResultMode | None = None) -> list[AnswerStep]:
+def steps(retrieval: Retrieval, mode: a.ResultMode | None = None) -> list[a.AnswerStep]:
     return answer_steps(retrieval, mode)
 
 
@@ -230,7 +215,7 @@ def test_a_question_that_is_searched_as_it_is_has_one_step() -> None:
     """Without a plan there is one step with one action: the question, and the evidence with short snippets."""
     long = "The rocket. " + "Nothing of note. " * 60 + "On it a rocket so tall launched Apollo."
     (step,) = steps(retrieved([source([long])], ROCKET))
-    assert (step.state, step.description, step.thought) == (AnswerState.SUCCEEDED, "Search the query.", "")
+    assert (step.state, step.description, step.thought) == (a.AnswerState.SUCCEEDED, "Search the query.", "")
     (action,) = step.actions
     assert action.query == ROCKET
     assert action.results is not None
@@ -266,13 +251,13 @@ def test_passages_of_one_document_are_observed_together() -> None:
     retrieval = retrieved([source(nodes)], ROCKET, reranker=reranker)
     ((result,),) = [action.results or [] for action in steps(retrieval)[0].actions]
     assert (result.document, len(result.snippets), result.chunks) == ("doc", 2, [])
-    ((result,),) = [action.results or [] for action in steps(retrieval, ResultMode.CHUNKS)[0].actions]
+    ((result,),) = [action.results or [] for action in steps(retrieval, a.ResultMode.CHUNKS)[0].actions]
     assert (result.document, result.snippets) == ("doc", [])
     told = {one.chunk: (one.content, one.relevance_score) for one in result.chunks}
     assert told == {
         one.chunk: (one.content, one.relevance_score)
         for one in answer_references(retrieval).values()
-        if isinstance(one, ChunkReference)
+        if isinstance(one, a.ChunkReference)
     }
     assert all(one.relevance_score for one in result.chunks)
 
@@ -282,8 +267,8 @@ def test_lost_searches_are_no_empty_ones() -> None:
     sources = [source([APOLLO, SATURN], memory={"fault": failing("height")})]
     retrieval = retrieved(sources, ROCKET, llm=planner(HOPS, FOUND), effort="medium")
     first, second = steps(retrieval)
-    assert first.state is AnswerState.SUCCEEDED
-    assert second.state is AnswerState.FAILED
+    assert first.state is a.AnswerState.SUCCEEDED
+    assert second.state is a.AnswerState.FAILED
     assert second.description == "Search with what was found. The search gave no answer."
     assert [one.results for one in second.actions] == [None]
     assert lacking(retrieval) == [("q2", Outcome.ERROR, "height of Saturn V rocket: its searches failed")]
@@ -297,8 +282,8 @@ EXAMPLES = int(os.environ.get("WIRE_EXAMPLES", "60"))
 WORDS = ["Apollo", "rocket", "110.6 m", "Saturn V", "東京の", "Größe", "😀", "was", "tall", "launched", "é"]
 
 
-def query(**fields: Any) -> AnswerQuery:
-    return AnswerQuery.model_validate({"request": {"messages": [{"role": "user", "content": QUESTION}]}, **fields})
+def query(**fields: Any) -> a.AnswerQuery:
+    return a.AnswerQuery.model_validate({"request": {"messages": [{"role": "user", "content": QUESTION}]}, **fields})
 
 
 ALL = query(
@@ -328,21 +313,21 @@ def styled(retrieval: Retrieval, text: str, style: Markers) -> tuple[str, Ground
     return strip_markers(shown, ledger) if style is Markers.STRIP else (shown, ledger)
 
 
-def made(retrieval: Retrieval, asked: AnswerQuery = ALL, text: str = TEXT, **kwargs: Any) -> Answer:
+def made(retrieval: Retrieval, asked: a.AnswerQuery = ALL, text: str = TEXT, **kwargs: Any) -> a.Answer:
     given: dict[str, Any] = {
         "references": answer_references(retrieval),
         "steps": answer_steps(retrieval),
         "ledger": checked(retrieval, TEXT),
         "related_questions": ["How heavy was it?", "How heavy was it?"],
         "classifications": [QueryClassification(type=one, positive=False) for one in QueryClass],
-        "safety_ratings": [SafetyRating(category=HarmCategory.HARASSMENT, probability_score=0.1)],
+        "safety_ratings": [a.SafetyRating(category=a.HarmCategory.HARASSMENT, probability_score=0.1)],
         **kwargs,
     }
     parts = {name: given.pop(name) for name in ("references", "ledger", "classifications")}
-    return completed(Answer(text=text, **given), asked, **parts)
+    return completed(a.Answer(text=text, **given), asked, **parts)
 
 
-def strictly_read(answer: Answer) -> dict[str, Any]:
+def strictly_read(answer: a.Answer) -> dict[str, Any]:
     """What Google's parser makes of it; it is checked by our own rules on its way."""
     written = encode_answer(answer, name="n")
     read = json_format.Parse(json.dumps(written), google_v1.Answer.pb(google_v1.Answer()), ignore_unknown_fields=False)
@@ -392,13 +377,13 @@ def test_generated_answers_are_read_strictly(retrieval: Retrieval, data: st.Data
         ledger=data.draw(st.sampled_from([None, ledger])),
         created_at=data.draw(st.none() | st.just(NOW)),
         skipped_reasons=data.draw(st.lists(st.sampled_from(SkippedReason), max_size=2)),
-        state=data.draw(st.sampled_from([AnswerState.SUCCEEDED, AnswerState.FAILED])),
+        state=data.draw(st.sampled_from([a.AnswerState.SUCCEEDED, a.AnswerState.FAILED])),
     )
     assert strictly_read(answer) == encode_answer(answer, name="n")
     for element in json.loads(b"".join(stream_answer(answer))):
         response = google_v1.AnswerQueryResponse.pb(google_v1.AnswerQueryResponse())
         json_format.Parse(json.dumps(element), response, ignore_unknown_fields=False)
-    assert Answer.parse(answer.to_dict()) == answer
+    assert a.Answer.parse(answer.to_dict()) == answer
 
 
 ANSWER = (
@@ -418,10 +403,10 @@ def read_out(deltas: list[str], *, cite: bool = True) -> tuple[str, list[tuple[s
     pieces = Pieces(["0", "1"], cite=cite)
     text, cited = "", []
     for piece in [one for delta in deltas for one in pieces.feed(delta)] + pieces.close():
-        if isinstance(piece, TextPiece):
+        if isinstance(piece, a.TextPiece):
             text += piece.text
         else:
-            assert isinstance(piece, CitationPiece)
+            assert isinstance(piece, a.CitationPiece)
             assert piece.citation.end <= len(text)
             cited.append((piece.citation.of(text), piece.citation.sources))
     return text, cited
@@ -447,9 +432,9 @@ def test_a_reference_that_is_not_shown_is_not_cited(ids: list[str]) -> None:
     """Its marker is taken out all the same."""
     pieces = Pieces(ids, cite=True)
     made = [*pieces.feed("It is tall [ref_id:1]. So it is [ref_id:0]."), *pieces.close()]
-    text = "".join(piece.text for piece in made if isinstance(piece, TextPiece))
+    text = "".join(piece.text for piece in made if isinstance(piece, a.TextPiece))
     assert text == "It is tall. So it is."
-    assert [piece.citation.sources for piece in made if isinstance(piece, CitationPiece)] == [[0]] * len(ids)
+    assert [piece.citation.sources for piece in made if isinstance(piece, a.CitationPiece)] == [[0]] * len(ids)
 
 
 def test_a_marker_that_a_claim_begins_with_leaves_its_span_exact() -> None:
@@ -472,25 +457,25 @@ def test_a_long_answer_is_not_read_again_and_again() -> None:
     assert time.thread_time() - began < 20
 
 
-GIVEN: list[AnswerReference] = [
-    ChunkReference(chunk="c1", content="Cheese is old.", document="d1", uri="https://x.example/1", title="Cheese"),
-    DocumentReference(
+GIVEN: list[a.AnswerReference] = [
+    a.ChunkReference(chunk="c1", content="Cheese is old.", document="d1", uri="https://x.example/1", title="Cheese"),
+    a.DocumentReference(
         document="d2",
         title="Rockets",
-        chunks=[ChunkContent(content="It was tall.", page_identifier="3"), ChunkContent(content="110.6 m tall.")],
+        chunks=[a.ChunkContent(content="It was tall.", page_identifier="3"), a.ChunkContent(content="110.6 m tall.")],
     ),
-    StructuredReference(document="d3", title="Record", data={"height": 110.6}),
-    ChunkReference(chunk="c1", content="Same name, other text."),
-    ChunkReference(content="No name."),
-    ChunkReference(),
-    ChunkReference(),
-    *[ChunkReference(chunk=f"n{number}", content=f"Nothing of note {number}.") for number in range(20)],
+    a.StructuredReference(document="d3", title="Record", data={"height": 110.6}),
+    a.ChunkReference(chunk="c1", content="Same name, other text."),
+    a.ChunkReference(content="No name."),
+    a.ChunkReference(),
+    a.ChunkReference(),
+    *[a.ChunkReference(chunk=f"n{number}", content=f"Nothing of note {number}.") for number in range(20)],
 ]
 
 
-def supplied(results: list[AnswerReference] | None = GIVEN) -> AnswerQuery:
+def supplied(results: list[a.AnswerReference] | None = GIVEN) -> a.AnswerQuery:
     messages = [{"role": "user", "content": "How tall was the rocket?"}]
-    return AnswerQuery.model_validate({"request": {"messages": messages}, "search_results": results})
+    return a.AnswerQuery.model_validate({"request": {"messages": messages}, "search_results": results})
 
 
 def never(_: list[ChatMessage]) -> str:
@@ -504,7 +489,7 @@ def retriever(**kwargs: Any) -> tuple[AgenticRetriever, MemoryRetriever]:
     return AgenticRetriever([docs], **{"llm": ScriptedLLM(never), "effort": "medium", **kwargs}), searched
 
 
-def found(asked: AnswerQuery, like: AgenticRetriever) -> Retrieval:
+def found(asked: a.AnswerQuery, like: AgenticRetriever) -> Retrieval:
     assert asked.search_results is not None
     request = supplied_request(asked.request, asked.search_results)
     retrieval = run(supplied_retriever(asked.search_results, like).retrieval(request))
@@ -547,7 +532,7 @@ def test_what_a_postprocessor_took_out_is_not_told() -> None:
     )
     retrieval = run(engine.answer(supplied_request(supplied().request, GIVEN))).retrieval
     first, second, *_ = answer_references(retrieval).values()
-    assert isinstance(first, ChunkReference)
+    assert isinstance(first, a.ChunkReference)
     assert (first.content, first.chunk, first.document, first.title) == ("XXX is old.", "c1", "d1", "Cheese")
     assert second == GIVEN[1]
 
@@ -564,7 +549,7 @@ def test_no_results_are_empty_evidence_and_who_asks_stays_who_asks() -> None:
 
 @settings(max_examples=30)
 @given(results=st.lists(REFERENCES, max_size=4))
-def test_any_results_come_back_as_they_were(results: list[AnswerReference]) -> None:
+def test_any_results_come_back_as_they_were(results: list[a.AnswerReference]) -> None:
     """Whatever they hold, nodes are made with ids of their own, and references are the results."""
     like, _ = retriever()
     retrieval = found(supplied(results), like)

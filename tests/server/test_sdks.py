@@ -339,18 +339,13 @@ async def test_a_client_asks_over_http(url: str, path: str, mode: str) -> None:
         assert (refused.is_error, "surprise" in refused.content[0].text) == (True, True)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("method", ["GET", "DELETE"])
-async def test_no_stream_is_held_open(url: str, method: str) -> None:
-    """The server keeps no state to stream or delete; an open stream would take a place among running requests."""
-    async with httpx2.AsyncClient(headers={"api-key": QUERY, "last-event-id": "1"}) as http:
-        response = await http.request(method, f"{url}/knowledgebases/space/mcp")
-    assert response.status_code == 405
-
-
-async def test_nobody_asks_without_a_key(url: str) -> None:
-    """MCP needs the same credentials as every other route."""
-    async with httpx2.AsyncClient() as http:
-        response = await http.post(
-            f"{url}/knowledgebases/space/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "ping"}
+@pytest.mark.parametrize(("method", "key", "status"), [("GET", QUERY, 405), ("DELETE", QUERY, 405), ("POST", "", 401)])
+async def test_no_stream_is_held_open_and_nobody_asks_without_a_key(
+    url: str, method: str, key: str, status: int
+) -> None:
+    """An open stream would take a place among running requests; a message needs the credentials of every route."""
+    async with httpx2.AsyncClient(headers={"last-event-id": "1", **({"api-key": key} if key else {})}) as http:
+        response = await http.request(
+            method, f"{url}/knowledgebases/space/mcp", json={"jsonrpc": "2.0", "method": "ping"}
         )
-    assert response.status_code == 401
+    assert response.status_code == status

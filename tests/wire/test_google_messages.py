@@ -12,20 +12,8 @@ from google.protobuf import json_format  # type: ignore[import-untyped]  # has n
 from hypothesis import given
 
 from llama_index_agentic_kb import errors
-from llama_index_agentic_kb.schema import Message, RetrievalRequest
+from llama_index_agentic_kb.schema import Message, RetrievalRequest, grounding
 from llama_index_agentic_kb.schema.answer import AnswerQuery
-from llama_index_agentic_kb.schema.grounding import (
-    MAX_RECORDS,
-    Fact,
-    GroundedClaim,
-    GroundingLedger,
-    GroundingQuery,
-    RankQuery,
-    RankRecord,
-    Span,
-    Support,
-    Verdict,
-)
 from llama_index_agentic_kb.wire import google as codec
 from llama_index_agentic_kb.wire import google_messages as names
 from tests.wire.strategies import CONFIGS, REQUESTS, STORE, at, many
@@ -114,13 +102,13 @@ def test_a_request_without_settings_has_googles() -> None:
     assert codec.decode_answer_query({"query": {"text": "Who?"}}) == AnswerQuery(request=least)
 
 
-def support(reference: str, score: float) -> Support:
-    span = Span(start=0, end=7)
-    return Support(reference_id=reference, node_id="n", span=span, quote=f"quote {reference}", score=score)
+def support(reference: str, score: float) -> grounding.Support:
+    span = grounding.Span(start=0, end=7)
+    return grounding.Support(reference_id=reference, node_id="n", span=span, quote=f"quote {reference}", score=score)
 
 
-def claim(text: str, start: int, **fields: Any) -> GroundedClaim:
-    return GroundedClaim(text=text, span=Span(start=start, end=start + len(text)), **fields)
+def claim(text: str, start: int, **fields: Any) -> grounding.GroundedClaim:
+    return grounding.GroundedClaim(text=text, span=grounding.Span(start=start, end=start + len(text)), **fields)
 
 
 def test_a_check_of_grounding_goes_both_ways() -> None:
@@ -128,9 +116,9 @@ def test_a_check_of_grounding_goes_both_ways() -> None:
     text = "Käse ist gelb. Here is what I found. Er fliegt."
     supports = [support("1", 0.9), support("0", 0.7), support("0", 0.1)]
     claims = [
-        claim("Käse ist gelb.", 0, verdict=Verdict.SUPPORTED, score=0.9, supports=supports),
+        claim("Käse ist gelb.", 0, verdict=grounding.Verdict.SUPPORTED, score=0.9, supports=supports),
         claim("Here is what I found.", 15, check_required=False),
-        claim("Er fliegt.", 37, verdict=Verdict.CONTRADICTED, score=0.2, supports=[support("0", 0.9)]),
+        claim("Er fliegt.", 37, verdict=grounding.Verdict.CONTRADICTED, score=0.2, supports=[support("0", 0.9)]),
     ]
     facts = [g.GroundingFact(fact_text=one, attributes={"author": "x"}) for one in ("A", "B")]
     spec = g.CheckGroundingSpec(citation_threshold=0.0, enable_claim_level_score=True)
@@ -139,8 +127,10 @@ def test_a_check_of_grounding_goes_both_ways() -> None:
     )
     assert (read.answer, read.citation_threshold, read.claim_scores) == (text, 0.0, True)
     assert [(fact.text, fact.attributes) for fact in read.facts] == [("A", {"author": "x"}), ("B", {"author": "x"})]
-    query = GroundingQuery(answer=text, facts=[Fact(text="A"), Fact(text="B")], claim_scores=True)
-    written = codec.encode_check_grounding(query, GroundingLedger(claims=claims, grounding_score=0.55))
+    query = grounding.GroundingQuery(
+        answer=text, facts=[grounding.Fact(text="A"), grounding.Fact(text="B")], claim_scores=True
+    )
+    written = codec.encode_check_grounding(query, grounding.GroundingLedger(claims=claims, grounding_score=0.55))
     got: Any = g.CheckGroundingResponse.from_json(json.dumps(written))
     assert got.support_score == pytest.approx(0.55)
     assert [(one.chunk_text, one.source) for one in got.cited_chunks] == [("quote 1", "1"), ("quote 0", "0")]
@@ -156,10 +146,15 @@ def test_ranking_goes_both_ways() -> None:
     read = codec.decode_rank(sent(g.RankRequest(query="q", records=records, top_n=1)))
     assert (read.query, read.top_n, read.model, read.ids_only) == ("q", 1, "semantic-ranker-512@latest", False)
     assert [(one.id, one.title, one.content) for one in read.records] == [("1", "a", ""), ("2", "", "b")]
-    ranked = [RankRecord(id="2", content="b", score=0.8597)]
-    got: Any = g.RankResponse.from_json(json.dumps(codec.encode_rank(RankQuery(records=[RankRecord(id="2")]), ranked)))
+    ranked = [grounding.RankRecord(id="2", content="b", score=0.8597)]
+    got: Any = g.RankResponse.from_json(
+        json.dumps(codec.encode_rank(grounding.RankQuery(records=[grounding.RankRecord(id="2")]), ranked))
+    )
     assert [(one.id, one.content, round(one.score, 4)) for one in got.records] == [("2", "b", 0.8597)]
-    bare = codec.encode_rank(RankQuery(records=[RankRecord(id="2")], ids_only=True), [RankRecord(id="2", content="b")])
+    bare = codec.encode_rank(
+        grounding.RankQuery(records=[grounding.RankRecord(id="2")], ids_only=True),
+        [grounding.RankRecord(id="2", content="b")],
+    )
     assert bare == {"records": [{"id": "2"}]}
 
 
@@ -235,71 +230,47 @@ def body(**fields: Any) -> dict[str, Any]:
     return {"query": {"text": "Who?"}, **fields}
 
 
-@pytest.mark.parametrize(
-    ("sent", "message"),
-    [
-        ("{", "body: it is no JSON"),
-        (
-            '{"query": {"text": "a", "text": "b"}}',
-            "body: it is no JSON that can be read: the key 'text' is given twice",
-        ),
-        ('{"query": {"text": NaN}}', "query.text: "),
-        (b"\xff", "body: it is no JSON"),
-        ("[" * 100_000, "body: it is no JSON that can be read: it is nested too deeply"),
-        (at(BOOSTS, [{"condition": 'a: ANY("b")', "boost": 10**400}]), "body: a number is too large"),
-        ([], "body: an object is expected, found '[]'"),
-        ({}, "query.text: a question is needed"),
-        *(({"query": {"text": text}}, "query.text: ") for text in (" ", "\ud800", 3, ["a"])),
-        ({"query": "Who?"}, 'query: Message type Query has no field named "W"'),
-        (body(qeury=1), 'body: Message type AnswerQueryRequest has no field named "qeury"'),
-        (at(PARAMS, {"blobs": {}}), f'{PARAMS}: Message type SearchParams has no field named "b'),
-        (body(searchSpec={"search_params": {}, "searchResultList": {}}), "searchSpec: "),
-        (body(userLabels={str(key): "" for key in range(65)}), "userLabels: 65 labels; at most 64"),
-        (at(f"{PARAMS}.maxReturnResults", 2**31), "maxReturnResults: "),
-        (body(session="projects/p/locations/l/engines/e/sessions/s"), "an engine is named with its collection"),
-    ],
-    ids=lambda one: str(one)[:40],
-)
-def test_what_is_no_request_is_refused(sent: Any, message: str) -> None:
-    """No JSON, unknown fields and two of a oneof are refused, and the place is named."""
-    with pytest.raises(errors.InvalidRequestError) as refused:
-        codec.decode_answer_query(sent)
-    assert message in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        ("asynchronousMode", True, ": asynchronous mode is deprecated."),
-        ("userPseudoId", "x" * 129, ": 129 characters; at most 128"),
-        ("userLabels", {"": "x"}, ": a label's key has 1 to 63 characters"),
-        (
-            "endUserSpec.endUserMetadata",
-            [{"chunkInfo": {"content": "x" * 8001}}],
-            ".0.chunkInfo.content: 8001 characters;",
-        ),
-        (STEPS, -1, ": a finite number from 0 to 5 is expected, found -1"),
-        (CLASSES, ["adversarial_query"], ".0: Invalid enum value adversarial_query for enum type Type"),
-        (CLASSES, [6], ": Type has no such value; it has"),
-        (CLASSES, [None], ".0: null is not allowed"),
-        ("groundingSpec.filteringLevel", -1, ": FilteringLevel has no such value"),
-        ("safetySpec.safetySettings", [{"category": 1}], ".0: category and threshold are both needed"),
-        ("session", "sessions/1", ": 'sessions/1' is no resource name"),
-        ("session", "projects/p/locations/l/collections/c/dataStores/d/sessions/s/answers/a", ": "),
-        ("servingConfig", "x", ": 'x' is no resource name"),
-        *((f"{PARAMS}.maxReturnResults", bad, ": ") for bad in (1.5, " 5", True, "1e999", 10_001)),
-        (f"{PARAMS}.filter", "color = red", ", character 9: found 'red', expected: a text"),
-        (f"{PARAMS}.dataStoreSpecs", [{"dataStore": "x"}], ".0.dataStore: 'x' is no resource name"),
-        (BOOSTS, [{"boost": "NaN"}], ".0.boost: a finite number from -1 to 1 is expected, found nan"),
-        (BOOSTS, [{}] * 21, ": 21 items; at most 20"),
-        (BOOSTS, [{"condition": "("}], ".0.condition, character 2: the filter ends"),
-    ],
-)
-def test_what_is_wrong_is_refused_by_its_field(path: str, value: Any, message: str) -> None:
-    """Wrong kinds and what is out of a range are refused, and the field is named."""
-    with pytest.raises(errors.InvalidRequestError) as refused:
-        codec.decode_answer_query(at(path, value))
-    assert path + message in str(refused.value)
+REFUSED = [
+    ("{", "body: it is no JSON"),
+    ('{"query": {"text": "a", "text": "b"}}', "body: it is no JSON that can be read: the key 'text' is given twice"),
+    ('{"query": {"text": NaN}}', "query.text: "),
+    (b"\xff", "body: it is no JSON"),
+    ("[" * 100_000, "body: it is no JSON that can be read: it is nested too deeply"),
+    (at(BOOSTS, [{"condition": 'a: ANY("b")', "boost": 10**400}]), "body: a number is too large"),
+    ([], "body: an object is expected, found '[]'"),
+    ({}, "query.text: a question is needed"),
+    *(({"query": {"text": text}}, "query.text: ") for text in (" ", "\ud800", 3, ["a"])),
+    ({"query": "Who?"}, 'query: Message type Query has no field named "W"'),
+    (body(qeury=1), 'body: Message type AnswerQueryRequest has no field named "qeury"'),
+    (at(PARAMS, {"blobs": {}}), f'{PARAMS}: Message type SearchParams has no field named "b'),
+    (body(searchSpec={"search_params": {}, "searchResultList": {}}), "searchSpec: "),
+    (body(userLabels={str(key): "" for key in range(65)}), "userLabels: 65 labels; at most 64"),
+    (at(f"{PARAMS}.maxReturnResults", 2**31), "maxReturnResults: "),
+    (body(session="projects/p/locations/l/engines/e/sessions/s"), "an engine is named with its collection"),
+]
+"""No JSON, unknown fields and two of a oneof, and the place that is named."""
+WRONG = [
+    ("asynchronousMode", True, ": asynchronous mode is deprecated."),
+    ("userPseudoId", "x" * 129, ": 129 characters; at most 128"),
+    ("userLabels", {"": "x"}, ": a label's key has 1 to 63 characters"),
+    ("endUserSpec.endUserMetadata", [{"chunkInfo": {"content": "x" * 8001}}], ".0.chunkInfo.content: 8001 characters;"),
+    (STEPS, -1, ": a finite number from 0 to 5 is expected, found -1"),
+    (CLASSES, ["adversarial_query"], ".0: Invalid enum value adversarial_query for enum type Type"),
+    (CLASSES, [6], ": Type has no such value; it has"),
+    (CLASSES, [None], ".0: null is not allowed"),
+    ("groundingSpec.filteringLevel", -1, ": FilteringLevel has no such value"),
+    ("safetySpec.safetySettings", [{"category": 1}], ".0: category and threshold are both needed"),
+    ("session", "sessions/1", ": 'sessions/1' is no resource name"),
+    ("session", "projects/p/locations/l/collections/c/dataStores/d/sessions/s/answers/a", ": "),
+    ("servingConfig", "x", ": 'x' is no resource name"),
+    *((f"{PARAMS}.maxReturnResults", bad, ": ") for bad in (1.5, " 5", True, "1e999", 10_001)),
+    (f"{PARAMS}.filter", "color = red", ", character 9: found 'red', expected: a text"),
+    (f"{PARAMS}.dataStoreSpecs", [{"dataStore": "x"}], ".0.dataStore: 'x' is no resource name"),
+    (BOOSTS, [{"boost": "NaN"}], ".0.boost: a finite number from -1 to 1 is expected, found nan"),
+    (BOOSTS, [{}] * 21, ": 21 items; at most 20"),
+    (BOOSTS, [{"condition": "("}], ".0.condition, character 2: the filter ends"),
+]
+"""By field: wrong kinds and what is out of a range, and what is said after the field's name."""
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,6 +326,8 @@ CANDIDATE = {"answerCandidate": "a"}
 @pytest.mark.parametrize(
     ("decode", "sent", "message"),
     [
+        *((codec.decode_answer_query, sent, message) for sent, message in REFUSED),
+        *((codec.decode_answer_query, at(path, value), path + message) for path, value, message in WRONG),
         (codec.decode_check_grounding, {}, "answerCandidate: an answer to check is needed"),
         (codec.decode_check_grounding, {"answerCandidate": "a. " * 2049}, "answerCandidate: 4098 tokens; at most 4096"),
         (codec.decode_check_grounding, {**CANDIDATE, "facts": [{}] * 201}, "facts: 201 items; at most 200"),
@@ -375,7 +348,11 @@ CANDIDATE = {"answerCandidate": "a"}
         ),
         (codec.decode_rank, {"records": []}, "records: records to rank are needed"),
         (codec.decode_rank, {"records": [{"title": "a"}, {"id": "1"}]}, "records.1: a title or content is needed"),
-        (codec.decode_rank, {"records": [{"title": "a"}] * (MAX_RECORDS + 1)}, "records: 201 items; at most 200"),
+        (
+            codec.decode_rank,
+            {"records": [{"title": "a"}] * (grounding.MAX_RECORDS + 1)},
+            "records: 201 items; at most 200",
+        ),
         (codec.decode_rank, {"records": [{"title": "a"}], "topN": -1}, "topN: a finite number from 0 to"),
         (codec.decode_create_session, {"turns": [{}]}, "session.turns: turns are made by answering"),
         (codec.decode_create_session, {"isPinned": "yes"}, "isPinned: Expected true or false"),
@@ -386,9 +363,10 @@ CANDIDATE = {"answerCandidate": "a"}
         (codec.wants_answer_details, {"includeAnswerDetails": "yes"}, "includeAnswerDetails: 'yes' is neither"),
         (lambda sent: codec.decode_update_session({}, sent), "name", "updateMask: 'name' can't be changed"),
     ],
+    ids=lambda one: str(one)[:40],
 )
-def test_the_other_methods_refuse_by_field_too(decode: Any, sent: Any, message: str) -> None:
-    """Limits of CheckGrounding, Rank and the session methods are Google's."""
+def test_what_is_wrong_is_refused_by_its_field(decode: Any, sent: Any, message: str) -> None:
+    """In each method; the limits of CheckGrounding, Rank and sessions are Google's."""
     with pytest.raises(errors.InvalidRequestError) as refused:
         decode(sent)
     assert message in str(refused.value)
