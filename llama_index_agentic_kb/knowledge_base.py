@@ -267,7 +267,8 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
 
     def _asked(self, question: Question, fields: JsonObject) -> tuple[RetrievalRequest, AgenticQueryEngine]:
         request = self.request(question, **fields)
-        return request, self._engine(request.output_mode or self.output_mode)
+        mode = request.output_mode or self.output_mode
+        return request, self._engines.get(mode) or self._engine(mode)
 
     def request(self, question: Question, **fields: object) -> RetrievalRequest:
         """Return the request for a question, with this knowledge base's defaults.
@@ -287,19 +288,16 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
         return RetrievalRequest.parse({**own, "principal": request.principal, **states, **fields})
 
     def _engine(self, mode: OutputMode) -> AgenticQueryEngine:
-        if mode not in self._engines:
-            if mode is OutputMode.ANSWER_SYNTHESIS and self.llm is None:
-                raise InvalidRequestError(
-                    "outputMode: answerSynthesis needs a language model; pass llm= or set OPENAI_API_KEY, "
-                    "or ask for extractiveData"
-                )
-            self._engines[mode] = AgenticQueryEngine(  # its answers' size is that of the request
-                self.retriever,
-                response_mode=mode.value,
-                grounding=self.grounding,
-                instructions=self.answer_instructions,
+        """Return the query engine of an output mode, made at its first use; its answer sizes are those of requests."""
+        if mode is OutputMode.ANSWER_SYNTHESIS and self.llm is None:
+            raise InvalidRequestError(
+                "outputMode: answerSynthesis needs a language model; pass llm= or set OPENAI_API_KEY, "
+                "or ask for extractiveData"
             )
-        return self._engines[mode]
+        self._engines[mode] = made = AgenticQueryEngine(
+            self.retriever, response_mode=mode.value, grounding=self.grounding, instructions=self.answer_instructions
+        )
+        return made
 
     # -- answers as resources --------------------------------------------------------------------------------------
 
@@ -366,7 +364,8 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
         from llama_index_agentic_kb.answering.engine import answer_query  # noqa: PLC0415 (imports the answer checks)
 
         query = self.query(question, **fields)  # raises here rather than when a stream is read
-        engine = self._engine(OutputMode.ANSWER_SYNTHESIS)
+        mode = OutputMode.ANSWER_SYNTHESIS
+        engine = self._engines.get(mode) or self._engine(mode)
         return answer_query(query, engine, self.policy, self.sessions, observer=observer, streaming=streaming)
 
     # -- as parts of a LlamaIndex app --------------------------------------------------------------------------------

@@ -93,6 +93,8 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         synthesizer: Further arguments of ``get_response_synthesizer`` (templates, ``output_cls``, ...).
     """
 
+    _retriever: AgenticRetriever
+
     def __init__(
         self,
         retriever: BaseRetriever,
@@ -117,7 +119,11 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             **{"retries": options.retries, "spotlighting": options.spotlighting, **synthesizer},
         )
         self.grounding = as_grounding(grounding)
-        self._grounding_asked = bool(grounding)
+        is_checked = bool(grounding)  # answers of LlamaIndex's synthesizers have no citation markers
+        if isinstance(self.synthesizer, AgenticSynthesizer):
+            is_checked = self.synthesizer.needs_llm and self.synthesizer.needs_nodes  # a model writes from evidence
+        self.checks = self.grounding if is_checked and not makes_objects(self.synthesizer) else None
+        """The settings for checking answers against their evidence; None if answers are not checked."""
         self.instructions = instructions
         super().__init__(retriever, self.synthesizer, list(node_postprocessors or ()), manager)
 
@@ -141,7 +147,6 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
     @property
     def retriever(self) -> AgenticRetriever:
         """The retriever of this engine."""
-        assert isinstance(self._retriever, AgenticRetriever)
         return self._retriever
 
     def _get_prompt_modules(self) -> PromptMixinType:
@@ -221,7 +226,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         dispatcher.event(RetrievalStartEvent(str_or_query_bundle=query))
         payload = {EventPayload.QUERY_STR.value: query.query_str}
         with self.callback_manager.event(CBEventType.RETRIEVE, payload=payload) as event:
-            retrieval = await self.retriever.retrieval(
+            retrieval = await self._retriever.retrieval(
                 request, bundle=bundle, answer_share=share, observer=observer, classification=classification
             )
             reasoning = retrieval.log.last(AgenticReasoningActivity)
@@ -247,18 +252,6 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             reason = f"none of {candidates} candidates was kept" if candidates else "no source returned anything"
             retrieval.missing.append(MissingPart(what="evidence", outcome=Outcome.EMPTY, reason=reason))
         return retrieval
-
-    @property
-    def checks(self) -> Grounding | None:
-        """The settings for checking answers against their evidence; None if answers are not checked.
-
-        Answers that a model writes from evidence are checked. Those of LlamaIndex's synthesizers, which have no
-        citation markers, are checked only if the caller set ``grounding``.
-        """
-        made_by, is_checked = self.synthesizer, self._grounding_asked
-        if isinstance(made_by, AgenticSynthesizer):
-            is_checked = made_by.needs_llm and made_by.needs_nodes
-        return self.grounding if is_checked and not makes_objects(made_by) else None
 
     async def begin(
         self, request: RetrievalRequest, bundle: QueryBundle | None = None, observer: Observer = None

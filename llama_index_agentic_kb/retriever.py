@@ -48,7 +48,6 @@ from llama_index_agentic_kb.planning.effort import (
     as_limits,
     planned_use,
 )
-from llama_index_agentic_kb.planning.findings import FoundStep
 from llama_index_agentic_kb.planning.planner import PlanningModel, Task
 from llama_index_agentic_kb.planning.rounds import PlanOutcome, search_question
 from llama_index_agentic_kb.planning.tool_turn import ToolTurn, search_turn
@@ -56,13 +55,11 @@ from llama_index_agentic_kb.schema import (
     ActivityRecord,
     AgenticReasoningActivity,
     DialogueState,
-    Finding,
     Message,
     MissingPart,
     ModelQueryPlanningActivity,
     Outcome,
     Principal,
-    QueryPlan,
     ReasoningEffort,
     Reference,
     ResultsProcessing,
@@ -134,15 +131,12 @@ class RetrieverOptions:
 class Retrieval:
     """The result of a retrieval, with the activity log and budget that later stages continue to use."""
 
-    plan: QueryPlan
+    outcome: PlanOutcome  # the plan of the searches, what they found, and its proof
     log: ActivityLog
     budget: Budget
+    scope: Scope
+    selected: Mapping[str, SelectedSource]
     missing: list[MissingPart] = field(default_factory=list)
-    selected: Mapping[str, SelectedSource] = field(default_factory=dict)
-    scope: Scope = field(default_factory=partial(Scope, ""))
-    findings: list[Finding] = field(default_factory=list)
-    chain: list[FoundStep] = field(default_factory=list)  # the plan's steps, dependencies first
-    proofs: int = 0  # the number of proofs in the chain if they were found sufficient
     nodes: list[NodeWithScore] = field(default_factory=list)  # the evidence, best first
     references: list[Reference] = field(default_factory=list)  # of the nodes, set by ``arrange``
     dialogue: DialogueState | None = None  # after this turn; None if no source is a tool
@@ -339,12 +333,13 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             request = request.model_copy(update={"retrieval_instructions": self.options.retrieval_instructions})
         self.options.input_limits.check(request)
         effort = request.retrieval_reasoning_effort or self.effort
+        limits = self.limits[effort]
         budget = Budget(
             request.max_runtime_in_seconds or self.max_runtime_in_seconds,
             answer_share=answer_share,
             output_tokens=request.max_output_size_in_tokens,
             output_documents=request.max_output_documents,
-            retrieval_seconds=self.limits[effort].seconds,
+            retrieval_seconds=limits.seconds,
         )
         set_budget(budget)
         principal = self.resolve_principal(request.principal)
@@ -354,39 +349,26 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         memory, forgotten = list[ChatMessage](), list[MissingPart]()
         if self.memory is not None:
             owner_of(self.memory).claim(principal)
-            read = partial(self.memory.get, input=request.question)
-            aread = partial(self.memory.aget, input=request.question)
-            deadline = budget.retrieval_share(0.25, MEMORY_SECONDS)
-            try:
-                memory += await Call(sync=read, native=aread, deadline=deadline, pool=_MEMORIES, what="memory")
-            except Exception as error:  # noqa: BLE001 (any error of a memory; the question is then searched alone)
-                ended = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
-                reason = f"the conversation could not be read: {error_message(error)}"
-                forgotten.append(MissingPart(what="memory", outcome=ended, reason=reason))
+            memory, forgotten = await _remembered(self.memory, request.question, budget)
         whole = scope_of(request, memory, classification)
-        scope, limits = whole, self.limits[effort]
-        # Not once for all: `KnowledgeBase.load_plugins` adds sources.
-        for one, other in permutations(self.sources.values(), 2) if scope.history else ():
-            if not one.may_learn_from(other):
-                scope = whole.without_answers()  # what is searched may go to every source
-                break
+        # What is searched may go to every source. Not checked once for all: `KnowledgeBase.load_plugins` adds sources.
+        scope = whole.without_answers() if whole.history and _keep_apart(self.sources) else whole
+        follows = bool(scope.history) or request.scope_state is not None
         unplanned = not scope.intents and (self._model is None or effort is ReasoningEffort.MINIMAL)
-        wanted = [limits.documents_per_search, self.similarity_top_k, request.max_output_documents]
-        wanted += [params.max_output_documents for params in request.knowledge_source_params]
+        asked = map(attrgetter("max_output_documents"), request.knowledge_source_params)
         fan_out = FanOut(
             {name: chosen for name, chosen in selected.items() if not isinstance(chosen.source, ToolSource)},
             log,
-            top_k=max(filter(None, wanted)),
+            top_k=max(
+                filter(None, [limits.documents_per_search, self.similarity_top_k, budget.output_documents, *asked])
+            ),
             search_seconds=limits.search_seconds,
             max_searches=limits.searches,
             bundle=bundle,
             embedding_cache=self.options.embedding_cache,
-            follow_up=FollowUp.of(scope.question, scope.history) if unplanned else None,
+            follow_up=FollowUp.of(scope.question, scope.history) if unplanned and follows else None,
         )
         task = Task(scope, effort, limits, self._model, self.evidence.fusion, fan_out, log)
-        limit = budget.output_documents or self.similarity_top_k or limits.documents
-        follows = scope.history or request.scope_state is not None
-        conversation = Conversation(fan_out, request.scope_state, self.options.scope) if follows else None
         if len(fan_out.selected) < len(selected) or request.dialogue is not None:
             turn, outcome = await search_turn(task, request.dialogue, selected)
         else:
@@ -395,38 +377,32 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             _print_searches(log.records)
         if not turn.reply:
             raise_if_lost(outcome.searches)
-        narrowing = Narrowing() if conversation is None else await conversation.narrow(outcome.searches, limit)
-        retrieval = Retrieval(
-            outcome.plan,
-            log,
-            budget,
-            [*forgotten, *missing_parts(outcome.searches), *fan_out.left_out, *outcome.withheld],
-            selected,
-            whole,
-            outcome.findings,
-            outcome.chain,
-            len(outcome.proof) if outcome.sufficient else 0,
-            dialogue=turn.state,
-            reply=turn.reply,
-        )
-        await self._gather(request, retrieval, outcome, task, bundle, narrowing, limit)
-        if conversation is not None and request.scope_state is not None and narrowing.turn is not None:
-            retrieval.scope_state = conversation.after(narrowing.turn, retrieval.nodes)
+        missing = [*forgotten, *missing_parts(outcome.searches), *fan_out.left_out, *outcome.withheld]
+        made = Retrieval(outcome, log, budget, whole, selected, missing, dialogue=turn.state, reply=turn.reply)
+        limit = budget.output_documents or self.similarity_top_k or limits.documents
+        if not follows:
+            await self._gather(request, made, task, bundle, Narrowing(), limit)
+        else:
+            conversation = Conversation(fan_out, request.scope_state, self.options.scope)
+            narrowing = await conversation.narrow(outcome.searches, limit)
+            await self._gather(request, made, task, bundle, narrowing, limit)
+            if request.scope_state is not None and narrowing.turn is not None:
+                made.scope_state = conversation.after(narrowing.turn, made.nodes)
         fan_out.forget(outcome.searches)
-        return retrieval
+        return made
 
     async def _gather(
         self,
         request: RetrievalRequest,
         retrieval: Retrieval,
-        outcome: PlanOutcome,
         task: Task,
         bundle: QueryBundle | None,
         narrowing: Narrowing,
         limit: int,
     ) -> None:
         """Merge the search results into ``retrieval.nodes``, and log how many candidates each stage dropped."""
-        log, budget, options, ranked = retrieval.log, retrieval.budget, self.evidence, max(MAX_RANKED, limit)
+        log, budget, outcome = retrieval.log, retrieval.budget, retrieval.outcome
+        options, ranked = self.evidence, max(MAX_RANKED, limit)
         if request.results_processing is not None:
             options = replace(options, results_processing=request.results_processing)
         with log.record(
@@ -463,7 +439,8 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
                 retrieval.missing += [skipped(reason=warning) for warning in outcome.plan.warnings]
             # The record of the planning call has the plan's warnings.
             unplanned = outcome.plan.warnings if log.last(ModelQueryPlanningActivity) is None else []
-            cuts = counts.cuts(limited=budget.output_documents is not None)
+            is_cut = counts.kept < counts.candidates - counts.merged
+            cuts = counts.cuts(limited=budget.output_documents is not None) if is_cut else []
             warnings = filter(None, [gathered.warning, *request.unread, *unplanned, *cuts])
             log.close(
                 record,
@@ -489,6 +466,23 @@ def scope_of(
     planning = "\n".join(filter(None, [(request.retrieval_instructions or "").strip(), system]))
     answering = "\n".join(filter(None, [(request.answer_instructions or "").strip(), system]))
     return Scope(request.question, tuple(history), intents, classification, planning, answering)
+
+
+async def _remembered(memory: BaseMemory, question: str, budget: Budget) -> tuple[list[ChatMessage], list[MissingPart]]:
+    """Return the conversation in a memory; without it, if it can't be read in time, the question is searched alone."""
+    read, aread = partial(memory.get, input=question), partial(memory.aget, input=question)
+    deadline = budget.retrieval_share(0.25, MEMORY_SECONDS)
+    try:
+        return [*await Call(sync=read, native=aread, deadline=deadline, pool=_MEMORIES, what="memory")], []
+    except Exception as error:  # noqa: BLE001 (any error of a memory)
+        ended = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
+        reason = f"the conversation could not be read: {error_message(error)}"
+        return [], [MissingPart(what="memory", outcome=ended, reason=reason)]
+
+
+def _keep_apart(sources: Mapping[str, KnowledgeSource]) -> bool:
+    """Return whether any source may not get what was read in another."""
+    return not all(one.may_learn_from(other) for one, other in permutations(sources.values(), 2))
 
 
 def _print_searches(records: Sequence[ActivityRecord]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -57,14 +57,14 @@ _MAX_DATE: Final = 40
 
 
 def _shown(retrieval: Retrieval) -> set[int] | None:
-    """Return the reference ids of the proof, if it was found sufficient, and of the best others; None means all.
+    """Return the reference ids of the proof, which was found sufficient, and of the best others; None means all.
 
     The best of others are those that the last steps found, then those first in the evidence.
     """
     marks = [provenance(node) or {} for node in retrieval.nodes]
-    if not retrieval.proofs or len({one["rank"] for mark in marks for one in mark.get("proof", [])}) < retrieval.proofs:
-        return None  # the evidence is not sufficient, or a part of its proof was left out
-    planned = [one for one in retrieval.plan.sub_queries if one.origin is not SubQueryOrigin.QUESTION]
+    if len({one["rank"] for mark in marks for one in mark.get("proof", [])}) < len(retrieval.outcome.proof):
+        return None  # a part of the proof was left out
+    planned = [one for one in retrieval.outcome.plan.sub_queries if one.origin is not SubQueryOrigin.QUESTION]
     needed = {parent for one in planned for parent in one.depends_on}
     last = {one.id for one in planned if (one.part_of or one.id) not in needed}  # they ask for what the question asks
 
@@ -91,7 +91,9 @@ async def synthesize(
         with recorded_calls(retrieval.log, "answer"), metered(synthesizer, only_core=True) as counted:
             return await _foreign(counted, retrieval)
     question, history, log = retrieval.scope.question, retrieval.scope.history, retrieval.log
-    chain = chain_lines(retrieval.chain, retrieval.nodes) if retrieval.chain and synthesizer.needs_llm else ()
+    outcome = retrieval.outcome
+    chain = chain_lines(outcome.chain, retrieval.nodes) if outcome.chain and synthesizer.needs_llm else ()
+    has_proof = outcome.sufficient and bool(outcome.proof) and not isinstance(synthesizer, Accumulate)
     body = synthesizer.synthesis(
         QueryBundle(format_question(question, history, chain) if history or chain else question),
         retrieval.nodes,
@@ -102,7 +104,7 @@ async def synthesize(
         streaming=streaming,
         instructions=retrieval.scope.answer_instructions,
         aside=aside,
-        shown=None if isinstance(synthesizer, Accumulate) or not synthesizer.needs_llm else _shown(retrieval),
+        shown=_shown(retrieval) if has_proof and synthesizer.needs_llm else None,
     )
     dispatcher.event(SynthesizeStartEvent(query=question))
     if not synthesizer.needs_llm:
@@ -129,9 +131,9 @@ async def synthesize(
             try:
                 synthesis = await body
             except Exception as error:
-                outcome = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
+                ended = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
                 spent = {"input_tokens": bill.input_tokens, "output_tokens": bill.output_tokens, "calls": bill.calls}
-                log.fail(record, error, name, outcome=outcome, **spent)
+                log.fail(record, error, name, outcome=ended, **spent)
                 raise
             if history and (note := shortened(history, HISTORY_MESSAGES, HISTORY_CHARACTERS)):
                 synthesis.warnings.append(f"in the answer's prompt, {note}")
@@ -318,11 +320,8 @@ async def _check(answered: Answered, settings: Grounding, synthesizer: BaseSynth
         retrieval.missing.append(MissingPart(what="grounding", outcome=Outcome.ERROR, reason=reason))
 
 
-def _shown_ledger(ledger: GroundingLedger, retrieval: Retrieval) -> GroundingLedger:
-    """Return a ledger without the references that the response does not show, and the texts that it leaves out."""
-    texts = {one.id: one.source_data is not None for one in retrieval.references}
-    if sum(texts.values()) == len(retrieval.nodes):
-        return ledger
+def _shown_ledger(ledger: GroundingLedger, texts: Mapping[str, bool]) -> GroundingLedger:
+    """Return a ledger with the references of ``texts`` only, and the texts of those whose value is true."""
 
     def bare(support: Support) -> Support:
         return support if texts[support.reference_id] else support.model_copy(update={"quote": ""})
@@ -367,15 +366,18 @@ class Answered:
 
     def response(self, *, include_activity: bool = True) -> RetrievalResponse:
         """Return the ``RetrievalResponse``."""
-        retrieval, text = self.retrieval, self.text
+        retrieval, text, ledger = self.retrieval, self.text, self.ledger
+        texts = {one.id: one.source_data is not None for one in retrieval.references}
+        if ledger is not None and sum(texts.values()) < len(retrieval.nodes):  # the response leaves some out
+            ledger = _shown_ledger(ledger, texts)
         return RetrievalResponse(
             status_code=206 if any(part.outcome.failed for part in retrieval.missing) else 200,
             response=[Message.model_validate({"role": "assistant", "content": text})] if text else [],
             activity=list(retrieval.log.records) if include_activity else None,
             references=retrieval.references,
             missing=retrieval.missing,
-            plan=retrieval.plan,
-            grounding=self.ledger and _shown_ledger(self.ledger, retrieval),
+            plan=retrieval.outcome.plan,
+            grounding=ledger,
             skipped_reasons=self.skipped,
             dialogue=retrieval.dialogue,
             scope_state=retrieval.scope_state,

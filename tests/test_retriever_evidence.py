@@ -227,9 +227,9 @@ async def test_the_records_tell_one_story() -> None:
     planning, *searches, reasoning = records
     assert isinstance(planning, ModelQueryPlanningActivity)
     assert isinstance(reasoning, AgenticReasoningActivity)
-    assert planning.sub_queries == [sub_query.query for sub_query in made.plan.sub_queries]
+    assert planning.sub_queries == [sub_query.query for sub_query in made.outcome.plan.sub_queries]
     lanes = [record for record in searches if isinstance(record, SourceActivity)]
-    wanted = [(sub.id, name, sub.query) for sub in made.plan.sub_queries for name in sub.sources]
+    wanted = [(sub.id, name, sub.query) for sub in made.outcome.plan.sub_queries for name in sub.sources]
     assert [(r.sub_query_id, r.knowledge_source_name, r.arguments and r.arguments.search) for r in lanes] == wanted
 
     for record in records:

@@ -172,7 +172,9 @@ class _Answering:
             retrieval = await self._search(history, observer)
             if history and not self.skipped and self.policy.question is not None:
                 # The plan may repeat an earlier question ("Answer my last one.").
-                planned = {one.query for one in retrieval.plan.sub_queries if one.origin is not SubQueryOrigin.QUESTION}
+                planned = {
+                    one.query for one in retrieval.outcome.plan.sub_queries if one.origin is not SubQueryOrigin.QUESTION
+                }
                 for question in sorted(planned):
                     if not self.skipped:
                         await self._check_question(question)
@@ -208,7 +210,7 @@ class _Answering:
         self.references = answer_references(retrieval)
         self.made.answer.steps = answer_steps(retrieval, query.result_mode)
         self.made.missing += unanswered_parts(retrieval)
-        self.made.warnings += [] if spec is None else _unclassified(spec, retrieval.plan)
+        self.made.warnings += [] if spec is None else _unclassified(spec, retrieval.outcome.plan)
         if not retrieval.reply:
             reasons, warnings = skip_reasons(query, self.policy, retrieval)
             self.made.warnings += warnings
@@ -299,7 +301,7 @@ class _Answering:
             query if self.unchecked is None else query.model_copy(update={"grounding_supports": False}),
             references=self.references,
             ledger=ledger or self.unchecked,
-            classifications=None if retrieval is None else retrieval.plan.classifications,
+            classifications=None if retrieval is None else retrieval.outcome.plan.classifications,
         )
         if retrieval is not None and shown is not None:
             made.account = shown.response(include_activity=query.request.include_activity)

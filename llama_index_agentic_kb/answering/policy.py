@@ -145,7 +145,7 @@ def skip_reasons(
     query: AnswerQuery, policy: AnswerPolicy, retrieval: Retrieval
 ) -> tuple[list[SkippedReason], list[str]]:
     """Return the reasons not to answer the question (may be empty), and warnings of criteria that were not judged."""
-    plan = retrieval.plan
+    plan = retrieval.outcome.plan
     verdicts = {judged.type: judged.positive for judged in plan.classifications or ()}
     reasons = [reason for kind, (switch, reason) in _IGNORED.items() if verdicts.get(kind) and getattr(query, switch)]
     fits = plan.labels or verdicts.get(QueryClass.USER_DEFINED_CLASSIFICATION_QUERY, True)

@@ -232,7 +232,7 @@ def answer_steps(retrieval: Retrieval, mode: answers.ResultMode | None = None) -
         if part.sub_query_id is not None:
             outcomes.setdefault(part.sub_query_id, [part.outcome])
     rounds = defaultdict[int, list[SubQuery]](list)
-    for sub_query in retrieval.plan.sub_queries:
+    for sub_query in retrieval.outcome.plan.sub_queries:
         rounds[sub_query.wave].append(sub_query)
     thoughts = _thoughts(retrieval, sorted(rounds))
     steps = []
@@ -278,7 +278,7 @@ def _description(planned: Sequence[SubQuery], ended: Sequence[Outcome]) -> str:
 
 def _thoughts(retrieval: Retrieval, rounds: Sequence[int]) -> dict[int, str]:
     """Return the thought of each round; a finding stands in the first round that builds on it, else in its own."""
-    reasoning, plan = retrieval.log.last(AgenticReasoningActivity), retrieval.plan
+    reasoning, plan = retrieval.log.last(AgenticReasoningActivity), retrieval.outcome.plan
     if reasoning is None or not rounds:
         return dict.fromkeys(rounds, "")
     lines = {number: list[str]() for number in rounds}
@@ -343,12 +343,14 @@ def unanswered_parts(retrieval: Retrieval) -> list[MissingPart]:
 
     The question itself is not reported here: if nothing at all is found, the evidence is reported as missing.
     """
-    plan, outcomes = retrieval.plan, _outcomes(retrieval)
+    plan, outcomes = retrieval.outcome.plan, _outcomes(retrieval)
     parts = defaultdict[str, list[SubQuery]](list)
     for sub_query in plan.sub_queries:
         if sub_query.origin is not SubQueryOrigin.QUESTION:
             parts[sub_query.part_of or sub_query.id].append(sub_query)
-    answered = {finding.sub_query_id for finding in retrieval.findings if finding.confidence is not Confidence.PARTIAL}
+    answered = {
+        finding.sub_query_id for finding in retrieval.outcome.findings if finding.confidence is not Confidence.PARTIAL
+    }
     waited_for = {parent for sub_query in plan.sub_queries for parent in sub_query.depends_on}
     read = any(
         isinstance(record, ModelQueryPlanningActivity) and record.purpose == "findings" and record.outcome is Outcome.OK

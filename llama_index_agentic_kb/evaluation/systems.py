@@ -343,9 +343,9 @@ def _ours(effort: str, corpus: CorpusIndex, llm: LLM | None, documents: int) -> 
         return QueryResult(
             _ids(retrieval.nodes),
             cost,
-            [sub_query.query for sub_query in retrieval.plan.sub_queries],
+            [sub_query.query for sub_query in retrieval.outcome.plan.sub_queries],
             [one.to_dict() for one in records],
-            [*retrieval.plan.warnings, *(f"{part.what}: {part.reason}" for part in retrieval.missing)],
+            [*retrieval.outcome.plan.warnings, *(f"{part.what}: {part.reason}" for part in retrieval.missing)],
         )
 
     return ask

@@ -23,7 +23,7 @@ from llama_index_agentic_kb.schema import Reference, SubQuery, SubQueryOrigin
 from llama_index_agentic_kb.search.fusion import Fused, Ranked, interleave, merge_by_score, relative_score_fusion
 from llama_index_agentic_kb.sources.base import SelectedSource
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
-from llama_index_agentic_kb.sources.search import NodeKey, NodeList
+from llama_index_agentic_kb.sources.search import NodeKey
 
 PROVENANCE_KEY: Final = "agentic_kb"
 """Metadata key of a node's provenance, a dictionary.
@@ -127,8 +127,8 @@ class Candidate:
     node: NodeWithScore  # the node as its source returned it
     search: SourceSearch  # the search that found it first
     score: float | None = None  # the highest comparable score from a source; None if there is none
-    searches: list[JsonObject] = field(default_factory=list)
-    """All searches that found the node, with its rank and score."""
+    found: list[tuple[SourceSearch, str, int, float | None]] = field(default_factory=list)
+    """All searches that found the node, each with the kind of its list, and the node's rank and score there."""
     best_for: list[str] = field(default_factory=list)  # ids of the sub-queries for which this node is the best evidence
     proof: list[JsonObject] = field(default_factory=list)
     """The findings that the node supports: step, finding, and rank in the chain."""
@@ -139,9 +139,16 @@ class Candidate:
 
     def evidence(self) -> NodeWithScore:
         """Return a copy of the node with its provenance; its score is the reranker's, else the source's."""
-        node, judged = self.node.node, self.reranked is not None or self.unjudged
-        mark = {"source": self.search.source.name, "activity": self.search.record.id, "searches": self.searches}
-        mark |= {key: own for key, own in (("best_for", self.best_for), ("proof", self.proof)) if own}
+        node, judged, searches = self.node.node, self.reranked is not None or self.unjudged, list[JsonObject]()
+        for search, kind, rank, score in self.found:
+            asked = {"sub_query": search.sub_query.id, "query": search.sub_query.query}
+            where = {"activity": search.record.id, "source": search.source.name}
+            searches.append({**where, **asked, "list": kind, "rank": rank, "score": score})
+        mark = {"source": self.search.source.name, "activity": self.search.record.id, "searches": searches}
+        if self.best_for:
+            mark["best_for"] = self.best_for
+        if self.proof:
+            mark["proof"] = self.proof
         if self.reranker_score is not None:
             mark["reranker_score"] = self.reranker_score
         if judged:
@@ -175,21 +182,14 @@ def collect(searches: Sequence[SourceSearch]) -> dict[NodeKey, Candidate]:
     """
     found: dict[NodeKey, Candidate] = {}
     for search in searches:
-        mark = {
-            "activity": search.record.id,
-            "source": search.source.name,
-            "sub_query": search.sub_query.id,
-            "query": search.sub_query.query,
-        }
         for ranked in search.lists:
             compares = ranked.kind != LEXICAL or len(search.lists) == 1
             for rank, (key, node) in enumerate(zip(ranked.keys, ranked.nodes, strict=True)):
-                known = found.get(key)
+                score, known = node.score, found.get(key)
                 if known is None:
                     known = found[key] = Candidate(node, search)
-                known.searches.append({**mark, "list": ranked.kind, "rank": rank, "score": node.score})
-                score = node.score if compares else None
-                if score is not None and (known.score is None or score > known.score):
+                known.found.append((search, ranked.kind, rank, score))
+                if compares and score is not None and (known.score is None or score > known.score):
                     known.node, known.score = node, score
     return found
 
@@ -211,13 +211,16 @@ def lists_by_sub_query(searches: Sequence[SourceSearch], fusion: Fusion) -> list
     for search in searches:
         corpus: Hashable = ("search", search.record.id)
         for one in reversed(search.lists):
-            corpus = corpus if one.scale is None or _scores(one) is None else one.scale
+            corpus = corpus if one.scale is None or one.scores is None else one.scale
         by_sub_query.setdefault(search.sub_query.id, {}).setdefault(corpus, []).append(search)
     made = []
     for corpora in by_sub_query.values():
         lists, members = list(map(_corpus_list, corpora.values())), list(chain.from_iterable(corpora.values()))
-        with outside_loop():  # a custom function may start its own event loop
-            fused = Ranked(lists[0].keys, scores=lists[0].scores) if len(lists) == 1 else _as_ranked(fusion(lists))
+        if len(lists) == 1:
+            fused = Ranked(lists[0].keys, scores=lists[0].scores)
+        else:
+            with outside_loop():  # a custom function may start its own event loop
+                fused = _as_ranked(fusion(lists))
         sub_query = members[0].sub_query
         is_processed = sub_query.origin is not SubQueryOrigin.TOOL  # a reranker can't judge a result by arguments
         made.append(CandidateList(sub_query, members, fused, is_processed))
@@ -233,44 +236,31 @@ def lists_by_search(searches: Sequence[SourceSearch], unprocessed: Collection[st
 
 
 def _corpus_list(searches: Sequence[SourceSearch]) -> Ranked[NodeKey]:
-    """Fuse the dense and lexical lists of one corpus; the weight is the highest of the sources with results."""
-    kinds: dict[Hashable, list[tuple[NodeList, float]]] = {}
+    """Fuse the dense and lexical lists of one corpus; the weight is the highest of the sources with results.
+
+    Lists of one kind are merged first: by score if their scores are comparable, else by interleaving.
+    """
+    kinds: dict[Hashable, list[Ranked[NodeKey]]] = {}
     weights = []
     for search in searches:
         for position, found in enumerate(search.lists):
-            shared = found.kind == LEXICAL or (found.scale is not None and _scores(found) is not None)
+            shared = found.kind == LEXICAL or (found.scale is not None and found.scores is not None)
             key = found.kind if shared else (search.record.id, position)
-            kinds.setdefault(key, []).append((found, search.source.weight))
+            kinds.setdefault(key, []).append(Ranked(found.keys, search.source.weight, found.scores))
             weights += [search.source.weight] if found.nodes else []
-    lists = list(map(_one_kind, kinds.values()))
+    lists = []
+    for kind, group in kinds.items():
+        one = group[0]
+        if len(group) > 1 and kind == LEXICAL:
+            one = Ranked(list(map(attrgetter("key"), interleave(group))))
+        elif len(group) > 1:
+            scored = [list(zip(each.keys, each.scores or (), strict=True)) for each in group]
+            best = dict(sorted(chain.from_iterable(scored), key=itemgetter(1)))  # of a key's scores the highest stays
+            keys = merge_by_score(scored, list(map(attrgetter("weight"), group)))
+            one = Ranked(keys, scores=list(map(best.__getitem__, keys)))
+        lists.append(Ranked(one.keys, scores=one.scores))  # the weight is that of the corpus
     fused = lists[0] if len(lists) == 1 else _as_ranked(relative_score_fusion(lists))
     return Ranked(fused.keys, max(weights, default=1.0), fused.scores)
-
-
-def _one_kind(group: Sequence[tuple[NodeList, float]]) -> Ranked[NodeKey]:
-    """Merge result lists of one kind (e.g. lexical): by score if all have comparable scores, else by interleaving."""
-    if len(group) == 1:
-        return Ranked(group[0][0].keys, scores=_scores(group[0][0]))
-    scored = []
-    for found, _ in group:
-        scores = _scores(found)
-        if found.scale is None or scores is None:
-            turns = interleave([Ranked(one.keys, of_source) for one, of_source in group])
-            return Ranked(list(map(attrgetter("key"), turns)))
-        scored.append(list(zip(found.keys, scores, strict=True)))
-    best = dict(sorted(chain.from_iterable(scored), key=itemgetter(1)))  # of a key's scores the highest stays
-    keys = merge_by_score(scored, list(map(itemgetter(1), group)))
-    return Ranked(keys, scores=list(map(best.__getitem__, keys)))
-
-
-def _scores(found: NodeList) -> list[float] | None:
-    """Return the scores of a list; None if any node lacks a score."""
-    scores: list[float] = []
-    for node in found.nodes:
-        if node.score is None:
-            return None
-        scores.append(node.score)
-    return scores
 
 
 def _as_ranked(fused: Sequence[Fused[NodeKey]]) -> Ranked[NodeKey]:
@@ -328,7 +318,7 @@ def arrange(
         # a node without a source document counts as its own document
         document = mark.get("source", ""), node.ref_doc_id or f"node {node.node_id}"
         piece = _Piece(document, [part], *(_keys(node) if joining else (set(), set())))
-        if pieces.join(piece):
+        if not pieces.near.keys().isdisjoint(piece.sought) and pieces.join(piece):
             continue
         is_full = max_per_document is not None and pieces.per_document[document] >= max_per_document
         if is_full and not (mark.get("best_for") or mark.get("proof")):
@@ -340,8 +330,11 @@ def arrange(
     for piece in waiting:
         if len(pieces.kept) < limit and not pieces.join(piece):
             pieces.add(piece)
-    kept = list(map(attrgetter("parts"), pieces.kept.values()))
-    return Arrangement(list(map(join, kept)), sum(map(len, kept)))
+    made, used = list[NodeWithScore](), 0
+    for piece in pieces.kept.values():
+        made.append(piece.parts[0][1] if len(piece.parts) == 1 else join(piece.parts))
+        used += len(piece.parts)
+    return Arrangement(made, used)
 
 
 def _keys(node: BaseNode) -> tuple[set[Hashable], set[Hashable]]:
@@ -349,8 +342,13 @@ def _keys(node: BaseNode) -> tuple[set[Hashable], set[Hashable]]:
 
     Numbered chunks of a document are found by their numbers: to seek among all of its chunks would be quadratic.
     """
+    keys: set[Hashable] = {node.node_id}
+    if not node.relationships:
+        return keys, keys
     links, number, document = (node.next_node, node.prev_node), node.metadata.get(CHUNK_INDEX), node.ref_doc_id
-    keys: set[Hashable] = {node.node_id, *(linked.node_id for linked in links if linked is not None)}
+    for linked in links:
+        if linked is not None:
+            keys.add(linked.node_id)
     if document is not None and isinstance(number, int):
         keys |= {(document, number), (document, number + 1)}
     if document is None or None not in links or _span(node) is None:  # it is not adjacent to any by its position
@@ -376,15 +374,12 @@ class _Pieces:
         piece.number = self.made
         self.kept[piece.number] = piece
         self.per_document[piece.document] += 1
-        self._grow(piece, piece.keys)
+        for key in piece.keys:
+            self.near[key].add(piece)
 
     def join(self, one: _Piece) -> bool:
         """Join a node to adjacent pieces if the length allows (merging two of them); return whether it was joined."""
-        found = set[_Piece]()
-        for key in one.sought:
-            found |= self.near.get(key, set())
-        if not found:
-            return False
+        found = set().union(*(self.near.get(key, ()) for key in one.sought))
         [(_, node)] = one.parts
         best_first = sorted((piece for piece in found if piece.parts), key=attrgetter("number"))
         after = next((piece for piece in best_first if follows(piece.parts[-1][1].node, node.node)), None)
@@ -406,7 +401,7 @@ class _Pieces:
         return False
 
     def _grow(self, piece: _Piece, keys: Collection[Hashable]) -> None:
-        piece.keys |= set(keys)
+        piece.keys.update(keys)
         for key in keys:
             self.near[key].add(piece)
 
@@ -462,8 +457,6 @@ def join(parts: Sequence[_Part]) -> NodeWithScore:
 
     It has no embedding, as none was computed for its text.
     """
-    if len(parts) == 1:
-        return parts[0][1]
     best = min(parts, key=itemgetter(0))[1]
     nodes = [node for _, node in parts]
     chunks = [node.node for node in nodes]

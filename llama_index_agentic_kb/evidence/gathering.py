@@ -83,17 +83,15 @@ class EvidenceOptions:
     join_neighbours: bool = True
     max_per_document: int | Literal["auto"] | None = "auto"
     results_processing: ResultsProcessing = ResultsProcessing.RERANK
+    calibrated: bool = field(init=False)
+    """Whether a reranker is set whose scores are on the scale of 0 to 4."""
 
     def __post_init__(self) -> None:
         """Raise ``ConfigurationError`` for an invalid option."""
+        object.__setattr__(self, "calibrated", self.reranker is not None and self.reranker.calibrated)
         limit = self.max_per_document
         if limit not in (None, "auto") and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
             raise ConfigurationError(f"max_per_document must be at least 1, 'auto' or None, got {limit!r}")
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether a reranker is set whose scores are on the scale of 0 to 4."""
-        return self.reranker is not None and self.reranker.calibrated
 
 
 class EvidenceCounts(NamedTuple):

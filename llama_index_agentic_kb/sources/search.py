@@ -12,8 +12,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from itertools import islice
 from operator import attrgetter, is_
 from typing import Any, Final, TypeAlias
@@ -40,7 +40,7 @@ MAX_INLINE: Final = 200
 """The maximum number of nodes that are checked on the event loop at a time: about 2 ms."""
 
 
-@dataclass(slots=True)
+@dataclass
 class NodeList:
     """One ranked list of a search: a source may be searched by several methods."""
 
@@ -55,14 +55,17 @@ class NodeList:
     note: str | None = None  # such as that the search was exact, or repeated with more candidates
     shard: str | None = None  # the name of the shard that returned the list
     parts: tuple[NodeList, ...] = ()  # the lists of the shards of which this list was merged, failed ones included
-    _keys: list[NodeKey] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    @property
+    @cached_property
     def keys(self) -> list[NodeKey]:
         """The ID and text of each node, in order. Cached: LlamaIndex rebuilds a node's text at each call."""
-        if len(self._keys) != len(self.nodes):
-            self._keys[:] = map(node_key, map(attrgetter("node"), self.nodes))
-        return self._keys
+        return list(map(node_key, map(attrgetter("node"), self.nodes)))
+
+    @cached_property
+    def scores(self) -> list[float] | None:
+        """The score of each node, in order; None if any node lacks one."""
+        scores = list(map(attrgetter("score"), self.nodes))
+        return None if None in scores else scores
 
 
 def node_key(node: BaseNode) -> NodeKey:

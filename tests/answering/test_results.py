@@ -236,7 +236,7 @@ def test_each_wave_is_a_step_that_tells_what_it_builds_on() -> None:
     assert second.thought.startswith("the rocket that launched Apollo 11: Saturn V rocket")
     assert "sufficient" in second.thought
     told = [[one.query, one.results is not None] for step in (first, second) for one in step.actions]
-    assert [query for query, _ in told] == [one.query for one in retrieval.plan.sub_queries]
+    assert [query for query, _ in told] == [one.query for one in retrieval.outcome.plan.sub_queries]
     assert all(observed for _, observed in told)
     assert lacking(retrieval) == []
 

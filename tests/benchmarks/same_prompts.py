@@ -79,7 +79,7 @@ class PromptRuns:
             made = run(retriever.retrieval(retriever.request_for(query.text)))
             prompts, self._llm._prompts = self._llm._prompts, []
             found["prompts"] += len(prompts)
-            named = made.missing or any("the model read without" in text for text in made.plan.warnings)
+            named = made.missing or any("the model read without" in text for text in made.outcome.plan.warnings)
             if not named:
                 self._first.setdefault(query.id, prompts)
             if prompts == self._first.get(query.id):

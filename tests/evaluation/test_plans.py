@@ -29,7 +29,7 @@ def test_given_plans_go_the_way_of_every_plan(dataset: Dataset, corpus: CorpusIn
     """At low the second step is searched in the question's words, at medium with the gold answer."""
     retriever = AgenticRetriever(corpus.sources(), llm=PlannedLLM("gold", gold_steps, dataset.queries), effort=effort)
     retrieval = run(retriever.retrieval(retriever.request_for(question(dataset))))
-    queries = [sub_query.query for sub_query in retrieval.plan.sub_queries]
+    queries = [sub_query.query for sub_query in retrieval.outcome.plan.sub_queries]
     last = "When did Marta Lindqvist die?" if effort == "medium" else "When did Who directed Silent Harbour die?"
     assert queries == [question(dataset), "Who directed Silent Harbour?", last]
 

@@ -250,7 +250,7 @@ def test_the_best_part_gives_its_name() -> None:
     }
     assert [node.model_dump() for node in (one, two)] == before
     alone = NodeWithScore(node=one)
-    assert join([(4, alone)]) is alone
+    assert arrange([alone], 1).nodes[0] is alone
     assert joined(one, two).score is None
 
 

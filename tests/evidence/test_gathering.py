@@ -375,8 +375,8 @@ def test_no_score_is_invented() -> None:
     """A similarity where a dense list has one; BM25's score beside similarities is none; both stand in the record."""
     lane = make_lane(0, [("a", 0.9), ("b", 0.8)], lexical=[("b", 31.0), ("x", 20.0)])
     assert scores([lane]) == {"a": 0.9, "b": 0.8, "x": None}
-    searches = collect([lane])["b", "text of b"].searches
-    assert [(s["list"], s["rank"], s["score"]) for s in searches] == [("dense", 1, 0.8), ("lexical", 0, 31.0)]
+    found = collect([lane])["b", "text of b"].found
+    assert [(kind, rank, score) for _, kind, rank, score in found] == [("dense", 1, 0.8), ("lexical", 0, 31.0)]
 
 
 def test_one_node_of_several_searches_comes_once_with_its_provenance() -> None:

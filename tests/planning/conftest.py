@@ -130,7 +130,7 @@ def reasoning_of(made: Retrieval) -> AgenticReasoningActivity:
 
 
 def queries_of(made: Retrieval) -> dict[str, str]:
-    return {one.id: one.query for one in made.plan.sub_queries}
+    return {one.id: one.query for one in made.outcome.plan.sub_queries}
 
 
 SOURCE = KnowledgeSource("docs", retriever=MemoryRetriever([]))

@@ -160,7 +160,7 @@ def test_a_verdict_writes_the_values_of_open_steps(enough: bool) -> None:
 
     made = world(revision=judge).search(QUESTION)
     found = [("James Cameron", "Titanic"), ("Kapuskasing", "James Cameron"), ("Kapuskasing River", "Kapuskasing")]
-    assert [(one.value, one.node_id) for one in made.findings] == found
+    assert [(one.value, one.node_id) for one in made.outcome.findings] == found
     assert [node.node_id for node in made.nodes][:3] == [page for _, page in found]
     assert queries_of(made).get("r1.1") == (None if enough else "mouth of Kapuskasing River")
 
@@ -183,8 +183,8 @@ def test_a_revision_is_a_plan() -> None:
     queries = queries_of(made)
     assert (queries["r1.1"], queries["r1.2"]) == ("province of Kapuskasing", "capital of Ontario")
     assert queries["r1.3"] == "mayor of the capital of Ontario"
-    assert {one.origin for one in made.plan.sub_queries[-3:]} == {SubQueryOrigin.REVISION}
-    assert [one.wave for one in made.plan.sub_queries[-3:]] == [4, 5, 6]
+    assert {one.origin for one in made.outcome.plan.sub_queries[-3:]} == {SubQueryOrigin.REVISION}
+    assert [one.wave for one in made.outcome.plan.sub_queries[-3:]] == [4, 5, 6]
     assert searched.calls("revision") == 1
     assert "Toronto" in {node.node_id for node in made.nodes}
 
@@ -224,7 +224,11 @@ def test_a_nearer_fact_is_searched_on(inside: bool) -> None:
     queries = queries_of(made)
     assert queries["q2.1"] == "town of Cochrane where Cameron was born"
     assert queries["q3"] == "Which river crosses Kapuskasing?"
-    assert [one.confidence for one in made.findings] == [Confidence.STATED, Confidence.PARTIAL, Confidence.IMPLIED]
+    assert [one.confidence for one in made.outcome.findings] == [
+        Confidence.STATED,
+        Confidence.PARTIAL,
+        Confidence.IMPLIED,
+    ]
     hopeless = world(findings=[first, line("q2", ("Cochrane", 0, "partial")), line("q2")]).search(QUESTION)
     assert queries_of(hopeless)["q3"] == "Which river crosses Cochrane?"
 
@@ -288,8 +292,8 @@ def test_the_account_names_what_was_not_read() -> None:
         searched = world(plan=PLAN.replace('{"id"', '{"sources": ["docs"], "id"'))
         sources = [KnowledgeSource("docs", retriever=searched.memory), KnowledgeSource("slow", retriever=slow)]
         made = searched.search(QUESTION, sources=sources, limits={"revisions": 0, "search_seconds": 2})
-    assert "the model read without what slow finds for q0: it was too slow" in made.plan.warnings
-    assert reasoning_of(made).findings == made.findings
+    assert "the model read without what slow finds for q0: it was too slow" in made.outcome.plan.warnings
+    assert reasoning_of(made).findings == made.outcome.findings
 
 
 def test_metadata_reaches_every_prompt_about_passages() -> None:
@@ -334,7 +338,7 @@ def test_what_is_missing_is_searched() -> None:
     searched = tower(verdict("how high it rises", "the tower", "How HIGH it rises"))
     made = searched.search(HOW_TALL)
     assert queries_of(made) == {"q0": HOW_TALL, "q1": "the tower", "r1.1": "how high it rises"}
-    added = made.plan.sub_queries[-1]
+    added = made.outcome.plan.sub_queries[-1]
     assert (added.origin, added.wave) == (SubQueryOrigin.REVISION, 2)
     assert "Height" in {node.node_id for node in made.nodes}
     assert reasoning_of(made).decision == "revised: the river"
@@ -373,7 +377,7 @@ def test_a_revision_makes_no_filters() -> None:
     """They come only from the user's messages; the search is made without, and the account says so."""
     made = tower(verdict({"query": "how high it rises", "filter": "year eq 1990"})).search(HOW_TALL)
     assert queries_of(made)["r1.1"] == "how high it rises"
-    (told,) = [text for text in made.plan.warnings if "filters" in text]
+    (told,) = [text for text in made.outcome.plan.warnings if "filters" in text]
     assert told.startswith("filters of the revision were left out: ")
 
 
@@ -382,7 +386,7 @@ def test_a_revision_is_held_to_the_limits() -> None:
     searched = tower(verdict(*({"query": f"fact {n}", "sources": ["b", "a"]} for n in range(50))))
     sources = [KnowledgeSource(name, retriever=searched.memory) for name in ("a", "b")]
     made = searched.search(HOW_TALL, sources=sources, limits={"sub_queries": 2})
-    added = [one for one in made.plan.sub_queries if one.origin is SubQueryOrigin.REVISION]
+    added = [one for one in made.outcome.plan.sub_queries if one.origin is SubQueryOrigin.REVISION]
     assert [one.query for one in added] == ["fact 0", "fact 1"]
 
 
@@ -423,8 +427,8 @@ def test_what_ends_a_revision_is_named(rounds: int, wave: int, said: str) -> Non
         revision=verdict({"id": "r1", "query": "snow"}, {"query": "people of #r1", "depends_on": ["r1"]}),
     )
     made = searched.search(HOW_TALL, limits={"rounds": rounds})
-    assert [one.wave for one in made.plan.sub_queries] == [1, 1, 2, 3, wave]
-    (warning,) = made.plan.warnings
+    assert [one.wave for one in made.outcome.plan.sub_queries] == [1, 1, 2, 3, wave]
+    (warning,) = made.outcome.plan.warnings
     assert said in warning
 
 
@@ -489,7 +493,7 @@ def test_a_value_reaches_only_sources_that_are_trusted_with_it(sources: Sources,
     assert (
         flows or withheld[0].reason == "it did not get what was written for q2 after reading hr (KnowledgeSource.trust)"
     )
-    assert flows or f"web: {withheld[0].reason}" in made.plan.warnings
+    assert flows or f"web: {withheld[0].reason}" in made.outcome.plan.warnings
 
 
 def test_text_of_an_open_source_may_reach_a_secret_one() -> None:

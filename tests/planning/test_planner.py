@@ -342,7 +342,7 @@ def test_a_planned_filter_narrows_its_own_searches() -> None:
     prompt = "\n".join(str(message.content) for message in llm.calls[0])
     assert "Year of the report." in prompt
     assert '"filter": an OData filter' in prompt
-    assert made.plan.warnings == []
+    assert made.outcome.plan.warnings == []
 
 
 @pytest.mark.parametrize("written", ["tenant eq 'other'", "year ge", "year eq 'acme'", "tenant ne 'acme' or year ge 0"])
@@ -351,7 +351,7 @@ def test_a_filter_that_is_not_declared_is_left_out(written: str) -> None:
     made, _ = retrieved(written, source("declared", filterable={"year": FilterField("integer")}))
     assert effective(made)["q1", "declared"] == "tenant eq 'acme'"
     assert all(node.metadata["tenant"] == "acme" for node in made.nodes)
-    assert "a filter of the plan was left out at declared" in made.plan.warnings[0]
+    assert "a filter of the plan was left out at declared" in made.outcome.plan.warnings[0]
 
 
 def test_nothing_is_said_of_filters_where_none_can_be_made() -> None:
@@ -543,10 +543,10 @@ def test_a_question_that_is_classified_is_planned(effort: str) -> None:
     made = retrieve(llm, effort)
     planning = [call for call in llm.calls if "You plan searches" in str(call[0].content)]
     assert len(planning) == 1
-    assert told(made.plan) == {**NOTHING, ADVERSARIAL: True, OWN: True}
-    assert made.plan.labels == ["billing"]
+    assert told(made.outcome.plan) == {**NOTHING, ADVERSARIAL: True, OWN: True}
+    assert made.outcome.plan.labels == ["billing"]
     first = next(one for one in made.log.records if isinstance(one, ModelQueryPlanningActivity))
-    assert first.classifications == made.plan.classifications
+    assert first.classifications == made.outcome.plan.classifications
     assert first.labels == ["billing"]
     assert "classifications" in first.to_dict()
 
@@ -556,8 +556,8 @@ def test_without_a_planning_call_nothing_is_classified() -> None:
     llm = ScriptedLLM(reply())
     intents: dict[str, Any] = {"intents": [{"type": "semantic", "search": "Titanic"}]}
     for made in (retrieve(llm, "minimal"), retrieve(llm, "medium", **intents), retrieve(None, "medium")):
-        assert told(made.plan) is None
-        assert made.plan.warnings[-1].startswith("the question was not classified as to: adversarialQuery, ")
+        assert told(made.outcome.plan) is None
+        assert made.outcome.plan.warnings[-1].startswith("the question was not classified as to: adversarialQuery, ")
     assert llm.calls == []
 
 
@@ -574,7 +574,7 @@ def test_retrieved_text_never_classifies() -> None:
     retriever = AgenticRetriever([source], llm=ScriptedLLM(say), effort="medium")
     request = RetrievalRequest.parse({"messages": [{"content": "Who directed Titanic, and when?"}]})
     made = run(retriever.retrieval(request, classification=ALL))
-    assert told(made.plan) == NOTHING
+    assert told(made.outcome.plan) == NOTHING
     first, *later = seen
     assert 'jail_breaking": true' not in str(first[1].content)
     assert later

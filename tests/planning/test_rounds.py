@@ -123,16 +123,16 @@ def test_a_child_is_searched_with_what_was_read(
     """Never with a blank: where nothing was found it has the question's own words, and the account says why."""
     made = world(**fields).search(QUESTION)
     assert {name: query for name, query in queries_of(made).items() if name in queries} == queries
-    assert not values or [one.value for one in made.findings] == values
-    assert any(warning in one for one in made.plan.warnings) if warning else made.plan.warnings == []
+    assert not values or [one.value for one in made.outcome.findings] == values
+    assert any(warning in one for one in made.outcome.plan.warnings) if warning else made.outcome.plan.warnings == []
 
 
 def test_a_bridge_takes_two_waves_and_is_accounted_for() -> None:
     """The page that the question's words do not name is found; waves, queries and all tokens stand beside the plan."""
     made = world().search(QUESTION, limits={"sub_queries": 5, "rounds": 3, "tokens": 9_000, "seconds": 30})
-    assert [one.wave for one in made.plan.sub_queries] == [1, 1, 2]
+    assert [one.wave for one in made.outcome.plan.sub_queries] == [1, 1, 2]
     assert "James Cameron" in {node.node_id for node in made.nodes}
-    (finding,) = made.findings
+    (finding,) = made.outcome.findings
     assert (finding.sub_query_id, finding.confidence, finding.node_id) == ("q1", Confidence.STATED, "Titanic")
     (read,) = planning_of(made, "findings")
     assert read.outcome is Outcome.OK
@@ -153,7 +153,7 @@ def test_low_effort_searches_everything_at_once() -> None:
     searched = world()
     made = searched.search(QUESTION, "low")
     assert queries_of(made)["q2"] == OWN_WORDS
-    assert {one.wave for one in made.plan.sub_queries} == {1}
+    assert {one.wave for one in made.outcome.plan.sub_queries} == {1}
     assert [kind for kind, _ in searched.prompts] == ["plan"]
 
 
@@ -182,7 +182,7 @@ def test_a_model_that_can_not_stream_reads_answers_too(monkeypatch: pytest.Monke
     monkeypatch.setattr(ScriptedLLM, "astream_chat", refuse)
     made = world().search(QUESTION)
     assert queries_of(made)["q2"] == FILLED
-    assert made.plan.warnings == []
+    assert made.outcome.plan.warnings == []
 
 
 def test_a_step_that_is_answered_already_is_not_searched() -> None:
@@ -212,7 +212,7 @@ def test_an_implied_early_answer_is_kept_and_its_search_confirms_it() -> None:
     assert (searched.calls("findings"), searched.calls("revision")) == (1, 1)
     verdict = next(text for kind, text in searched.prompts if kind == "revision")
     assert f"\nq2: {FILLED} -> Kapuskasing (implied, ref_id {refs(verdict)['Titanic']})" in verdict
-    assert [one.confidence for one in made.findings] == [Confidence.IMPLIED, Confidence.STATED]
+    assert [one.confidence for one in made.outcome.findings] == [Confidence.IMPLIED, Confidence.STATED]
     whole = world(findings=early("Kapuskasing", "Titanic", "implied"))
     assert "sufficient without a verdict" in (reasoning_of(whole.search(QUESTION)).decision or "")
     assert whole.calls("revision") == 0
@@ -235,8 +235,8 @@ def test_a_later_call_corrects_an_answer() -> None:
     """What was built on the wrong answer is searched with the right one too, and the account says so."""
     made = world(plan=THREE, findings=[line("q1", "Ann"), corrected]).search(QUESTION)
     assert {"Where was Ann born?", FILLED} <= {*queries_of(made).values()}
-    assert [one.value for one in made.findings if one.sub_query_id == "q1"] == ["James Cameron"]
-    assert "q1 was read again: James Cameron, not Ann" in made.plan.warnings
+    assert [one.value for one in made.outcome.findings if one.sub_query_id == "q1"] == ["James Cameron"]
+    assert "q1 was read again: James Cameron, not Ann" in made.outcome.plan.warnings
 
 
 def test_one_query_from_two_branches_is_searched_once() -> None:
@@ -264,8 +264,8 @@ def test_plans_deeper_than_the_effort_are_searched_to_their_end() -> None:
     assert (queries["q2"], queries["q3"]) == ("step 2 of James Cameron", "step 3 of Rome")
     assert queries["q4"].startswith("step 4 of step 3 of")
     assert (len(queries), searched.calls("findings")) == (7, 2)
-    assert any("EffortLimits.rounds is 3" in warning for warning in made.plan.warnings)
-    assert max(one.wave for one in made.plan.sub_queries) == 3
+    assert any("EffortLimits.rounds is 3" in warning for warning in made.outcome.plan.warnings)
+    assert max(one.wave for one in made.outcome.plan.sub_queries) == 3
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_a_reading_that_fails_costs_only_itself(said: Any) -> None:
     assert searched.calls("findings") == 1
     (read,) = planning_of(made, "findings")
     assert (read.outcome, read.error is not None) == (Outcome.ERROR, True)
-    assert any("could not be read" in warning for warning in made.plan.warnings)
+    assert any("could not be read" in warning for warning in made.outcome.plan.warnings)
 
 
 @pytest.mark.parametrize("spent", ["tokens", "seconds"])
@@ -298,7 +298,7 @@ def test_when_tokens_or_time_are_spent_no_call_is_made(spent: str) -> None:
         made = searched.search(QUESTION, sources=sources[: 1 if spent == "tokens" else 2], limits=limits)
         assert time.monotonic() - started < 8
     assert [kind for kind, _ in searched.prompts] == ["plan"]
-    assert any(f"EffortLimits.{spent}" in warning for warning in made.plan.warnings)
+    assert any(f"EffortLimits.{spent}" in warning for warning in made.outcome.plan.warnings)
     assert made.nodes
     assert {missing.what for missing in made.missing} >= ({"slow"} if spent == "seconds" else set())
     assert {missing.sub_query_id for missing in made.missing if missing.what == "docs"} <= {"q2"}
@@ -486,7 +486,7 @@ def test_any_plan_and_any_reading_end_in_a_finished_search(plan: str, reading: s
     """Every planned step was searched, answered early, or stands behind an equal query; none with a reference in it."""
     searched = world(plan=plan, findings=reading, revision=verdict)
     made = searched.search(QUESTION)
-    served = {one.part_of or one.id for one in made.plan.sub_queries}
+    served = {one.part_of or one.id for one in made.outcome.plan.sub_queries}
     served |= {one.sub_query_id for one in searches_of(made)}
     asked = {" ".join(query.casefold().split()) for query in searched.asked}
     assert len(asked) == len(searched.asked)
@@ -509,7 +509,7 @@ def planned_steps(plan: str) -> list[SubQuery]:
 
 def could_be(step: SubQuery, made: Retrieval) -> set[str]:
     """Every query that a step can become with what was found, in the form in which queries are told apart."""
-    values = [*(one.value for one in made.findings)]
+    values = [*(one.value for one in made.outcome.findings)]
     chosen = product(values, repeat=len(step.depends_on))
     queries = [fill(step.template or step.query, dict(zip(step.depends_on, one, strict=True))) for one in chosen]
     return {" ".join(query.casefold().split()) for query in (step.query, *queries)}
