@@ -70,7 +70,7 @@ def calibrate_store(store: KnowledgeStore) -> Iterator[tuple[str, Calibration]]:
         chunks = reader.chunks()
         rows = [int(row) for document in drawn for row in chunks.get(document, ())[:MAX_CHUNKS]]
         texts: dict[str, list[str]] = {}
-        for chunk in sorted(store.documents.chunks_of("id", rows), key=lambda chunk: chunk.id):
+        for chunk in sorted(store.chunks_of("id", rows), key=lambda chunk: chunk.id):
             texts.setdefault(str(chunk.metadata.get("document_id")), []).append(chunk.text)
         made = calibrate(info.name, index, texts, store.embed_model)
         store.save_scope(info.name, made.index)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # the process that parses files imports this module, and take
     from llama_index.core.schema import BaseNode
     from sqlalchemy import Connection
 
+    from llama_index_agentic_kb.store.embedding_model import EmbedModelFingerprint
     from llama_index_agentic_kb.store.sql import SqlDatabase
 
 T = TypeVar("T")
@@ -160,21 +161,24 @@ class DocumentDatabase(ABC):
     """Documents, chunks and vectors of a store; thread-safe.
 
     Failed reads raise ``RetrievalError``, failed writes ``IngestionError``, both ``StoreDamagedError`` if the data are
-    damaged. ``location`` is the path or URL, without secrets; ``timeout`` the time limit of a transaction in seconds,
-    including the wait for a lock, or for a server that restarts. After ``close`` the next call opens new connections.
+    damaged. ``location`` is the store's directory or URL, without secrets; ``timeout`` the time limit of a transaction
+    in seconds, including the wait for a lock, or for a server that restarts.
     """
 
     dialect: ClassVar[type[StoreDialect]]
+    fingerprint: EmbedModelFingerprint
 
     def __init__(self, database: SqlDatabase, location: str, timeout: float) -> None:
-        self.location = location
+        self.location = self._at = location  # ``_at`` is what errors of the database name: a file, or the URL
         self.timeout = timeout
         self._database = database
-        self.close = database.close
+        self._closed = False
         weakref.finalize(self, database.close)  # a knowledge base never closes its store
 
-    def check_process(self) -> None:  # noqa: B027 (most can)
-        """Raise ``ConfigurationError`` if the database can't be used in this process."""
+    def check_usable(self) -> None:
+        """Raise ``ConfigurationError`` if the store is closed, or can't be used in this process."""
+        if self._closed:
+            raise ConfigurationError(f"The store {self.location!r} is closed.")
 
     def read(self, work: Callable[[Statements], T], deadline: float | None = None) -> T:
         """Run a function in a transaction that sees one snapshot; ``DeadlineExceededError`` if it takes too long."""
@@ -207,11 +211,11 @@ class DocumentDatabase(ABC):
 
     @contextmanager
     def _errors(self, done: Done) -> Iterator[None]:
-        """Convert the database's errors, and check that this process may use it."""
-        self.check_process()
+        """Convert the database's errors, and check that it may be used."""
+        self.check_usable()
         error_class = _ERRORS[done]
         try:
-            with self._database.translated(f"{self.location!r} can't be {done}", error_class):
+            with self._database.translated(f"{self._at!r} can't be {done}", error_class):
                 yield
         except DeadlineExceededError as error:
             if error_class is RetrievalError:
@@ -236,7 +240,7 @@ class DocumentDatabase(ABC):
         try:
             yield
         except (ValueError, TypeError, RecursionError) as error:
-            raise StoreDamagedError(f"{self.location!r} is damaged: {type(error).__name__}. {ADVICE}") from error
+            raise StoreDamagedError(f"{self._at!r} is damaged: {type(error).__name__}. {ADVICE}") from error
 
     def state(self, key: str) -> Any:
         """Return a store-wide value by its key; None if it was never set."""
@@ -287,10 +291,6 @@ class DocumentDatabase(ABC):
         )
         if description is not None:
             self._change("UPDATE sources SET description = ? WHERE name = ?", (description, name))
-
-    def delete_source(self, name: str) -> None:
-        """Delete a source with all its documents."""
-        self._change("DELETE FROM sources WHERE name = ?", (name,), of=name)
 
     def _change(self, statement: str, parameters: Sequence[object], of: str | None = None) -> None:
         """Run a statement in a transaction of its own, and count it as a change of a source."""
@@ -381,9 +381,7 @@ class DocumentDatabase(ABC):
             nonlocal begun, failure
             if begun and not isinstance(pieces, Sequence):
                 reason = one_line(redacted(str(getattr(failure, "orig", None) or "it was away")))
-                message = (
-                    f"{self.location!r} failed while a large file was stored: {reason.rstrip(' .')}. Run this again."
-                )
+                message = f"{self._at!r} failed while a large file was stored: {reason.rstrip(' .')}. Run this again."
                 raise IngestionError(message) from failure
             begun = True
             try:
@@ -441,12 +439,12 @@ class DocumentDatabase(ABC):
             vectors = np.split(self.unpacked([vector for _, vector in rows]), max(1, len(rows)))
             return {embedding_hash: vector for (embedding_hash, _), vector in zip(rows, vectors, strict=False)}
 
-    def vectors(self, ids: Ids, dimension: int) -> tuple[Ids, Floats]:
+    def vectors_of(self, ids: Ids) -> tuple[Ids, Floats]:
         """Return the ids (ascending) and vectors of the given chunks; deleted chunks are omitted."""
         listed, keys = self.dialect.any_value("id", ids.tolist())
         found = list(self.stream(f"SELECT id, vector FROM contents WHERE {listed} ORDER BY id", keys))  # noqa: S608 (constants)
         with self._intact():
-            data = self.unpacked([vector for _, vector in found]).reshape(len(found), dimension)
+            data = self.unpacked([vector for _, vector in found]).reshape(len(found), self.fingerprint.dimension)
         return np.array([row for row, _ in found], dtype=np.int64), data
 
 
@@ -454,26 +452,25 @@ class DocumentDatabase(ABC):
 class SourceReader:
     """Reads the vectors of a source's chunks; see ``search.prototypes.VectorReader``."""
 
-    documents: DocumentDatabase
+    store: DocumentDatabase
     source: str
-    dimension: int
 
     def version(self) -> str:
         """Return the source's version; empty if the source is gone."""
-        state = self.documents.source_state(self.source)
+        state = self.store.source_state(self.source)
         return "" if state is None else str(state.version)
 
     def chunks(self) -> dict[str, list[str]]:
         """Return the row ids of each document's chunks, by document id; a row id is never used again."""
         documents: dict[str, list[str]] = {}
         statement = "SELECT path, id FROM chunks WHERE source = ? ORDER BY path, chunk_index"
-        for path, row in self.documents.stream(statement, (self.source,)):
+        for path, row in self.store.stream(statement, (self.source,)):
             documents.setdefault(f"{self.source}/{path}", []).append(str(row))
         return documents
 
     def vectors(self, chunks: Sequence[str]) -> dict[str, Floats]:
         """Return the vectors of chunks, by row id."""
-        rows, vectors = self.documents.vectors(np.array([int(chunk) for chunk in chunks], np.int64), self.dimension)
+        rows, vectors = self.store.vectors_of(np.array([int(chunk) for chunk in chunks], np.int64))
         return {str(row): vector for row, vector in zip(rows.tolist(), vectors, strict=True)}
 
 

@@ -52,7 +52,6 @@ from llama_index_agentic_kb.store.database import (
     ADVICE,
     TABLES,
     BusyError,
-    DocumentDatabase,
     Done,
     Floats,
     Ids,
@@ -62,12 +61,10 @@ from llama_index_agentic_kb.store.database import (
     SourceState,
     Statements,
 )
-from llama_index_agentic_kb.store.embedding_model import EmbedModelFingerprint
 from llama_index_agentic_kb.store.sql import SqlDatabase
 from llama_index_agentic_kb.store.store import KnowledgeStore, RepairProgress
 
 if TYPE_CHECKING:
-    from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.schema import NodeWithScore
     from usearch.index import Index
 
@@ -91,18 +88,39 @@ CREATE TABLE graphs (
 """
 
 
-class SqliteDatabase(DocumentDatabase):
-    """Documents, chunks and vectors in a SQLite file, which is not usable in a forked process.
+def _version(connection: Statements) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+class DirectoryStore(KnowledgeStore):
+    """A store in a directory, which is not usable in a forked process; see `KnowledgeStore` for the methods.
 
     A missing file is created. One that can't be opened, or is of another release, is a ``ConfigurationError``.
     """
 
     dialect = SqliteSql
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._pid = os.getpid()
-        super().__init__(SqlDatabase(path), str(path), 30.0)
+    def __init__(self, path: str | Path, *, create: bool) -> None:
+        self.path = Path(path).resolve()
+        file = self.path / _DOCUMENTS
+        if create and not file.exists():
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                self.path.chmod(0o700)
+            except OSError as error:
+                raise ConfigurationError(f"No store can be made in {str(self.path)!r}: {error.strerror}.") from error
+        elif not file.exists():
+            if any((self.path / name).exists() for name in ("graphs", "lexical")):
+                raise StoreDamagedError(
+                    f"{str(file)!r} is gone, and with it the store's documents. Restore it, or make the "
+                    "store again with `agentic-kb ingest` in a directory of its own."
+                )
+            raise ConfigurationError(
+                f"There is no store in {str(self.path)!r}. Make one with `agentic-kb ingest FOLDER --store {path}`."
+            )
+        super().__init__(SqlDatabase(file), str(self.path), 30.0)
+        self._at, self._pid = str(file), os.getpid()
+        self.graphs = Graphs(self)
         try:
             if self._transact(_version, "opened", write=False) != _SCHEMA_VERSION:
                 self._transact(self._make_tables, "opened")
@@ -110,15 +128,36 @@ class SqliteDatabase(DocumentDatabase):
             self.close()
             raise
 
+    @classmethod
+    def is_new(cls, path: str | Path) -> bool:
+        """Return whether there is no store in a directory yet; raise ``ConfigurationError`` if there can be none."""
+        directory = Path(path).resolve()
+        if (directory / _DOCUMENTS).exists():
+            return False
+        if directory.exists() and not directory.is_dir():
+            raise ConfigurationError(f"{str(directory)!r} is a file; a store is a directory.")
+        if directory.is_dir() and any(directory.iterdir()):
+            raise ConfigurationError(
+                f"{str(directory)!r} holds other files and no store. Choose a directory of its own for the store."
+            )
+        return True
+
+    def close(self) -> None:
+        """Close all files; a second call does nothing."""
+        with suppress(ConfigurationError):  # forked: the files belong to the parent, and its threads may have the locks
+            self.check_usable()
+            self.graphs.close()
+            super().close()
+
     def _make_tables(self, connection: Statements) -> None:
         version = _version(connection)  # again: another process may have made the tables
         if version not in (0, _SCHEMA_VERSION):
             raise ConfigurationError(
-                f"{self.location!r} has schema version {version}; this release reads version {_SCHEMA_VERSION}. "
+                f"{self._at!r} has schema version {version}; this release reads version {_SCHEMA_VERSION}. "
                 "Use the release that made it, or make the store again elsewhere with `agentic-kb ingest`."
             )
         if version == 0 and connection.execute("SELECT 1 FROM sqlite_master").fetchone():
-            raise ConfigurationError(f"{self.location!r} holds other tables and no store.")
+            raise ConfigurationError(f"{self._at!r} holds other tables and no store.")
         if version == 0:
             tables = TABLES.format(
                 name="TEXT", row="INTEGER PRIMARY KEY AUTOINCREMENT", json="TEXT", by_key="WITHOUT ROWID"
@@ -127,11 +166,12 @@ class SqliteDatabase(DocumentDatabase):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
 
-    def check_process(self) -> None:
-        """Raise ``ConfigurationError`` if this process was forked from the one that opened the file."""
+    def check_usable(self) -> None:
+        """Raise ``ConfigurationError`` if the store is closed, or was opened by a process that forked this one."""
+        super().check_usable()
         if os.getpid() != self._pid:
             raise ConfigurationError(
-                f"{self.location!r} was opened in process {self._pid}, from which this process, {os.getpid()}, was "
+                f"{self._at!r} was opened in process {self._pid}, from which this process, {os.getpid()}, was "
                 "forked: SQLite's locks do not come along. Open the store again in the child."
             )
 
@@ -146,7 +186,7 @@ class SqliteDatabase(DocumentDatabase):
                 found = "a text is not UTF-8" if "Could not decode" in str(cause) else str(cause)  # it quotes the text
                 is_damage = type(cause) in (sqlite3.DatabaseError, UnicodeDecodeError) or "malformed JSON" in found
                 if is_damage or found != str(cause):
-                    raise StoreDamagedError(f"{self.location!r} is damaged: {found}. {ADVICE}") from error
+                    raise StoreDamagedError(f"{self._at!r} is damaged: {found}. {ADVICE}") from error
                 if isinstance(error, DBAPIError):
                     raise
                 raise DBAPIError(None, None, error) from error
@@ -165,7 +205,7 @@ class SqliteDatabase(DocumentDatabase):
         """Raise ``StoreDamagedError`` if the file is damaged; the store has no other copy of the documents."""
         found = self.rows("PRAGMA quick_check(1)")
         if found != [("ok",)]:
-            raise StoreDamagedError(f"{self.location!r} is damaged: {' '.join(found[0][0].split())}. {ADVICE}")
+            raise StoreDamagedError(f"{self._at!r} is damaged: {' '.join(found[0][0].split())}. {ADVICE}")
 
     def put_contents(self, connection: Statements, source: str, pieces: Sequence[Piece]) -> None:  # noqa: ARG002
         """Store the texts and vectors of chunks that are stored already."""
@@ -203,72 +243,7 @@ class SqliteDatabase(DocumentDatabase):
         """Return the number of a source's chunks with ids up to and including ``last_id``."""
         return int(self.rows("SELECT count(*) FROM chunks WHERE source = ? AND id <= ?", (source, last_id))[0][0])
 
-
-def _version(connection: Statements) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
-class DirectoryStore(KnowledgeStore):
-    """A store in a directory; see the module, and `KnowledgeStore` for the methods."""
-
-    _documents: SqliteDatabase
-
-    def __init__(
-        self, documents: DocumentDatabase, fingerprint: EmbedModelFingerprint, embed_model: BaseEmbedding | str | None
-    ) -> None:
-        super().__init__(documents, fingerprint, embed_model)
-        self.path = self._documents.path.parent
-        self.location = str(self.path)
-        self.graphs = Graphs(self.path / "graphs", self._documents, fingerprint.dimension)
-
-    @classmethod
-    def is_new(cls, path: str | Path) -> bool:
-        """Return whether there is no store in a directory yet; raise ``ConfigurationError`` if there can be none."""
-        directory = Path(path).resolve()
-        if (directory / _DOCUMENTS).exists():
-            return False
-        if directory.exists() and not directory.is_dir():
-            raise ConfigurationError(f"{str(directory)!r} is a file; a store is a directory.")
-        if directory.is_dir() and any(directory.iterdir()):
-            raise ConfigurationError(
-                f"{str(directory)!r} holds other files and no store. Choose a directory of its own for the store."
-            )
-        return True
-
-    @classmethod
-    def open_documents(cls, path: str | Path, *, create: bool) -> SqliteDatabase:
-        """Open the document database, or create it."""
-        directory = Path(path).resolve()
-        documents = directory / _DOCUMENTS
-        if create and not documents.exists():
-            try:
-                directory.mkdir(parents=True, exist_ok=True)
-                directory.chmod(0o700)
-            except OSError as error:
-                raise ConfigurationError(f"No store can be made in {str(directory)!r}: {error.strerror}.") from error
-        elif not documents.exists():
-            if any((directory / name).exists() for name in ("graphs", "lexical")):
-                raise StoreDamagedError(
-                    f"{str(documents)!r} is gone, and with it the store's documents. Restore it, or make the "
-                    "store again with `agentic-kb ingest` in a directory of its own."
-                )
-            raise ConfigurationError(
-                f"There is no store in {str(directory)!r}. Make one with `agentic-kb ingest FOLDER --store {path}`."
-            )
-        return SqliteDatabase(documents)
-
-    def close(self) -> None:
-        """Close all files; a second call does nothing."""
-        with suppress(ConfigurationError):  # forked: the files belong to the parent, and its threads may have the locks
-            self._documents.check_process()
-            self.graphs.close()
-            super().close()
-
-    @property
-    def documents(self) -> SqliteDatabase:
-        """The database of all documents, chunks and vectors."""
-        super().documents  # noqa: B018 (raises an error if the store is closed)
-        return self._documents
+    # -- what is derived from the documents
 
     def vectors(self, source: str) -> SourceVectors:
         """Return the dense search of a source."""
@@ -278,7 +253,7 @@ class DirectoryStore(KnowledgeStore):
 
     def lexical(self, source: str) -> StoredLexicalSearch:
         """Return the lexical search of a source."""
-        self.documents.existing_state(source)
+        self.existing_state(source)
         return self._once(StoredLexicalSearch, source)
 
     def _clean(self, source: str) -> None:
@@ -289,7 +264,8 @@ class DirectoryStore(KnowledgeStore):
     @contextmanager
     def writing(self, wait: float = 0.0) -> Iterator[None]:
         """Hold the lock of the one writer, which the operating system releases if the process dies."""
-        path, pid = self.documents.path.with_name("write.lock"), self.path / "writer.pid"
+        self.check_usable()
+        path, pid = self.path / "write.lock", self.path / "writer.pid"
         lock = FileLock(path, timeout=wait, mode=0o600, thread_local=False)
         try:
             lock.acquire(poll_interval=0.02)
@@ -328,7 +304,7 @@ class DirectoryStore(KnowledgeStore):
             def tell(done: int, info: SourceInfo = info) -> None:
                 progress(done, info.chunks, info.name)
 
-            _, graph = self.graphs.read(self.documents.existing_state(info.name))
+            _, graph = self.graphs.read(self.existing_state(info.name))
             if graph or (rebuild_all and info.chunks > database.EXACT_ROWS):
                 self.graphs.build(info.name, tell, anew=True)
             else:
@@ -367,10 +343,9 @@ class DirectoryStore(KnowledgeStore):
 class Graphs:
     """The vector indexes (HNSW graphs) of a store; thread-safe."""
 
-    def __init__(self, path: Path, documents: SqliteDatabase, dimension: int) -> None:
-        self._path = path
-        self._documents = documents
-        self._dimension = dimension
+    def __init__(self, store: DirectoryStore) -> None:
+        self._path = store.path / "graphs"
+        self._store = store
         self._opened: dict[str, Index | None] = {}
         self.close = self._opened.clear
 
@@ -382,9 +357,9 @@ class Graphs:
 
     def outside(self, source: str) -> int:
         """Return the number of chunks missing from a source's HNSW graph plus the deleted chunks still in it."""
-        state = self._documents.source_state(source) or SourceState(0)
-        graph, total = self.opened(state), self._documents.count(source)
-        there = self._documents.count(source, state.last_id)
+        state = self._store.source_state(source) or SourceState(0)
+        graph, total = self.opened(state), self._store.count(source)
+        there = self._store.count(source, state.last_id)
         return total if graph is None else total - there + len(graph) - there
 
     def read(self, state: SourceState) -> tuple[Index | None, str]:
@@ -409,18 +384,18 @@ class Graphs:
         The caller must have the store's write lock. ``progress`` is called with the number of chunks added so far.
         Raises ``IngestionError`` if the new graph can't be written; the current one remains in use.
         """
-        state = self._documents.source_state(source) or SourceState(0)
+        state = self._store.source_state(source) or SourceState(0)
         made = self._path / uuid.uuid4().hex
         try:
             self._path.mkdir(mode=0o700, exist_ok=True)
             graph = self._empty(lookups=True)
             if not anew and self.read(state)[0] is not None:  # it may have changed since it was opened
                 graph.load(self._path / state.graph)
-            ids, held = self._documents.ids(source), graph.keys[:].astype(np.int64)
+            ids, held = self._store.ids(source), graph.keys[:].astype(np.int64)
             graph.remove(np.setdiff1d(held, ids), threads=1)
             new = np.setdiff1d(ids, held)
             for start in range(0, len(new), _GRAPH_BATCH):
-                rows, vectors = self._documents.vectors(new[start : start + _GRAPH_BATCH], self._dimension)
+                rows, vectors = self._store.vectors_of(new[start : start + _GRAPH_BATCH])
                 graph.add(rows, unit_rows(vectors), threads=1)  # with more, equal builds would find different passages
                 progress(len(ids) - len(new) + start + len(rows))
             graph.save(made)
@@ -433,12 +408,12 @@ class Graphs:
                 f"The graph of the source {source!r} can't be built: {type(error).__name__}: {error_message(error)}. "
                 f"Its documents are stored: run `agentic-kb repair --store {self._path.parent}` to go on."
             ) from error
-        self._documents.put_graph(source, made.name, int(ids[-1]) if len(ids) else 0, checksum)
+        self._store.put_graph(source, made.name, int(ids[-1]) if len(ids) else 0, checksum)
         self.remove_unused()
 
     def remove_unused(self) -> None:
         """Delete the graphs that no source uses; those of earlier releases are directories."""
-        named = {name for (name,) in self._documents.rows("SELECT directory FROM graphs")}
+        named = {name for (name,) in self._store.rows("SELECT directory FROM graphs")}
         for entry in self._path.iterdir() if self._path.is_dir() else ():
             if entry.name not in named:
                 shutil.rmtree(entry, ignore_errors=True)
@@ -451,7 +426,7 @@ class Graphs:
         from usearch.index import Index  # noqa: PLC0415 (only for large sources)
 
         return Index(
-            ndim=self._dimension,
+            ndim=self._store.fingerprint.dimension,
             metric="ip",
             dtype="f16",
             expansion_search=_GRAPH_CANDIDATES,
@@ -504,7 +479,7 @@ class StoredLexicalSearch:
             with self._lock:
                 damage = str(error) if self._index is index else ""  # else another thread has replaced it
                 hits = self._in_step(self._version(), damage).search(query, top_k, filters)
-        nodes = self._store.documents.nodes_of("node_id", [hit.node_id for hit in hits])
+        nodes = self._store.nodes_of("node_id", [hit.node_id for hit in hits])
         return [NodeWithScore(node=nodes[hit.node_id], score=hit.score) for hit in hits if hit.node_id in nodes]
 
     def update(self, damage: str = "") -> None:
@@ -595,7 +570,7 @@ class StoredLexicalSearch:
     def _write(self, index: LexicalIndex, held: set[str], version: str) -> None:
         new, gone = array("q"), set(held)
         statement = "SELECT id, node_id FROM chunks WHERE source = ? ORDER BY id"
-        for row, node_id in self._store.documents.stream(statement, (self._source,)):
+        for row, node_id in self._store.stream(statement, (self._source,)):
             if node_id in held:
                 gone.discard(node_id)
             else:
@@ -603,14 +578,14 @@ class StoredLexicalSearch:
         chunks = (
             chunk
             for start in range(0, len(new), 1_000)
-            for chunk in self._store.documents.chunks_of("id", new[start : start + 1_000])
+            for chunk in self._store.chunks_of("id", new[start : start + 1_000])
         )
         # The title and the text, as the embedding model receives them.
         texts = (LexicalDocument(one.node_id, f"{one.metadata['title']}\n{one.text}", one.metadata) for one in chunks)
         index.update(texts, delete=gone, mark=version)
 
     def _version(self) -> str:
-        return str(self._store.documents.existing_state(self._source).version)
+        return str(self._store.existing_state(self._source).version)
 
 
 def _file_name(source: str) -> str:

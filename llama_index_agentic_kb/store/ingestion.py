@@ -151,16 +151,16 @@ def ingest(
         raise ConfigurationError(f"{missing}: ingest needs an open store, and at least one file, folder or document.")
     check_sizes(chunk_size, chunk_overlap, None)
     with store.writing(wait), FileReader(max_file_bytes, read_seconds, file_extractor, ocr=ocr) as reader:
-        selection = Selection(listed, source=source, sources_at=store.documents.sources_at, suffixes=reader.suffixes())
+        selection = Selection(listed, source=source, sources_at=store.sources_at, suffixes=reader.suffixes())
         if documents:
             selection.add_documents(source or DEFAULT_SOURCE, documents)
         access = Access(permissions, stamp, trust_urls)
         run = Ingestion(store, (chunk_size, chunk_overlap), reader, progress, selection, access)
         for name, group in sorted(selection.sources.items()):
-            if group.files and store.documents.source_state(name) is None:
+            if group.files and store.source_state(name) is None:
                 _ = run.chunker  # first: sizes that don't fit the model leave no source
-            store.documents.put_source(name, description)
-            run.known = store.documents.documents(name)
+            store.put_source(name, description)
+            run.known = store.documents(name)
             files: Iterable[FoundFile] = group.files.values()
             if show_progress:
                 from llama_index.core.utils import get_tqdm_iterable  # noqa: PLC0415 (loads LlamaIndex)
@@ -276,7 +276,7 @@ class Ingestion:
 
     def _put(self, file: FoundFile, document: StoredDocument, pieces: Iterable[Piece]) -> None:
         known = self.known.get(document.path)
-        if not self.store.documents.put_document(document, pieces, known.origin if known else None):
+        if not self.store.put_document(document, pieces, known.origin if known else None):
             # Into a shared store, another process may ingest at the same time.
             self._file_done(file, f"has the same path in this source as a file stored meanwhile{_ANOTHER}")
             return
@@ -288,7 +288,7 @@ class Ingestion:
         chunks = iter(chunks)
         while batch := list(islice(chunks, _BATCH_CHUNKS)):
             texts = {chunk.embedding_hash: chunk for chunk in batch}
-            vectors = self.store.documents.vectors_by_embedding(source, texts)
+            vectors = self.store.vectors_by_embedding(source, texts)
             new = [chunk for key, chunk in texts.items() if key not in vectors]
             vectors |= _embedded(self.store, new)
             self.chunks_embedded += len(new)
@@ -296,7 +296,7 @@ class Ingestion:
 
     def _remove(self, path: str) -> None:
         if known := self.known.get(path):
-            self.store.documents.delete_document(known.source, path)
+            self.store.delete_document(known.source, path)
             self.deleted.append(known.document_id)
 
     def _file_done(self, file: FoundFile, reason: str = "") -> None:

@@ -44,7 +44,7 @@ from llama_index_agentic_kb.schema import FilterNode
 from llama_index_agentic_kb.search.dialects import PostgresStoreSql, SqlCondition, all_hold
 from llama_index_agentic_kb.search.prototypes import ScopeIndex
 from llama_index_agentic_kb.search.tokenizing import document_terms, query_terms
-from llama_index_agentic_kb.store.database import DocumentDatabase, Floats, Piece, Row, Statements
+from llama_index_agentic_kb.store.database import Floats, Piece, Row, Statements
 from llama_index_agentic_kb.store.sql import Revisions, SqlDatabase, remedy_of
 from llama_index_agentic_kb.store.store import KnowledgeStore, RepairProgress
 from llama_index_agentic_kb.store.vectors import Ranked, StoreVectorStore, Taken, growing
@@ -73,15 +73,18 @@ _REMEDIES: Final = {
 """What to do if the store can't be opened or upgraded, by PostgreSQL's error code."""
 
 
-class PostgresDatabase(DocumentDatabase):
-    """Documents, chunks and vectors in PostgreSQL; ``ConfigurationError`` names the remedy if it can't be used.
+class PostgresStore(KnowledgeStore):
+    """A store in PostgreSQL; see the module, and `KnowledgeStore` for the methods.
 
-    Where the URL says nothing, libpq's environment variables and password file hold.
+    ``ConfigurationError`` names the remedy if it can't be opened. Where the URL says nothing, libpq's environment
+    variables and password file hold.
     """
 
+    shared = True
     dialect = PostgresStoreSql
 
-    def __init__(self, url: str, *, timeout: float = 30.0, create: bool = True) -> None:
+    def __init__(self, path: str | Path, *, create: bool, timeout: float = 30.0) -> None:
+        url = str(path)
         try:
             parsed = make_url(url)
         except (ArgumentError, ValueError):
@@ -128,13 +131,72 @@ class PostgresDatabase(DocumentDatabase):
         if self.rows("SELECT id FROM chunks LEFT JOIN contents USING (id) WHERE contents.text IS NULL LIMIT 1"):
             raise StoreDamagedError(f"{self.location!r} has chunks without text: restore it from a backup.")
 
-    def index_rows(self, source: str, dimension: int, *, anew: bool) -> None:
-        """Build a source's HNSW index if it has none, or anew, while others read and write."""
-        with self._errors("written"):
-            build = partial(self._build_index, source, dimension, anew=anew)
-            self._database.retry(build, time.monotonic() + self.timeout)
+    def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:  # noqa: ARG002 (of the other kind of store)
+        """Return a block for writing, which excludes nobody: each document has a lock of its own."""
+        return nullcontext()
 
-    def _build_index(self, source: str, dimension: int, *, anew: bool) -> None:
+    def update_indexes(self, source: str) -> None:
+        """Update the statistics of words and metadata, and build the HNSW index of a source with many chunks."""
+
+        def work(connection: Statements) -> None:
+            for name in ("contents_by_words", "chunks_by_metadata"):  # else searches read the latest entries one by one
+                connection.execute("SELECT gin_clean_pending_list(CAST(? AS regclass))", (name,))
+            connection.execute("ANALYZE chunks, contents")
+
+        self.write(work)
+        self.update_graph(source)
+
+    def update_graph(self, source: str, *, anew: bool = False) -> None:
+        """Build the HNSW index of a source with many chunks, if it has none, or anew."""
+        count = self.rows("SELECT count(*) FROM contents WHERE of_source = ?", (source,))[0][0]
+        if count >= INDEXED_ROWS and self.fingerprint.dimension <= MAX_INDEXED_DIMENSIONS:
+            with self._errors("written"):
+                build = partial(self._build_index, source, anew=anew)
+                self._database.retry(build, time.monotonic() + self.timeout)
+
+    def mend(self, *, rebuild_all: bool, progress: RepairProgress) -> str:
+        """Build missing HNSW indexes, or all; see `KnowledgeStore.mend`."""
+        for info in self.sources():
+            self.update_graph(info.name, anew=rebuild_all)
+            progress(info.chunks, info.chunks, info.name)
+        return ""
+
+    def size(self) -> int:
+        """Return the size of all tables and indexes in bytes."""
+        statement = "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relnamespace = to_regnamespace(?)"
+        return int(self.rows(f"{statement} AND relkind = 'r'", (DOCUMENTS.schema,))[0][0] or 0)
+
+    def load_scope(self, source: str) -> ScopeIndex | None:
+        """Return a source's scope index; None if there is none that can be read."""
+        rows = self.rows("SELECT data FROM scopes WHERE source = ?", (source,))
+        if not rows:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "scope.npz")
+            path.write_bytes(rows[0][0])
+            return ScopeIndex.load(path)
+
+    def save_scope(self, source: str, index: ScopeIndex) -> None:
+        """Store a source's scope index."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "scope.npz")
+            index.save(path)
+            data = path.read_bytes()
+        statement = "INSERT INTO scopes VALUES (?, ?) ON CONFLICT (source) DO UPDATE SET data = excluded.data"
+        self.write(lambda connection: connection.execute(statement, (source, data)))
+
+    def vectors(self, source: str) -> PostgresVectors:
+        """Return the dense search of a source."""
+        return self._once(PostgresVectors.over, source)
+
+    def lexical(self, source: str) -> PostgresWords:
+        """Return the lexical search of a source."""
+        self.existing_state(source)
+        return self._once(PostgresWords, source)
+
+    def _build_index(self, source: str, *, anew: bool) -> None:
+        """Build a source's HNSW index if it has none, or anew, while others read and write."""
+        dimension = self.fingerprint.dimension
         name, quoted = _index_name(source), source.replace("'", "''").replace("%", "%%")
         with self._database.autocommit() as connection:
             run = connection.exec_driver_sql
@@ -159,85 +221,6 @@ class PostgresDatabase(DocumentDatabase):
                     run("SELECT pg_advisory_unlock_all()")
 
 
-class PostgresStore(KnowledgeStore):
-    """A store in PostgreSQL; see the module, and `KnowledgeStore` for the methods."""
-
-    shared = True
-    _documents: PostgresDatabase
-
-    @classmethod
-    def open_documents(cls, path: str | Path, *, create: bool) -> PostgresDatabase:
-        """Connect to the database."""
-        return PostgresDatabase(str(path), create=create)
-
-    @property
-    def documents(self) -> PostgresDatabase:
-        """The database of all documents, chunks and vectors."""
-        super().documents  # noqa: B018 (raises an error if the store is closed)
-        return self._documents
-
-    def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:  # noqa: ARG002 (of the other kind of store)
-        """Return a block for writing, which excludes nobody: each document has a lock of its own."""
-        return nullcontext()
-
-    def update_indexes(self, source: str) -> None:
-        """Update the statistics of words and metadata, and build the HNSW index of a source with many chunks."""
-
-        def work(connection: Statements) -> None:
-            for name in ("contents_by_words", "chunks_by_metadata"):  # else searches read the latest entries one by one
-                connection.execute("SELECT gin_clean_pending_list(CAST(? AS regclass))", (name,))
-            connection.execute("ANALYZE chunks, contents")
-
-        self._documents.write(work)
-        self.update_graph(source)
-
-    def update_graph(self, source: str, *, anew: bool = False) -> None:
-        """Build the HNSW index of a source with many chunks, if it has none, or anew."""
-        count = self._documents.rows("SELECT count(*) FROM contents WHERE of_source = ?", (source,))[0][0]
-        if count >= INDEXED_ROWS and self.fingerprint.dimension <= MAX_INDEXED_DIMENSIONS:
-            self._documents.index_rows(source, self.fingerprint.dimension, anew=anew)
-
-    def mend(self, *, rebuild_all: bool, progress: RepairProgress) -> str:
-        """Build missing HNSW indexes, or all; see `KnowledgeStore.mend`."""
-        for info in self.sources():
-            self.update_graph(info.name, anew=rebuild_all)
-            progress(info.chunks, info.chunks, info.name)
-        return ""
-
-    def size(self) -> int:
-        """Return the size of all tables and indexes in bytes."""
-        statement = "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relnamespace = to_regnamespace(?)"
-        return int(self._documents.rows(f"{statement} AND relkind = 'r'", (DOCUMENTS.schema,))[0][0] or 0)
-
-    def load_scope(self, source: str) -> ScopeIndex | None:
-        """Return a source's scope index; None if there is none that can be read."""
-        rows = self._documents.rows("SELECT data FROM scopes WHERE source = ?", (source,))
-        if not rows:
-            return None
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "scope.npz")
-            path.write_bytes(rows[0][0])
-            return ScopeIndex.load(path)
-
-    def save_scope(self, source: str, index: ScopeIndex) -> None:
-        """Store a source's scope index."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "scope.npz")
-            index.save(path)
-            data = path.read_bytes()
-        statement = "INSERT INTO scopes VALUES (?, ?) ON CONFLICT (source) DO UPDATE SET data = excluded.data"
-        self._documents.write(lambda connection: connection.execute(statement, (source, data)))
-
-    def vectors(self, source: str) -> PostgresVectors:
-        """Return the dense search of a source."""
-        return self._once(PostgresVectors.over, source)
-
-    def lexical(self, source: str) -> PostgresWords:
-        """Return the lexical search of a source."""
-        self.documents.existing_state(source)
-        return self._once(PostgresWords, source)
-
-
 class PostgresVectors(StoreVectorStore):
     """Dense search in one source of a store in PostgreSQL."""
 
@@ -247,10 +230,10 @@ class PostgresVectors(StoreVectorStore):
     def _found(
         self, vector: Floats | None, where: SqlCondition | None, top_k: int, taken: Taken, deadline: float | None
     ) -> tuple[VectorStoreQueryResult, str]:
-        documents = self._store.documents
+        store = self._store
 
         def work(connection: Statements) -> tuple[VectorStoreQueryResult, str] | None:
-            fetch = partial(documents.nodes_of, "id", connection=connection)
+            fetch = partial(store.nodes_of, "id", connection=connection)
             statement = (
                 "SELECT (SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(?)) FROM sources WHERE name = ?"
             )
@@ -266,9 +249,9 @@ class PostgresVectors(StoreVectorStore):
             exact = partial(self._exact, connection, vector, where)
             return taken(growing(exact, top_k, sys.maxsize), fetch), f"{note}searched exactly"
 
-        answer = documents.read(work, deadline)
+        answer = store.read(work, deadline)
         if answer is None:  # now that the connection is free: the error takes one
-            raise documents.no_source(self._source)
+            raise store.no_source(self._source)
         return answer
 
     def _by_index(
@@ -334,10 +317,10 @@ class PostgresWords:
         """Find nodes by the words of a query; see ``StoredLexicalSearch.search``."""
         if top_k < 1:
             return []
-        documents = self._store.documents
-        found = documents.read(lambda connection: self._find(connection, query, top_k, filters), call_deadline())
+        store = self._store
+        found = store.read(lambda connection: self._find(connection, query, top_k, filters), call_deadline())
         if found is None:  # now that the connection is free: the error takes one
-            raise documents.no_source(self._source)
+            raise store.no_source(self._source)
         return found
 
     def _find(
@@ -359,7 +342,7 @@ class PostgresWords:
         rows = self._ranked(connection, rare, rarities, top_k, filters) if rare else []
         if len(rows) < top_k and len(rare) < len(counts):
             rows = self._ranked(connection, list(counts), rarities, top_k, filters)
-        nodes = self._store.documents.nodes_of("id", [row for row, _ in rows], connection)
+        nodes = self._store.nodes_of("id", [row for row, _ in rows], connection)
         return [NodeWithScore(node=nodes[row], score=float(score)) for row, score in rows if row in nodes]
 
     def _ranked(
@@ -375,7 +358,7 @@ class PostgresWords:
         score = " + ".join(f"? * greatest({', '.join(ranks[: len(forms)])})" for forms in rarities)
         weights = [part for forms, rarity in rarities.items() for part in (rarity, *map(_lexeme, forms))]
         any_word = " | ".join(_lexeme(form) for forms in words for form in forms)
-        sql, parameters = ("TRUE", []) if filters is None else self._store.documents.dialect.filter(filters)
+        sql, parameters = ("TRUE", []) if filters is None else self._store.dialect.filter(filters)
         # An expression in a subquery of its own: otherwise each ts_rank would read and unpack the words again.
         matching = (
             "SELECT id, node_id, words || '' AS held FROM chunks JOIN contents USING (id)"  # noqa: S608 (made here)

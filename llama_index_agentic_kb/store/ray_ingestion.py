@@ -188,8 +188,8 @@ def ingest_on_ray(
 
             with _cluster(address, job, cpus, gpus) as cluster:
                 for name, group in groups.items():
-                    opened.documents.put_source(name, description)
-                    run.known = opened.documents.documents(name)
+                    opened.put_source(name, description)
+                    run.known = opened.documents(name)
                     listed = [(file.origin, file.relative, file.root) for file in group.files.values()]
                     for report in cluster.perform(name, cluster.batches(listed), run.known, advance):
                         for kind in ("added", "updated", "unchanged", "deleted"):

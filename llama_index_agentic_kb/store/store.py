@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from llama_index_agentic_kb.errors import (
     StoreDamagedError,
     StoreMismatchError,
 )
-from llama_index_agentic_kb.store.database import BusyError, DocumentDatabase, SourceInfo, SourceReader
+from llama_index_agentic_kb.store.database import BusyError, DocumentDatabase, SourceReader
 from llama_index_agentic_kb.store.embedding_model import (
     DEFAULT_EMBED_MODEL,
     KNOWN_EMBED_MODELS,
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.guard.permissions import Permissions
     from llama_index_agentic_kb.search.lexical import LexicalSearch
     from llama_index_agentic_kb.search.prototypes import ScopeIndex
+    from llama_index_agentic_kb.store.directory import DirectoryStore
+    from llama_index_agentic_kb.store.postgres import PostgresStore
+    from llama_index_agentic_kb.store.sql import SqlDatabase
     from llama_index_agentic_kb.store.vectors import StoreVectorStore
 
 T = TypeVar("T")
@@ -51,7 +54,7 @@ RepairProgress: TypeAlias = Callable[[int, int, str], None]
 _MODEL: Final = "embedding model"
 
 
-class KnowledgeStore(Closing, ABC):
+class KnowledgeStore(DocumentDatabase, Closing):
     """A store of sources: their documents, and vectors that all come from one embedding model.
 
     A store is a directory (``store.directory``) or a PostgreSQL database (``store.postgres``). Open it with
@@ -61,17 +64,13 @@ class KnowledgeStore(Closing, ABC):
 
     shared: ClassVar[bool] = False  # whether several machines may write to the store
 
-    def __init__(
-        self, documents: DocumentDatabase, fingerprint: EmbedModelFingerprint, embed_model: BaseEmbedding | str | None
-    ) -> None:
-        """Create a store object from its parts; use `open` instead, which checks that they match."""
-        self.fingerprint = fingerprint
-        self._documents = documents
-        self.location = documents.location  # the store's directory, or its URL without the password
+    def __init__(self, database: SqlDatabase, location: str, timeout: float) -> None:
+        """Create a store object over its database; use `open` instead, which checks its embedding model."""
+        super().__init__(database, location, timeout)
+        self.fingerprint = EmbedModelFingerprint("", 0)
         self._lock = threading.RLock()
-        self._embed_model = embed_model
+        self._embed_model: BaseEmbedding | str | None = None
         self._opened: dict[str, dict[Callable[..., object], Any]] = {}
-        self._closed = False
 
     @classmethod
     def open(
@@ -110,23 +109,23 @@ class KnowledgeStore(Closing, ABC):
         if create and store_class.is_new(path):
             embed_model = _loaded(embed_model or DEFAULT_EMBED_MODEL)
             new = embed_model_fingerprint(embed_model)  # first: a model that fails leaves no store
-        documents = store_class.open_documents(path, create=create)
+        store: KnowledgeStore = store_class(path, create=create)
         try:
-            made_with = _fingerprint(documents)
+            assert isinstance(store, cls)
+            made_with = _fingerprint(store)
             if made_with is None:  # new, or the process that created it died right after
                 found = new or embed_model_fingerprint(_loaded(embed_model or DEFAULT_EMBED_MODEL))
-                documents.put_state(_MODEL, found.to_json())
-                made_with = _fingerprint(documents) or found
+                store.put_state(_MODEL, found.to_json())
+                made_with = _fingerprint(store) or found
             if embed_model is not None:
-                _check_embed_model(documents.location, made_with, embed_model)
-            store = store_class(documents, made_with, embed_model)
-            assert isinstance(store, cls)
+                _check_embed_model(store.location, made_with, embed_model)
+            store.fingerprint, store._embed_model = made_with, embed_model
             if repair == "auto":
                 with suppress(BusyError), store.writing():  # the writing process builds the graphs itself
                     for info in store.sources():
                         store.update_graph(info.name)
         except BaseException:
-            documents.close()
+            store.close()
             raise
         return store
 
@@ -135,7 +134,7 @@ class KnowledgeStore(Closing, ABC):
         with self._lock:
             self._closed = True
             self._opened.clear()
-            self._documents.close()
+            self._database.close()
 
     @property
     def embed_model(self) -> BaseEmbedding:
@@ -150,21 +149,9 @@ class KnowledgeStore(Closing, ABC):
                 self._embed_model = model
             return self._embed_model
 
-    @property
-    def documents(self) -> DocumentDatabase:
-        """The database of all documents, chunks and vectors."""
-        self._documents.check_process()
-        if self._closed:
-            raise ConfigurationError(f"The store {self.location!r} is closed.")
-        return self._documents
-
-    def sources(self) -> list[SourceInfo]:
-        """Return the sources in order of name, with descriptions and counts; loads no model."""
-        return self.documents.sources()
-
     def index(self, source: str) -> VectorStoreIndex:
         """Return the vector index of a source; raise ``ConfigurationError`` if the source does not exist."""
-        self.documents.existing_state(source)
+        self.existing_state(source)
         return self._once(_index, source)
 
     def _once(self, make: Callable[[Self, str], T], source: str) -> T:
@@ -178,7 +165,7 @@ class KnowledgeStore(Closing, ABC):
 
     def reader(self, source: str) -> SourceReader:
         """Return the reader of a source's vectors, from which its scope index is made."""
-        return SourceReader(self.documents, source, self.fingerprint.dimension)
+        return SourceReader(self, source)
 
     def scopes(self) -> dict[str, ScopeIndex]:
         """Return the scope indexes by source, up to date; sources without a readable one are left out."""
@@ -200,12 +187,12 @@ class KnowledgeStore(Closing, ABC):
         """Return all nodes of a source in order of document and position; see `index` for the errors."""
         from llama_index_agentic_kb.store.chunking import chunk_to_node  # noqa: PLC0415 (loads LlamaIndex)
 
-        self.documents.existing_state(source)
-        return [chunk_to_node(chunk) for chunk in self.documents.chunks(source)]
+        self.existing_state(source)
+        return [chunk_to_node(chunk) for chunk in self.chunks(source)]
 
     def check_permissions(self, source: str, permissions: Permissions) -> None:
         """Raise ``ConfigurationError`` if the permission fields of a source's documents may come from their files."""
-        if names := unprotected(permissions, self.documents.settings(source)):
+        if names := unprotected(permissions, self.settings(source)):
             raise ConfigurationError(
                 f"permissions: files of the source {source!r} may have set {', '.join(names)} themselves. Ingest them "
                 "again with ingest(..., permissions=, stamp=), or --tenant and --group."
@@ -214,8 +201,8 @@ class KnowledgeStore(Closing, ABC):
     def remove_source(self, source: str) -> None:
         """Delete a source; raise ``ConfigurationError`` if there is none, ``IngestionError`` while others write."""
         with self.writing(), self._lock:
-            self.documents.existing_state(source)
-            self._documents.delete_source(source)
+            self.existing_state(source)
+            self._change("DELETE FROM sources WHERE name = ?", (source,), of=source)
             self._clean(source)
             self._opened.pop(source, None)
 
@@ -225,11 +212,6 @@ class KnowledgeStore(Closing, ABC):
     def is_new(cls, path: str | Path) -> bool:  # noqa: ARG003 (of a directory)
         """Return whether there is surely no store yet; raise ``ConfigurationError`` if there can be none."""
         return False
-
-    @classmethod
-    @abstractmethod
-    def open_documents(cls, path: str | Path, *, create: bool) -> DocumentDatabase:
-        """Open the store's database."""
 
     @abstractmethod
     def vectors(self, source: str) -> StoreVectorStore:
@@ -309,11 +291,9 @@ def repair_store(
         IngestionError: Another process is writing to the store, or the disk is full.
     """
     started = time.monotonic()
-    store_class = _class_of(path)
-    documents = store_class.open_documents(path, create=False)
-    fingerprint = _fingerprint(documents) or EmbedModelFingerprint("", 0)
-    with store_class(documents, fingerprint, None) as store, store.writing(wait):
-        documents.check()
+    with _class_of(path)(path, create=False) as store, store.writing(wait):
+        store.fingerprint = _fingerprint(store) or store.fingerprint
+        store.check()
         fault = store.mend(rebuild_all=rebuild_all, progress=progress or (lambda *_: None))
         sources = store.sources()
     return RepairReport(
@@ -331,7 +311,7 @@ def _index(store: KnowledgeStore, source: str) -> VectorStoreIndex:
     return VectorStoreIndex.from_vector_store(store.vectors(source), embed_model=store.embed_model)
 
 
-def _class_of(path: str | Path) -> type[KnowledgeStore]:
+def _class_of(path: str | Path) -> type[DirectoryStore | PostgresStore]:
     if "://" in str(path):
         from llama_index_agentic_kb.store.postgres import PostgresStore  # noqa: PLC0415 (loads SQLAlchemy)
 
@@ -341,13 +321,13 @@ def _class_of(path: str | Path) -> type[KnowledgeStore]:
     return DirectoryStore
 
 
-def _fingerprint(documents: DocumentDatabase) -> EmbedModelFingerprint | None:
-    made_with = documents.state(_MODEL)
+def _fingerprint(store: KnowledgeStore) -> EmbedModelFingerprint | None:
+    made_with = store.state(_MODEL)
     try:
         return None if made_with is None else EmbedModelFingerprint.from_json(made_with)
     except (ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
         raise StoreDamagedError(
-            f"{documents.location!r} does not say which model made its vectors: {type(error).__name__}. Restore it, "
+            f"{store.location!r} does not say which model made its vectors: {type(error).__name__}. Restore it, "
             "or make the store again with `agentic-kb ingest`."
         ) from error
 

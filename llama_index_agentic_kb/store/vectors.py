@@ -133,7 +133,7 @@ class StoreVectorStore(BasePydanticVectorStore):
 
     def metadata_rows(self, filters: FilterNode | None = None) -> Iterator[tuple[str, dict[str, MetadataValue]]]:
         """Yield the document id and metadata of each chunk; see ``DocumentDatabase.metadata``."""
-        return self._store.documents.metadata(self._source, filters)
+        return self._store.metadata(self._source, filters)
 
     def vector_reader(self) -> SourceReader:
         """Return the reader of the vectors, from which a scope index is made."""
@@ -214,8 +214,8 @@ class SourceVectors(StoreVectorStore):
         self, vector: Floats | None, where: SqlCondition | None, top_k: int, taken: Taken, deadline: float | None
     ) -> tuple[VectorStoreQueryResult, str]:
         if vector is None:
-            self._store.documents.existing_state(self._source)
-            ids = self._store.documents.ids(self._source, *(where or ()))
+            self._store.existing_state(self._source)
+            ids = self._store.ids(self._source, *(where or ()))
             return taken(((row, 0.0) for row in ids.tolist()), self._nodes), "listed"
         # One thread loads what is cached, others wait.
         if not self._lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
@@ -254,14 +254,14 @@ class SourceVectors(StoreVectorStore):
     # -- cached data -------------------------------------------------------------------------------------------------
 
     def _current(self) -> _Loaded:
-        old, state = self._loaded, self._store.documents.existing_state(self._source)
+        old, state = self._loaded, self._store.existing_state(self._source)
         if old is not None and old.state == state:
             return old
         graph = self._store.graphs.opened(state)
         if state.graph and graph is None:  # it may have been replaced and deleted
-            state = self._store.documents.existing_state(self._source)
+            state = self._store.existing_state(self._source)
             graph = self._store.graphs.opened(state)
-        ids = self._store.documents.ids(self._source, after=0 if graph is None else state.last_id)
+        ids = self._store.ids(self._source, after=0 if graph is None else state.last_id)
         if len(ids) > MAX_ROWS:
             raise StoreDamagedError(
                 f"The vectors of the source {self._source!r} have no usable graph, and {len(ids):,} are too many to "
@@ -275,7 +275,7 @@ class SourceVectors(StoreVectorStore):
             found = np.concatenate([old.later.ids[kept], new.ids])
             order = np.argsort(found, kind="stable")
             later = _Rows(found[order], np.concatenate([old.later.vectors[kept], new.vectors])[order])
-        self._loaded = _Loaded(state, graph, later, self._store.documents.count(self._source))
+        self._loaded = _Loaded(state, graph, later, self._store.count(self._source))
         return self._loaded
 
     def _matches(self, loaded: _Loaded, sql: str, parameters: list[object]) -> _Matches:
@@ -283,7 +283,7 @@ class SourceVectors(StoreVectorStore):
         key = hashlib.sha256(json.dumps([sql, parameters]).encode()).digest()
         known = loaded.matches.pop(key, None)
         if known is None:
-            ids = self._store.documents.ids(self._source, sql, parameters)
+            ids = self._store.ids(self._source, sql, parameters)
             known = _Matches(ids, self._rows(ids) if len(ids) <= database.EXACT_ROWS else None)
         loaded.matches[key] = known
         held, row_bytes = loaded.matches, 4 * self._store.fingerprint.dimension
@@ -292,7 +292,7 @@ class SourceVectors(StoreVectorStore):
         return known
 
     def _rows(self, ids: Ids) -> _Rows:
-        found, vectors = self._store.documents.vectors(ids, self._store.fingerprint.dimension)
+        found, vectors = self._store.vectors_of(ids)
         return _Rows(found, unit_rows(vectors))
 
     # -- ranking -----------------------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ class SourceVectors(StoreVectorStore):
         return ranked[:count]
 
     def _nodes(self, ids: list[int]) -> Mapping[int, BaseNode]:
-        return self._store.documents.nodes_of("id", ids)
+        return self._store.nodes_of("id", ids)
 
 
 def growing(

@@ -88,7 +88,7 @@ def fill(store: KnowledgeStore, size: int, *, first: int = 0) -> None:
     rng, dimension = np.random.default_rng(first), store.fingerprint.dimension
     topics = np.random.default_rng(0).standard_normal((200, dimension))
     with store.writing():
-        store.documents.put_source(SOURCE, "Synthetic chunks.")
+        store.put_source(SOURCE, "Synthetic chunks.")
         for start in range(first, first + size, 100):
             numbers = range(start, min(start + 100, first + size))
             vectors = topics[rng.integers(0, 200, len(numbers))] + rng.standard_normal((len(numbers), dimension))
@@ -99,7 +99,7 @@ def fill(store: KnowledgeStore, size: int, *, first: int = 0) -> None:
                 for at, number in enumerate(numbers)
             ]
             document = StoredDocument(SOURCE, path, f"/{path}", "/", path, "measured")
-            store.documents.put_document(document, zip(chunks, vectors.astype(np.float32), strict=True))
+            store.put_document(document, zip(chunks, vectors.astype(np.float32), strict=True))
         store.update_indexes(SOURCE)
 
 

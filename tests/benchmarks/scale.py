@@ -184,7 +184,7 @@ class ScaleStore:
         groups = np.zeros(self.corpus.size, dtype=np.int64)
         seconds = 0.0
         with self.open(create=True) as store, store.writing():
-            store.documents.put_source(SOURCE, "Synthetic chunks.")
+            store.put_source(SOURCE, "Synthetic chunks.")
             for block in self.corpus.blocks():
                 end = block.start + len(block.texts)
                 vectors[block.start : end], groups[block.start : end] = block.vectors, block.groups
@@ -219,7 +219,7 @@ def store_block(store: DirectoryStore, block: Block, shard: int = 0, shards: int
             continue
         document = pieces[start : start + PER_DOCUMENT]
         path = str(document[0][0].metadata["file_path"])
-        store.documents.put_document(StoredDocument(SOURCE, path, f"/scale/{path}", "/scale", path, "scale"), document)
+        store.put_document(StoredDocument(SOURCE, path, f"/scale/{path}", "/scale", path, "scale"), document)
 
 
 def _chunk(block: Block, at: int) -> Chunk:

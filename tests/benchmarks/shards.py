@@ -41,7 +41,7 @@ def build(at: ScaleStore, shards: int) -> list[Path]:
         if (folder / "built").exists():
             continue
         with DirectoryStore.open(folder, embed_model=at.embedding, create=True) as store, store.writing():
-            store.documents.put_source(SOURCE, "Synthetic chunks.")
+            store.put_source(SOURCE, "Synthetic chunks.")
             for block in at.corpus.blocks():
                 at.embedding.show(block)
                 store_block(store, block, shard, shards)

@@ -43,13 +43,13 @@ def put(store: DirectoryStore, numbers: Iterable[int]) -> None:
         ]
         vectors = [np.asarray(MODEL.get_text_embedding(chunk.text), np.float32) for chunk in chunks]
         document = StoredDocument(SOURCE, path, f"/{path}", "/", "hash", "settings")
-        store.documents.put_document(document, zip(chunks, vectors, strict=True))
+        store.put_document(document, zip(chunks, vectors, strict=True))
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     with DirectoryStore.open(tmp_path / "store", embed_model=MODEL, create=True) as store:
-        store.documents.put_source(SOURCE)
+        store.put_source(SOURCE)
         put(store, range(DOCUMENTS))
     return tmp_path / "store"
 

@@ -197,12 +197,12 @@ def _repair(where: Path) -> None:
 def _look(where: Path | str) -> dict[str, Any]:
     """Open a store as a program does that answers questions, and look at all that it holds."""
     with KnowledgeStore.open(where, embed_model=_model(), create=True) as store:
-        store.documents.put_source(SOURCE)  # an ingestion may have been killed before it made it
+        store.put_source(SOURCE)  # an ingestion may have been killed before it made it
         nodes = {node.node_id: node for node in store.nodes(SOURCE)}
         drawn = random.Random(len(nodes)).sample(sorted(nodes), min(SEARCHED, len(nodes)))
-        state = store.documents.source_state(SOURCE)
+        state = store.source_state(SOURCE)
         return {
-            "documents": {path: one.content_hash for path, one in store.documents.documents(SOURCE).items()},
+            "documents": {path: one.content_hash for path, one in store.documents(SOURCE).items()},
             "not_found": sum(not _is_found(store, nodes[node_id]) for node_id in drawn),
             "tried": len(drawn),
             "graph": bool(state and state.graph),

@@ -28,14 +28,14 @@ def metadata_of(at: int) -> Metadata:
 def put(store: KnowledgeStore, start: int = 0, end: int = ROWS) -> None:
     """Store vectors without any cluster, a hundred to a document."""
     if start == 0:
-        store.documents.put_source(SOURCE)
+        store.put_source(SOURCE)
     for first in range(start, end, 100):
         document = StoredDocument(SOURCE, f"{first}", "/o", "/r", "hash", "settings")
         chunks = []
         for at in range(first, first + 100):
             metadata: Metadata = {**metadata_of(at), "title": "T", "document_id": "d"}
             chunks.append(Chunk(f"n{at}", at, f"text {at} {'pump' * (at == 7)}", metadata, f"e{at}", 0, 1))
-        store.documents.put_document(document, list(zip(chunks, VECTORS[first : first + 100], strict=True)))
+        store.put_document(document, list(zip(chunks, VECTORS[first : first + 100], strict=True)))
 
 
 def nearest(query: Any, passes: Callable[[Metadata], bool]) -> list[str]:

@@ -194,7 +194,7 @@ def test_two_folders_in_one_source(tmp_path: Path, store: DirectoryStore) -> Non
     (tmp_path / "a").rename(tmp_path / "moved")
     report = ingest(tmp_path / "moved", store, source="x")
     assert (report.updated, report.deleted, report.chunks_embedded) == (("x/a.txt", "x/same.txt"), (), 0)
-    assert store.documents.documents("x")["a.txt"].root == str(tmp_path / "moved")
+    assert store.documents("x")["a.txt"].root == str(tmp_path / "moved")
 
 
 def test_documents_of_llama_index_are_stored(
@@ -412,7 +412,7 @@ def test_a_file_of_another_folder_that_is_stored_meanwhile_stays(folder: Path, s
     class Meanwhile(BaseReader):
         def load_data(self, *_: Any, **__: Any) -> list[Document]:
             theirs = StoredDocument("probes", "twice.own", "/elsewhere/twice.own", "/elsewhere", "hash", "settings")
-            assert store.documents.put_document(theirs, [])
+            assert store.put_document(theirs, [])
             return [Document(text="Ours.")]
 
     (folder / "twice.own").write_text("x")
@@ -420,4 +420,4 @@ def test_a_file_of_another_folder_that_is_stored_meanwhile_stays(folder: Path, s
     assert [(Path(path).name, reason[:64]) for path, reason in report.failed] == [
         ("twice.own", "has the same path in this source as a file stored meanwhile; giv")
     ]
-    assert store.documents.documents("probes")["twice.own"].origin == "/elsewhere/twice.own"
+    assert store.documents("probes")["twice.own"].origin == "/elsewhere/twice.own"

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, StoreDamagedError, StoreMismatchError
 from llama_index_agentic_kb.store import SourceInfo, database, ingest, repair_store
 from llama_index_agentic_kb.store.database import Chunk, DocumentDatabase, Piece, StoredDocument
-from llama_index_agentic_kb.store.directory import DirectoryStore, SqliteDatabase
+from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.store.embedding_model import DEFAULT_EMBED_MODEL, MULTILINGUAL
 from llama_index_agentic_kb.testing import HashEmbedding
 
@@ -112,13 +112,12 @@ def test_a_directory_that_can_not_be_written_is_told(tmp_path: Path) -> None:
 def test_foreign_and_damaged_databases_are_refused(tmp_path: Path) -> None:
     """Another's, one of another release, no store at all: each a clear error."""
     for name, statement, message in (
-        ("newer.db", "PRAGMA user_version = 9", "schema version 9"),
-        ("other.db", "CREATE TABLE x (y)", "holds other tables"),
+        ("newer", "PRAGMA user_version = 9", "schema version 9"),
+        ("other", "CREATE TABLE x (y)", "holds other tables"),
     ):
-        with closing(sqlite3.connect(tmp_path / name)) as connection:
-            connection.execute(statement)
+        (tmp_path / name).mkdir()
         with pytest.raises(ConfigurationError, match=message):
-            SqliteDatabase(tmp_path / name)
+            _changed(tmp_path / name, statement)
     for use in (DirectoryStore.open, repair_store):
         with pytest.raises(ConfigurationError, match=r"There is no store in .*agentic-kb ingest"):
             use(tmp_path / "none")
@@ -151,49 +150,47 @@ def _chunk(name: str) -> Chunk:
     return Chunk(name, 0, "text", {"title": "T"}, f"embedding of {name}", None, None)
 
 
-def test_the_database_keeps_vectors_with_their_chunks(tmp_path: Path) -> None:
+def test_the_database_keeps_vectors_with_their_chunks(store: DirectoryStore) -> None:
     """Chunks that stay keep their rows and vectors; versions grow with each change and are never used twice."""
-    with closing(SqliteDatabase(tmp_path / "documents.db")) as database:
-        assert database.source_state("docs") is None
-        database.put_source("docs")
-        database.put_document(_document("a"), [(_chunk(name), [0.5, -2.0]) for name in "xy"])
-        rows = {chunk.node_id: chunk.id for chunk in database.chunks("docs")}
-        database.put_document(_document("a"), [(_chunk("x"), []), (_chunk("z"), [3.0, 0.0])])
-        assert {chunk.node_id: chunk.id > rows["y"] for chunk in database.chunks("docs")} == {"x": False, "z": True}
-        known = database.vectors_by_embedding("docs", ["embedding of x", "embedding of z", "embedding of y"])
-        vectors = {key: vector.tolist() for key, vector in known.items()}
-        assert vectors == {"embedding of x": [0.5, -2.0], "embedding of z": [3.0, 0.0]}
-        assert database.vectors_by_embedding("other", ["embedding of x"]) == {}
-        assert next(database.metadata("docs")) == ("docs/a", {"title": "T"})  # and left before its end
-        before = database.sources()[0].version
-        database.delete_document("docs", "a")
-        assert database.rows("SELECT count(*) FROM contents") == [(0,)]
-        after = database.sources()[0].version
-        database.delete_source("docs")
-        database.put_source("docs")
-        assert before < after < database.sources()[0].version
+    assert store.source_state("docs") is None
+    store.put_source("docs")
+    store.put_document(_document("a"), [(_chunk(name), [0.5, -2.0]) for name in "xy"])
+    rows = {chunk.node_id: chunk.id for chunk in store.chunks("docs")}
+    store.put_document(_document("a"), [(_chunk("x"), []), (_chunk("z"), [3.0, 0.0])])
+    assert {chunk.node_id: chunk.id > rows["y"] for chunk in store.chunks("docs")} == {"x": False, "z": True}
+    known = store.vectors_by_embedding("docs", ["embedding of x", "embedding of z", "embedding of y"])
+    vectors = {key: vector.tolist() for key, vector in known.items()}
+    assert vectors == {"embedding of x": [0.5, -2.0], "embedding of z": [3.0, 0.0]}
+    assert store.vectors_by_embedding("other", ["embedding of x"]) == {}
+    assert next(store.metadata("docs")) == ("docs/a", {"title": "T"})  # and left before its end
+    before = store.sources()[0].version
+    store.delete_document("docs", "a")
+    assert store.rows("SELECT count(*) FROM contents") == [(0,)]
+    after = store.sources()[0].version
+    store.remove_source("docs")
+    store.put_source("docs")
+    assert before < after < store.sources()[0].version
 
 
-def test_a_stream_of_chunks_is_not_stored_from_its_middle(tmp_path: Path) -> None:
+def test_a_stream_of_chunks_is_not_stored_from_its_middle(store: DirectoryStore) -> None:
     """After a lost connection a list is stored again; of a stream the beginning is gone."""
 
     def pieces() -> Iterator[Piece]:
         yield _chunk("x"), [0.5]
         raise DBAPIError("INSERT ...", {}, sqlite3.OperationalError("database is locked\nby postgresql://u:pass@h/x"))
 
-    with closing(SqliteDatabase(tmp_path / "documents.db")) as database:
-        database.put_source("docs")
-        message = r"failed while a large file was stored: database is locked by postgresql://\*\*\*@h/x. Run this again"
-        with pytest.raises(IngestionError, match=message) as failed:
-            database.put_document(_document("a"), pieces())
-        assert isinstance(failed.value.__cause__, DBAPIError)
-        assert database.chunks("docs") == []
+    store.put_source("docs")
+    message = r"failed while a large file was stored: database is locked by postgresql://\*\*\*@h/x. Run this again"
+    with pytest.raises(IngestionError, match=message) as failed:
+        store.put_document(_document("a"), pieces())
+    assert isinstance(failed.value.__cause__, DBAPIError)
+    assert store.chunks("docs") == []
 
 
 def test_closed_store_says_so(tmp_path: Path) -> None:
     """After closing, twice if need be, use is a clear error."""
     store = DirectoryStore.open(tmp_path / "store", embed_model=MOCK, create=True)
-    store.documents.put_source("a")
+    store.put_source("a")
     assert store.vectors("a") is store.vectors("a")
     store.close()
     store.close()

@@ -242,19 +242,19 @@ def test_many_writers_lose_and_double_nothing(url: str, tmp_path: Path) -> None:
         list(threads.map(write, (*folders, folders[0])))
     with KnowledgeStore.open(url, embed_model=MODEL) as store:
         counts = {info.name: (info.documents, info.chunks) for info in store.sources()}
-        one = len(list(store.documents.rows("SELECT 1 FROM chunks WHERE source = 'shared' AND path = '3.md'")))
+        one = len(list(store.rows("SELECT 1 FROM chunks WHERE source = 'shared' AND path = '3.md'")))
         assert counts["shared"] == (6, 6 * one)
-        paths = {row[0] for row in store.documents.rows("SELECT origin FROM documents WHERE source = 'all'")}
+        paths = {row[0] for row in store.rows("SELECT origin FROM documents WHERE source = 'all'")}
         assert len(paths) == 6
         places = "SELECT path, chunk_index FROM chunks WHERE source = 'shared'"
-        assert len(set(store.documents.rows(places))) == 6 * one
+        assert len(set(store.rows(places))) == 6 * one
 
 
 @pytest.mark.parametrize("wrong", ["postgresql://kb:pass@h:54x/kb", "://", "sqlite:///x.db"])
 def test_an_address_that_is_none_is_refused(wrong: str) -> None:
     """The message says what is expected, and repeats no password."""
     with pytest.raises(ConfigurationError, match="nor postgresql://") as failed:
-        postgres_store.PostgresDatabase(wrong)
+        KnowledgeStore.open(wrong)
     assert "pass@" not in str(failed.value)
 
 
@@ -273,7 +273,7 @@ def test_what_is_missing_is_named(postgres: PostgresServer, url: str) -> None:
         url.replace(str(postgres.port), "1"): "[Cc]onnection refused",
     }.items():
         with pytest.raises(ConfigurationError, match=f"(?s){message}") as failed:
-            postgres_store.PostgresDatabase(wrong, timeout=0.5 if ":1/" in wrong else 10)
+            postgres_store.PostgresStore(wrong, create=True, timeout=0.5 if ":1/" in wrong else 10)
         assert "hush" not in str(failed.value)
         assert ("GRANT" in str(failed.value)) != ("Check the address" in str(failed.value))
     with pytest.raises(SessionStoreError, match="permission denied") as refused:  # they need no extension

@@ -75,14 +75,14 @@ def test_an_actor_stores_what_ingest_stores(bucket: str, tmp_path: Path) -> None
         ingest(tmp_path / "manuals", store)
         expected = {node.id_: node.text for node in store.nodes("manuals")}
     with KnowledgeStore.open(tmp_path / "other", embed_model=MODEL, create=True) as store:
-        store.documents.put_source("manuals")
+        store.put_source("manuals")
         groups, folders = _listed([bucket], None, [])
         access = Access(None, None, trust_urls=False)
         worker = _Worker(_Job(str(tmp_path / "other"), MODEL, SIZES, access, 1_000, folders))
         files = groups["manuals"].files.values()
         batch: list[File] = [(file.origin, file.relative, file.root) for file in files]
         first = worker.ingest("manuals", batch, {})
-        again = worker.ingest("manuals", batch, store.documents.documents("manuals"))
+        again = worker.ingest("manuals", batch, store.documents("manuals"))
         assert {node.id_: node.text for node in store.nodes("manuals")} == expected
     assert (len(first.added), first.failed) == (2, ())
     assert (again.unchanged, again.chunks_embedded) == (first.added, 0)
@@ -192,13 +192,13 @@ def test_a_web_servers_folder_is_read_and_nothing_else(tmp_path: Path) -> None:
     groups, folders = _listed([url], None, skipped)
     assert (folders, [reason for _, reason in skipped]) == ({shown: url}, [])
     with KnowledgeStore.open(tmp_path / "kb", embed_model=MODEL, create=True) as store:
-        store.documents.put_source("docs")
+        store.put_source("docs")
         worker = _Worker(_Job(store.location, MODEL, SIZES, Access(None, None, trust_urls=False), 1_000, folders))
         report = worker.ingest(
             "docs", [(one.origin, one.relative, one.root) for one in groups["docs"].files.values()], {}
         )
         texts = [node.text for node in store.nodes("docs")]
-        stored = {one.origin for one in store.documents.documents("docs").values()}
+        stored = {one.origin for one in store.documents("docs").values()}
     server.shutdown()
     server.server_close()
     assert (sorted(texts), stored) == (["Rain.", "Snow."], {f"{shown}/{name}" for name in ("a.md", "x::b.md")})

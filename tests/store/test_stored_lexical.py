@@ -168,8 +168,8 @@ def test_repair_finds_any_damage(kept: DirectoryStore, kind: str) -> None:
 def test_while_another_process_writes_the_last_commit_is_searched(kept: DirectoryStore, open_store: Open) -> None:
     """Without what is gone since; where there is no commit at all, the error says who is writing."""
     reader = open_store()
-    documents = kept.documents.documents("docs")
-    kept.documents.delete_document("docs", "oslo.md")
+    documents = kept.documents("docs")
+    kept.delete_document("docs", "oslo.md")
     with kept.writing():
         assert titles(reader.lexical("docs").search("Oslo", 5)) == []
         assert titles(reader.lexical("docs").search("Saturn", 5)) == ["Saturn V"]
@@ -177,14 +177,14 @@ def test_while_another_process_writes_the_last_commit_is_searched(kept: Director
         with pytest.raises(RetrievalError, match=f"'docs' is missing: Process {os.getpid()} is writing"):
             open_store().lexical("docs").search("Saturn", 5)
     assert titles(open_store().lexical("docs").search("Saturn", 5)) == ["Saturn V"]
-    assert set(kept.documents.documents("docs")) == documents.keys() - {"oslo.md"}
+    assert set(kept.documents("docs")) == documents.keys() - {"oslo.md"}
 
 
 def test_an_outdated_one_is_kept_while_it_can_not_be_written(
     kept: DirectoryStore, open_store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk is no damage: the last commit is searched, and searched again, and stays on disk."""
-    kept.documents.delete_document("docs", "oslo.md")
+    kept.delete_document("docs", "oslo.md")
     before = (directory_of(kept) / "meta.json").read_bytes()
     with monkeypatch.context() as patched:
 

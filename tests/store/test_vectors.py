@@ -111,14 +111,14 @@ def test_changes_are_found_at_once(with_graph: DirectoryStore) -> None:
     assert found(with_graph, query)[0] == "n5"
     with DirectoryStore.open(with_graph.path, embed_model=MODEL) as other:
         assert found(other, query)[0] == "n5"
-        with_graph.documents.delete_document(SOURCE, "0")
+        with_graph.delete_document(SOURCE, "0")
         for one in (with_graph, other):
             ids = found(one, query)
             assert len(ids) == TOP_K
             assert all(int(node_id[1:]) >= 100 for node_id in ids)
         document = StoredDocument(SOURCE, "new", "/o", "/r", "hash", "settings")
         chunk = Chunk("new", 0, "new", {"title": "T", "document_id": "d", "even": True}, "new", None, None)
-        with_graph.documents.put_document(document, [(chunk, query)])
+        with_graph.put_document(document, [(chunk, query)])
         for one in (with_graph, other):
             assert found(one, query)[0] == "new"
             assert found(one, query, Condition(key="even", value=True))[0] == "new"
@@ -182,7 +182,7 @@ def test_a_graph_that_changed_since_it_was_opened_is_built_anew(with_graph: Dire
             20_000 if how == "links" else 14_800
         )
         file.write_bytes(damage)
-    with_graph.documents.delete_document(SOURCE, "0")
+    with_graph.delete_document(SOURCE, "0")
     with with_graph.writing():
         with_graph.update_graph(SOURCE)
     assert with_graph.graphs.outside(SOURCE) == 0
@@ -193,7 +193,7 @@ def test_a_graph_that_changed_since_it_was_opened_is_built_anew(with_graph: Dire
 def test_chunks_behind_deleted_ones_are_found(with_graph: DirectoryStore) -> None:
     """Deleted chunks of the graph don't count towards what is asked for, nor may too many be asked for."""
     for first in (0, 100, 200, 300, 400):
-        with_graph.documents.delete_document(SOURCE, str(first))
+        with_graph.delete_document(SOURCE, str(first))
     for top_k in (100, sys.maxsize):
         assert len(found(with_graph, QUERIES[0], top_k=top_k)) == 100
     assert len(found(with_graph, QUERIES[0])) == TOP_K
@@ -214,7 +214,7 @@ def test_all_nodes_of_a_source_are_listed(store: DirectoryStore, monkeypatch: py
     """However many there are, and without reading their vectors."""
     monkeypatch.setattr(vectors, "MAX_ROWS", 50)
     monkeypatch.setattr(vectors, "_MAX_PORTION", 70)
-    monkeypatch.delattr(DocumentDatabase, "vectors")
+    monkeypatch.delattr(DocumentDatabase, "vectors_of")
     assert len(store.index(SOURCE).vector_store.get_nodes()) == ROWS
 
 
@@ -265,7 +265,7 @@ def test_many_threads_search_while_one_writes(with_graph: DirectoryStore) -> Non
         begun = threads.map(search, range(4))
         for first in (0, 100, 200):
             with with_graph.writing():
-                with_graph.documents.delete_document(SOURCE, str(first))
+                with_graph.delete_document(SOURCE, str(first))
                 with_graph.update_graph(SOURCE)
                 put(with_graph, first, first + 100)
                 with_graph.update_graph(SOURCE)
@@ -298,8 +298,8 @@ def test_filters_hold_in_sql_as_they_do_in_python(rows: KnowledgeStore, data: st
         passed = set(found(rows, None, tree, top_k=ROWS))
     else:
         tree = data.draw(POSTGRES)
-        condition, parameters = rows.documents.dialect.filter(tree)
-        passed = {row[0] for row in rows.documents.rows(f"SELECT node_id FROM chunks WHERE {condition}", parameters)}
+        condition, parameters = rows.dialect.filter(tree)
+        passed = {row[0] for row in rows.rows(f"SELECT node_id FROM chunks WHERE {condition}", parameters)}
     assert passed == {f"n{at}" for at in range(ROWS) if matches(tree, metadata_of(at))}
 
 
@@ -325,8 +325,8 @@ def test_large_filters(rows: KnowledgeStore) -> None:
 
 def test_a_file_does_not_take_the_place_of_a_passed_document(store: DirectoryStore) -> None:
     """A passed document has the empty origin, which is not "nothing"."""
-    assert store.documents.put_document(StoredDocument(SOURCE, "a.md", "", "", "h1", "s"), [])
-    assert not store.documents.put_document(StoredDocument(SOURCE, "a.md", "/other/a.md", "/other", "h2", "s"), [])
+    assert store.put_document(StoredDocument(SOURCE, "a.md", "", "", "h1", "s"), [])
+    assert not store.put_document(StoredDocument(SOURCE, "a.md", "/other/a.md", "/other", "h2", "s"), [])
 
 
 def test_a_repair_says_that_a_graph_is_of_another_release(with_graph: DirectoryStore) -> None:
@@ -337,7 +337,7 @@ def test_a_repair_says_that_a_graph_is_of_another_release(with_graph: DirectoryS
     other = file.with_name("other")
     other.write_bytes(file.read_bytes().replace(b"usearch", b"another"))
     with DirectoryStore.open(path, embed_model=MODEL) as store:
-        store.documents.put_graph(SOURCE, other.name, 600, _checksum(other))
+        store.put_graph(SOURCE, other.name, 600, _checksum(other))
     file.unlink()
     repaired = repair_store(path)
     assert "another release of usearch" in repaired.fault

@@ -173,11 +173,11 @@ class _Ingested(PostgresVectors):
                 metadata = {**node.metadata, "title": "", "document_id": f"{self._source}/{path}"}
                 made = Chunk(node.node_id, at, node.get_content(), metadata, uuid.uuid4().hex, 0, 1)
                 pieces.append((made, np.array(node.get_embedding(), np.float32)))
-            self._store.documents.put_document(document, pieces)
+            self._store.put_document(document, pieces)
         return [node.node_id for node in nodes]
 
     def delete(self, ref_doc_id: str, **_: Any) -> None:
-        self._store.documents.delete_document(self._source, ref_doc_id)
+        self._store.delete_document(self._source, ref_doc_id)
 
 
 def _ingested(opened: ExitStack) -> MakeStore:
@@ -186,7 +186,7 @@ def _ingested(opened: ExitStack) -> MakeStore:
             connection.execute(f"CREATE DATABASE {(name := _name())}")
         url, model = f"{_server().url.rpartition('/')[0]}/{name}", HashEmbedding(dimensions=dimensions)
         store = opened.enter_context(PostgresStore.open(url, embed_model=model, create=True))
-        store.documents.put_source(name)
+        store.put_source(name)
         return _Ingested.over(store, name)
 
     return make
