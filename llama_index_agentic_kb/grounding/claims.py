@@ -16,8 +16,9 @@ from __future__ import annotations
 import operator
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from operator import attrgetter
 from typing import Final, Protocol, runtime_checkable
@@ -78,7 +79,11 @@ _SAYS: Final = re.compile(r"\w")
 
 def split_claims(answer: str) -> list[Claim]:
     """Return the claims of a plain or Markdown text in order, in linear time; sentences end with full stops or 。."""
-    language = detect_language(re.findall(r"[^\W\d_]+", answer[:_SAMPLE].casefold()))
+
+    @cache
+    def language() -> str:  # of the answer; it matters only where a point may belong to a word
+        return detect_language(re.findall(r"[^\W\d_]+", answer[:_SAMPLE].casefold()))
+
     found: list[Claim] = []
     for block in _blocks(answer):
         text, start = answer[block.start : block.end], 0
@@ -232,7 +237,7 @@ _ABBREVIATIONS: Final = words(
 """Abbreviations in lower case, without their last point; they end a sentence only before a function word."""
 
 
-def sentence_ends(text: str, language: str) -> Iterator[tuple[int, int]]:
+def sentence_ends(text: str, language: Callable[[], str]) -> Iterator[tuple[int, int]]:
     """Yield the end of each sentence of a paragraph and the start of the next; in German, "3." is an ordinal."""
     stretches = _closed_stretches(text)
     position = 0
@@ -261,14 +266,14 @@ def _ends_quoted(text: str, stop: re.Match[str], quoted: tuple[int, int], positi
     return (bool(stop["cited"] or stop["space"]) or not following) and not following.islower()
 
 
-def _ends(text: str, stop: re.Match[str], position: int, language: str) -> bool:
+def _ends(text: str, stop: re.Match[str], position: int, language: Callable[[], str]) -> bool:
     """Return whether a mark outside of any quotation ends a sentence."""
     mark, word, following = stop["mark"].lstrip(), stop["word"], text[stop.end() : stop.end() + 1]
     if mark[0] in _WIDE or not following or (mark[0] in "!?…" and _WIDE_CHAR.match(following)):
         return True
     if not (stop["cited"] or stop["space"]) or following in ",;:)" or word.islower():
         return False
-    return mark != "." or bool(stop["closing"]) or _ends_at_point(text, stop.start(), position, word, language)
+    return mark != "." or bool(stop["closing"]) or _ends_at_point(text, stop.start(), position, word, language())
 
 
 def _ends_at_point(text: str, point: int, position: int, following: str, language: str) -> bool:

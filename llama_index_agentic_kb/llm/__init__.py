@@ -49,6 +49,7 @@ from llama_index_agentic_kb.llm.calls import (
     retries_itself,
     speaks_openai,
     structured_output,
+    takes_schema,
     tokens_of,
     warm_up_llm,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "resolve_llm",
     "strip_code_fence",
     "structured_output",
+    "takes_schema",
     "tokens_of",
     "warm_up_llm",
 ]

@@ -97,7 +97,7 @@ def warm_up_llm(llm: LLM) -> None:
     count_tokens("warm up")
     if not is_openai(llm):
         return
-    structured_output(llm, "warm_up", {})
+    takes_schema(llm)
     for make in ("_get_client", "_get_aclient"):
         client = getattr(llm, make, None)
         if client is not None:
@@ -132,11 +132,14 @@ def model_name(llm: LLM) -> str | None:
     return name if isinstance(name, str) else getattr(metadata_of(llm), "model_name", None)
 
 
-def structured_output(llm: LLM, name: str, schema: JsonObject) -> JsonObject | None:
-    """Return the arguments that make an OpenAI model reply in a JSON schema; None if the model does not support it."""
+def takes_schema(llm: LLM) -> bool:
+    """Return whether a model of OpenAI replies in a JSON schema."""
     utils = sys.modules.get("llama_index.llms.openai.utils")
-    if utils is None or not is_openai(llm) or not utils.is_json_schema_supported(llm.model):  # type: ignore[attr-defined]
-        return None
+    return utils is not None and is_openai(llm) and bool(utils.is_json_schema_supported(llm.model))  # type: ignore[attr-defined]
+
+
+def structured_output(name: str, schema: JsonObject) -> JsonObject:
+    """Return the arguments that make a model reply in a JSON schema, if it ``takes_schema``."""
     return {"response_format": {"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": True}}}
 
 

@@ -34,7 +34,15 @@ from llama_index_agentic_kb.errors import AgenticKBError, LLMError, PlanningErro
 from llama_index_agentic_kb.evidence.candidates import Fusion
 from llama_index_agentic_kb.guard.spotlighting import Spotlighting
 from llama_index_agentic_kb.guard.text import quoted
-from llama_index_agentic_kb.llm import LanguageModel, Reply, Usage, read_json, refuses_form, structured_output
+from llama_index_agentic_kb.llm import (
+    LanguageModel,
+    Reply,
+    Usage,
+    read_json,
+    refuses_form,
+    structured_output,
+    takes_schema,
+)
 from llama_index_agentic_kb.planning.effort import EffortLimits
 from llama_index_agentic_kb.planning.plan_graph import (
     LAST_KEY,
@@ -199,18 +207,16 @@ class Planning(ModelCall):
 
     async def ask(self, models: PlanningModel, deadline: float | None) -> Reply:
         """Ask for structured output if the model supports it, or for plain text once its server has refused that."""
-        messages = _messages(models, self)
-        form = None
-        if models.structured:
-            form = structured_output(models.model.llm, "query_plan", plan_schema(self.graph.sources, self.keys))
-        if form is not None:
-            try:
-                return await models.read(messages, self.read, deadline, **form)
-            except Exception as error:
-                if not refuses_form(error):
-                    raise
+        messages, form = _messages(models, self), JsonObject()
+        if models.structured and takes_schema(models.model.llm):
+            form = structured_output("query_plan", plan_schema(self.graph.sources, self.keys))
+        try:
+            return await models.read(messages, self.read, deadline, **form)
+        except Exception as error:
+            if not form or not refuses_form(error):
+                raise
         reply = await models.read(messages, self.read, deadline)
-        models.structured = models.structured and form is None
+        models.structured = False
         return reply
 
     async def read(self, delta: str, text: str) -> None:

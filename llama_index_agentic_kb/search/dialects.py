@@ -41,8 +41,8 @@ _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 ANY_KEY: Final = re.compile(".+", re.DOTALL)
 
 
-class Dialect(ABC, Generic[Written]):
-    """A language of filters. ``_condition`` and ``_group`` write the parts of a tree."""
+class Language:
+    """What a language of filters can't express."""
 
     name: ClassVar[str] = "this vector store"
     lacks: ClassVar[Collection[FilterOperator]] = ()  # the operators that have no form in the language
@@ -51,26 +51,6 @@ class Dialect(ABC, Generic[Written]):
     orders_text: ClassVar[bool] = True
     is_exact: ClassVar[bool] = False  # whether whole numbers beyond 2**53 are compared exactly
     keys: ClassVar[re.Pattern[str]] = _PLAIN  # the form of the keys that can be filtered on
-
-    @abstractmethod
-    def _condition(self, condition: Condition) -> Written: ...
-
-    @abstractmethod
-    def _group(self, logic: FilterLogic, parts: list[Written]) -> Written: ...
-
-    def write(self, tree: FilterNode) -> Written:
-        """Return a filter in the language; raise ``DeniedError`` if it can't be expressed."""
-        if reason := self.refusal(tree):
-            raise DeniedError(reason)
-        return self._walk(flat(tree))
-
-    def _walk(self, tree: FilterNode) -> Written:  # of a tree as ``flat`` returns it
-        if isinstance(tree, Condition):
-            return self._condition(tree)
-        parts = []
-        for child in tree.filters:
-            parts.append(self._condition(child) if isinstance(child, Condition) else self._walk(child))
-        return self._group(tree.logic, parts)
 
     @classmethod
     def refusal(cls, tree: FilterNode) -> str | None:
@@ -97,6 +77,27 @@ class Dialect(ABC, Generic[Written]):
         if not cls.is_exact and any(value_kind(value) == "number" and abs(value) > _EXACT for value in one.values):  # type: ignore[arg-type]
             return "compares numbers up to 2**53 exactly, and no larger ones"
         return None
+
+
+class Dialect(Language, ABC, Generic[Written]):
+    """A language of filters that is written here. ``_condition`` and ``_group`` write the parts of a tree."""
+
+    @abstractmethod
+    def _condition(self, condition: Condition) -> Written: ...
+
+    @abstractmethod
+    def _group(self, logic: FilterLogic, parts: list[Written]) -> Written: ...
+
+    def write(self, tree: FilterNode) -> Written:
+        """Return a filter in the language; raise ``DeniedError`` if it can't be expressed."""
+        if reason := self.refusal(tree):
+            raise DeniedError(reason)
+        return self._walk(flat(tree))
+
+    def _walk(self, tree: FilterNode) -> Written:  # of a tree as ``flat`` returns it
+        if isinstance(tree, Condition):
+            return self._condition(tree)
+        return self._group(tree.logic, list(map(self._walk, tree.filters)))
 
 
 def _negates(tree: FilterNode) -> bool:

@@ -18,7 +18,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 
@@ -302,7 +302,7 @@ async def _call(
     own retries; any other model with ``max_retries`` retries by itself, and is not retried here.
     """
     what = f"embedding model {model.model_name}"
-    if _is_local(model):
+    if _is_local(type(model)):
         return await Call(partial(getattr(watched, method), argument), None, deadline, EMBEDDING_POOL, what)
     policy = NO_RETRIES if retries_itself(model) else RetryPolicy()
     calls = calls_of(model, what, lambda error: error)
@@ -410,10 +410,10 @@ class _Batchers:
 
         Batching would bypass a model's own cache or rate limiter.
         """
-        if not _is_local(model) or model.embeddings_cache or getattr(model, "rate_limiter", None):
+        if not _is_local(type(model)) or model.embeddings_cache or getattr(model, "rate_limiter", None):
             return None
         compute: Callable[[list[str]], list[Vector]]
-        if _is_plain_huggingface(model):
+        if _is_plain_huggingface(type(model)):
             compute = partial(_embedded, model)
         elif _treats_queries_as_texts(model):
             compute = model._get_text_embeddings  # noqa: SLF001
@@ -453,18 +453,18 @@ def _openmp() -> Any:
     return ThreadpoolController().select(user_api="openmp")
 
 
-def _is_plain_huggingface(model: BaseEmbedding) -> bool:
-    """Whether the model uses HuggingFaceEmbedding's own query methods, not overridden ones."""
-    if not is_a(model, "HuggingFaceEmbedding"):
-        return False
-    names = [getattr(getattr(model, name, None), "__qualname__", "") for name in ("_get_query_embedding", "_embed")]
+@lru_cache(maxsize=64)
+def _is_plain_huggingface(kind: type[BaseEmbedding]) -> bool:
+    """Whether models of a class use HuggingFaceEmbedding's own query methods, not overridden ones."""
+    names = [getattr(getattr(kind, name, None), "__qualname__", "") for name in ("_get_query_embedding", "_embed")]
     return names == ["HuggingFaceEmbedding._get_query_embedding", "HuggingFaceEmbedding._embed"]
 
 
-def _is_local(model: BaseEmbedding) -> bool:
-    """Whether the model computes in this process, or has no async method of its own."""
-    own_async = type(model)._aget_text_embeddings is not BaseEmbedding._aget_text_embeddings  # noqa: SLF001
-    return is_a(model, "HuggingFaceEmbedding", "MockEmbedding") or not own_async
+@lru_cache(maxsize=64)
+def _is_local(kind: type[BaseEmbedding]) -> bool:
+    """Whether models of a class compute in this process, or have no async method of their own."""
+    own_async = kind._aget_text_embeddings is not BaseEmbedding._aget_text_embeddings  # noqa: SLF001
+    return not own_async or any(one.__name__ in ("HuggingFaceEmbedding", "MockEmbedding") for one in kind.__mro__)
 
 
 def _treats_queries_as_texts(model: BaseEmbedding) -> bool:

@@ -12,7 +12,7 @@ from pydantic import PrivateAttr
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, parse_odata
 from llama_index_agentic_kb.schema.filters import flat
-from llama_index_agentic_kb.search.dialects import ANY_KEY, Dialect
+from llama_index_agentic_kb.search.dialects import ANY_KEY, Language
 
 FilterLike: TypeAlias = "Condition | FilterGroup | MetadataFilters | MetadataFilter | str | None"
 """A filter as callers may pass it; a string is an OData filter."""
@@ -37,25 +37,11 @@ class LoweredFilters(MetadataFilters):
         return self._tree if _content(self) == self._made else None
 
 
-class Lowering(Dialect[MetadataFilter | MetadataFilters]):
-    """LlamaIndex's filters. Not validated: its model refuses booleans, which stores take."""
+class AnyStore(Language):
+    """What no store can filter on through LlamaIndex's filters; it may lack more, which only it knows."""
 
     is_exact = True
     keys = ANY_KEY
-
-    def _group(self, logic: FilterLogic, parts: list[MetadataFilter | MetadataFilters]) -> MetadataFilters:
-        return MetadataFilters.model_construct(filters=parts, condition=FilterCondition(logic.value))
-
-    def _condition(self, condition: Condition) -> MetadataFilter | MetadataFilters:
-        make: Callable[..., MetadataFilter] = MetadataFilter.model_construct
-        key, operator, value = condition.key, condition.operator, condition.value
-        if operator is FilterOperator.EXISTS:
-            return self._group(FilterLogic.NOT, [make(key=key, value=None, operator=StoreOperator.IS_EMPTY)])
-        if operator is FilterOperator.ANY and len(condition.values) == 1:
-            return make(key=key, value=condition.values[0], operator=StoreOperator.CONTAINS)
-        if isinstance(value, list):  # Chroma takes lists of one type only; the tree's own list must not be changed
-            value = [*map(float, value)] if {type(one) for one in value} == {int, float} else [*value]
-        return make(key=key, value=value, operator=_LOWERED[operator])
 
 
 def lower(tree: FilterNode) -> LoweredFilters:
@@ -63,13 +49,30 @@ def lower(tree: FilterNode) -> LoweredFilters:
 
     Only negated conditions without an opposite, and "is not empty", become ``not`` groups.
     """
-    whole = Lowering()._walk(flat(tree))  # noqa: SLF001 (also what an unknown store may lack)
+    whole = _lowered(flat(tree))
     is_group = isinstance(whole, MetadataFilters)
     lowered = (
         LoweredFilters.model_construct(**dict(whole)) if is_group else LoweredFilters.model_construct(filters=[whole])
     )
     lowered._tree, lowered._made = tree, _content(lowered)  # noqa: SLF001 (made here)
     return lowered
+
+
+def _lowered(tree: FilterNode) -> MetadataFilter | MetadataFilters:
+    """Return a flat tree in LlamaIndex's form. Not validated: its model refuses booleans, which stores take."""
+    if isinstance(tree, FilterGroup):
+        logic = FilterCondition(tree.logic.value)
+        return MetadataFilters.model_construct(filters=list(map(_lowered, tree.filters)), condition=logic)
+    make: Callable[..., MetadataFilter] = MetadataFilter.model_construct
+    key, operator, value = tree.key, tree.operator, tree.value
+    if operator is FilterOperator.EXISTS:
+        is_empty = make(key=key, value=None, operator=StoreOperator.IS_EMPTY)
+        return MetadataFilters.model_construct(filters=[is_empty], condition=FilterCondition.NOT)
+    if operator is FilterOperator.ANY and len(tree.values) == 1:
+        return make(key=key, value=tree.values[0], operator=StoreOperator.CONTAINS)
+    if isinstance(value, list):  # Chroma takes lists of one type only; the tree's own list must not be changed
+        value = [*map(float, value)] if {type(one) for one in value} == {int, float} else [*value]
+    return make(key=key, value=value, operator=_LOWERED[operator])
 
 
 def _content(part: object) -> object:

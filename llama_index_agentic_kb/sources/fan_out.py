@@ -182,7 +182,8 @@ class FanOut:
         if self._max_searches is not None and (many := self._planned - self._max_searches) > 0:
             reason = f"{many} searches beyond the first {self._max_searches} were not made (EffortLimits.searches)"
             self.left_out = [MissingPart(what="searches", outcome=Outcome.SKIPPED, reason=reason)]
-        self._embeddings.begin(models)
+        if models:
+            self._embeddings.begin(models)
         self._running += len(begun)
         _under_way.add(self)
         self._searches += plain

@@ -41,15 +41,15 @@ from llama_index_agentic_kb.schema import Condition, FilterNode, FilterOperator,
 from llama_index_agentic_kb.schema.filters import INEQUALITIES, ORDERS, Scalar, conditions, flat
 from llama_index_agentic_kb.search.dialects import (
     Chroma,
-    Dialect,
     DuckSql,
     LanceSql,
+    Language,
     Milvus,
     PostgresSql,
     Qdrant,
     quoted,
 )
-from llama_index_agentic_kb.search.filters import Lowering, lower
+from llama_index_agentic_kb.search.filters import AnyStore, lower
 
 if TYPE_CHECKING:
     import httpx
@@ -86,7 +86,7 @@ _PLAIN_ID: Final = re.compile(r"[\w.:/#@ -]+")
 class StoreKind(Generic[Store]):
     """A vector store of one kind: what it can filter, and how its adapter has to be called."""
 
-    dialect: ClassVar[type[Dialect[Any]] | None] = Lowering
+    dialect: ClassVar[type[Language] | None] = AnyStore
     """The language of its filters; None if it is given the IDs that pass."""
     ignores_doc_ids: ClassVar[bool] = False
     """Whether a query's ``doc_ids`` are ignored, so that everything would be searched."""
@@ -192,7 +192,7 @@ class SearchingKind(UnknownKind):
     async_client = ""
 
     def refusal(self, tree: FilterNode) -> str | None:
-        own: type[Dialect[Any]] | None = getattr(self.store, "filter_dialect", None)
+        own: type[Language] | None = getattr(self.store, "filter_dialect", None)
         return super().refusal(tree) if own is None else own.refusal(tree)
 
     def _narrowed(self, tree: FilterNode) -> BasePydanticVectorStore:  # noqa: ARG002 (the query has it)

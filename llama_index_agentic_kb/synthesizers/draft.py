@@ -37,6 +37,7 @@ from llama_index_agentic_kb.llm import (
     refuses_form,
     strip_code_fence,
     structured_output,
+    takes_schema,
 )
 from llama_index_agentic_kb.prompts import UNANSWERABLE, UNCHANGED, Passage, with_instructions
 from llama_index_agentic_kb.synthesizers.passages import Packed, Packer
@@ -342,7 +343,7 @@ async def ask_object(
     """
     name = re.sub(r"\W+", "_", output_cls.__name__)[:64]  # names of generic classes have brackets
     strict = strict_schema(output_cls)
-    schema = None if strict is None else structured_output(model.llm, name, strict)
+    schema = structured_output(name, strict) if strict is not None and takes_schema(model.llm) else None
     rejected: set[str] = set()
     for form, can in (("schema", schema is not None), ("tool", is_function_calling(model.llm))):
         if not can or form in refused:
