@@ -255,7 +255,7 @@ async def checked(
         if settings.markers == Markers.RENUMBER:  # in order of appearance, and so the nodes
             nodes, answered.retrieval = retrieval.nodes, replace(retrieval)
             markers = MarkerFilter(range(len(nodes)), Markers.RENUMBER)
-            synthesis.text = markers.feed(synthesis.text) + markers.close()
+            synthesis.text = markers.feed(synthesis.text, final=True)
             rest = sorted(set(range(len(nodes))) - set(markers.cited))
             answered.retrieval.arrange([nodes[number] for number in (*markers.cited, *rest)])
         await _check(answered, settings, synthesizer)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
 from operator import attrgetter
-from typing import ClassVar, Final
+from typing import Final
 
-from llama_index_agentic_kb.guard.text import HiddenFilter
+from llama_index_agentic_kb.guard.text import HiddenFilter, TextFilter
 from llama_index_agentic_kb.schema.grounding import GroundingLedger, Span
 
 
@@ -39,38 +39,8 @@ _ID: Final = re.compile(r"\d{1,9}")
 _LONGEST: Final = 160  # characters examined before a marker; at least the longest match of ``_OPEN``
 
 
-class _Filter:
-    """Base of filters that process a text piece by piece: ``_read`` filters it, up to an end that is ``_open``.
-
-    The output does not depend on how the text is split. Only what may become a match is buffered.
-    """
-
-    _open: ClassVar[re.Pattern[str]]  # the end of a text that may become a match; always matches the empty end
-
-    def __init__(self, valid: Collection[int]) -> None:
-        self.removed = 0  # number of ids removed so far
-        self._valid = frozenset(valid)
-        self._held = ""
-
-    def feed(self, delta: str) -> str:
-        """Process a piece and return the text that can be emitted now."""
-        text = self._held + delta
-        begun = self._open.search(text)
-        end = len(text) if begun is None else begun.start()
-        self._held = text[end:]
-        return self._read(text, end)
-
-    def close(self) -> str:
-        """Return the buffered text at the end of the text."""
-        rest, self._held = self._held, ""
-        return self._read(rest, len(rest))
-
-    def _read(self, text: str, end: int) -> str:
-        raise NotImplementedError
-
-
-class MarkerFilter(_Filter):
-    """Filters a text piece by piece: normalizes its markers and removes invalid ids.
+class MarkerFilter(TextFilter):
+    """Normalizes the markers of a text and removes invalid ids, piece by piece.
 
         markers = MarkerFilter({0, 1})
         text = markers.feed("Paris [ref_") + markers.feed("id:7] [ref_id:1].") + markers.close()
@@ -83,15 +53,19 @@ class MarkerFilter(_Filter):
         style: How valid markers are processed.
     """
 
-    _open = _OPEN
+    removed = 0  # number of ids removed so far
 
     def __init__(self, valid: Collection[int], style: Markers = Markers.KEEP) -> None:
-        super().__init__(valid)
+        self._valid = frozenset(valid)
         self.cited: list[int] = []  # the valid ids found so far, each once, in order of appearance
         self._style = style
         self._given = ""  # the end of the emitted text
 
-    def _read(self, text: str, end: int) -> str:
+    def feed(self, piece: str, *, final: bool = False) -> str:
+        """See ``TextFilter``."""
+        text = self._held + piece
+        begun = _OPEN.search(text)
+        end = len(text) if begun is None else begun.start()
         at, pieces = 0, [self._given]
         for marker in _MARKER.finditer(text, 0, end):
             ids = _read_ids(marker["ids"])
@@ -104,17 +78,14 @@ class MarkerFilter(_Filter):
             pieces.append(text[at : marker.start()])
             pieces.append(marker["space"] + kept if kept else _gap("".join(pieces[-3:])))
             at = marker.end()
-        given = "".join(pieces[1:]) + text[at:end]
+        self._held, given = text[end:], "".join(pieces[1:]) + text[at:end]
+        if final:
+            is_begun = _BEGUN.match(self._held) is not None
+            self.removed += is_begun
+            given += _gap((self._given + given)[-_LONGEST:]) if is_begun else self._held
+            self._held = ""
         self._given = (self._given + given)[-_LONGEST:]
         return given
-
-    def close(self) -> str:
-        """Return the buffered text; an incomplete marker is removed."""
-        if not _BEGUN.match(self._held):
-            return super().close()
-        self.removed += 1
-        self._held = ""
-        return _gap(self._given)
 
 
 def _gap(before: str) -> str:
@@ -126,7 +97,7 @@ def _gap(before: str) -> str:
 def clean_markers(text: str, valid: Collection[int]) -> tuple[str, int]:
     """Return a text with normalized markers and only the ``valid`` ids, and the number of removed ids."""
     markers = MarkerFilter(valid)
-    return markers.feed(text) + markers.close(), markers.removed
+    return markers.feed(text, final=True), markers.removed
 
 
 def cited_ids(text: str) -> list[int]:
@@ -215,8 +186,8 @@ _WRAPPING_OPEN: Final = re.compile(
 """The start of a text that may become the fence."""
 
 
-class OwnCitations(_Filter):
-    """Filters a text piece by piece: citations such as ``[1]``, ``[^1]``, ``[Source 1]``, ``(ref 1)``, ``【1】``.
+class OwnCitations(TextFilter):
+    """Converts citations such as ``[1]``, ``[^1]``, ``[Source 1]``, ``(ref 1)``, ``【1】``, piece by piece.
 
     They become ``[ref_id:N]`` if their numbers are unambiguous: a 0 shows that the model counts from 0, a number beyond
     the last id that it counts from 1. Until that is known, or if no passage has the number, they are removed and
@@ -226,12 +197,19 @@ class OwnCitations(_Filter):
         valid: The ids of the passages that may be cited; if empty, the text is not changed.
     """
 
-    _open = _OWN_OPEN
+    removed = 0  # number of citations removed so far
     _base: int | None = None  # the number of the first passage, once it is known
     _last = ""  # the last character that was read
     _in_code = False
 
-    def _read(self, text: str, end: int) -> str:
+    def __init__(self, valid: Collection[int]) -> None:
+        self._valid = frozenset(valid)
+
+    def feed(self, piece: str, *, final: bool = False) -> str:
+        """See ``TextFilter``."""
+        text = self._held + piece
+        begun = None if final else _OWN_OPEN.search(text)
+        end = len(text) if begun is None else begun.start()
         before, pieces, at = self._last, list[str](), 0
         for found in CITATION.finditer(before + text) if self._valid else ():  # it needs the preceding character
             start, stop = found.start() - len(before), found.end() - len(before)
@@ -241,7 +219,7 @@ class OwnCitations(_Filter):
             pieces += [text[at:start], found[0] if self._in_code else self._marker(found[0])]
             at = stop
         self._in_code ^= text.count("`", at, end) % 2 == 1
-        self._last = (before + text[:end])[-1:]
+        self._last, self._held = (before + text[:end])[-1:], text[end:]
         return "".join(pieces) + text[at:end]
 
     def _marker(self, citation: str) -> str:
@@ -268,21 +246,20 @@ class AnswerRules:
     addresses: Collection[str] = ()
 
 
-class WrappingFilter:
-    """Filters a text piece by piece: a Markdown fence around the whole answer, in which nothing would be a citation."""
+class WrappingFilter(TextFilter):
+    """Removes a Markdown fence around the whole answer, in which nothing would be a citation."""
 
-    _held = ""
     _wrapped: bool | None = None  # None: not known yet; False: there is no fence, or it has ended
     _nested = False  # whether a fence inside of the answer is open
 
-    def feed(self, delta: str) -> str:
-        """Process a piece and return the text that can be emitted now."""
+    def feed(self, piece: str, *, final: bool = False) -> str:
+        """See ``TextFilter``."""
         if self._wrapped is False:
-            return delta
-        self._held += delta
+            return piece
+        self._held += piece
         if self._wrapped is None:
             opening = _WRAPPING.match(self._held)
-            if opening is None and _WRAPPING_OPEN.fullmatch(self._held):
+            if opening is None and not final and _WRAPPING_OPEN.fullmatch(self._held):
                 return ""
             self._wrapped = opening is not None
             self._held = self._held[opening.end() if opening else 0 :]
@@ -295,12 +272,10 @@ class WrappingFilter:
             if line.lstrip().startswith(_FENCE):
                 self._nested = line.strip() != _FENCE
             shown += line + "\n"
-        return shown if self._wrapped else shown + self.close()
-
-    def close(self) -> str:
-        """Return the buffered text at the end of the answer."""
+        if self._wrapped and not final:
+            return shown
         rest, self._held = self._held, ""
-        return "" if self._wrapped and not self._nested and rest.strip() == _FENCE else rest
+        return shown if self._wrapped and not self._nested and rest.strip() == _FENCE else shown + rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +288,7 @@ class CheckedText:
     hidden: int = 0  # hidden characters
 
 
-class AnswerFilter:
+class AnswerFilter(TextFilter):
     """Filters an answer piece by piece: hidden characters, a fence around it, own citations, markers, then links."""
 
     def __init__(self, rules: AnswerRules) -> None:
@@ -323,20 +298,15 @@ class AnswerFilter:
         self._markers, self._links = MarkerFilter(rules.ref_ids), LinkFilter(rules.addresses)
         self._stages = (self._hidden, WrappingFilter(), self._own, self._markers, self._links)
 
-    def feed(self, delta: str) -> str:
-        """Process a piece and return the text that can be emitted now."""
+    def feed(self, piece: str, *, final: bool = False) -> str:
+        """See ``TextFilter``."""
         for stage in self._stages:
-            delta = stage.feed(delta)
-        return delta
-
-    def close(self) -> str:
-        """Return the buffered text at the end of the answer."""
-        return self.checked("").text
+            piece = stage.feed(piece, final=final)
+        return piece
 
     def checked(self, text: str) -> CheckedText:
         """Filter a text to its end, such as a whole answer."""
-        for stage in self._stages:
-            text = stage.feed(text) + stage.close()
+        text = self.feed(text, final=True)
         return CheckedText(text, self._markers.removed + self._own.removed, self._links.removed, self._hidden.removed)
 
 

@@ -23,6 +23,8 @@ import re
 from collections.abc import Collection
 from typing import Final
 
+from llama_index_agentic_kb.guard.text import TextFilter
+
 REMOVED: Final = "(link removed)"
 
 MAX: Final = 2_048  # characters of a reference's address, and of the text that a stream buffers for it
@@ -114,11 +116,10 @@ _DANGEROUS: Final = frozenset((
 """HTML elements that load, run, style or hide content even without attributes."""
 
 
-class LinkFilter:
-    """A streaming filter that removes all links of an answer except those to the references.
+class LinkFilter(TextFilter):
+    """Removes all links of an answer except those to the references, piece by piece.
 
-    The result does not depend on how the text is split into pieces. Text that may become a link is buffered: usually
-    one word, at most about 2,000 characters.
+    Text that may become a link is buffered: usually one word, at most about 2,000 characters.
 
         links = LinkFilter({"https://a.org/x"})
         text = links.feed("See [x](https://a.org/x) and ![y](https://evil.") + links.feed("org/?q=1)") + links.close()
@@ -128,26 +129,18 @@ class LinkFilter:
         addresses: The references' addresses; those that are no plain web addresses (http, https) are ignored.
     """
 
+    removed = 0  # number of links removed so far
+
     def __init__(self, addresses: Collection[str]) -> None:
-        self.removed = 0
-        """The number of links removed so far."""
         known = {address for address in addresses if len(address) <= MAX and _WEB.fullmatch(address)}
         self._allowed = sorted(known, key=len, reverse=True)
-        self._held = self._last = self._before = ""
+        self._last = self._before = ""
         self._swallows = self._in_braces = False
         self._ends_here = True
 
-    def feed(self, delta: str) -> str:
-        """Add a piece of text and return the filtered text that later pieces can't change."""
-        return self._filtered(self._held + delta, final=False)
-
-    def close(self) -> str:
-        """Return the remaining filtered text at the end of the stream."""
-        return self._filtered(self._held, final=True)
-
-    def _filtered(self, text: str, *, final: bool) -> str:
-        """Return the filtered text; buffer the part that depends on later pieces."""
-        parts: list[str] = []
+    def feed(self, piece: str, *, final: bool = False) -> str:
+        """See ``TextFilter``."""
+        text, parts = self._held + piece, list[str]()
         position, self._held = 0, ""
         while (trigger := _TRIGGER.search(text, position)) is not None:
             start = trigger.start()

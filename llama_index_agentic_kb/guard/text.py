@@ -32,6 +32,7 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
+from abc import abstractmethod
 from typing import Final
 
 from llama_index_agentic_kb._text import one_line, without_surrogates
@@ -124,35 +125,34 @@ def _joins(joiner: str, before: str, after: str) -> bool:
 _MAX_HELD: Final = 1_000  # hidden characters that a stream buffers; no text needs more than two
 
 
-class HiddenFilter:
-    """A streaming filter that removes invisible characters; the result does not depend on how the text is split.
+class TextFilter:
+    """Base of filters of a text that arrives in pieces; the result does not depend on how the text is split."""
 
-    Only invisible characters and carriage returns at the end of a piece are buffered.
-    """
+    _held = ""  # the end of the text so far, buffered since later pieces may change its meaning
 
-    def __init__(self) -> None:
-        self.removed = 0
-        """The number of characters removed so far."""
-        self._held = ""
-        self._before = ""
-
-    def feed(self, delta: str) -> str:
-        """Add a piece of text and return the cleaned text that later pieces can't change."""
-        text = self._held + delta
-        end = len(text)
-        while end > max(0, len(text) - _MAX_HELD) and _OPEN_END.match(text, end - 1, end):
-            end -= 1
-        self._held = text[end:]
-        return self._clean(text[:end])
+    @abstractmethod
+    def feed(self, piece: str, *, final: bool = False) -> str:
+        """Add a piece, the last one if ``final``, and return the filtered text that later pieces can't change."""
 
     def close(self) -> str:
-        """Return the remaining cleaned text at the end of the stream."""
-        rest, self._held = self._held, ""
-        return self._clean(rest)
+        """Return the remaining filtered text at the end of the text."""
+        return self.feed("", final=True)
 
-    def _clean(self, text: str) -> str:
-        before = self._before
-        kept, removed = without_hidden(before + text)
+
+class HiddenFilter(TextFilter):
+    """Removes invisible characters; only these and carriage returns at the end of a piece are buffered."""
+
+    removed = 0  # number of characters removed so far
+    _before = ""
+
+    def feed(self, piece: str, *, final: bool = False) -> str:
+        """See ``TextFilter``."""
+        text = self._held + piece
+        end, least = len(text), max(0, len(text) - _MAX_HELD)
+        while not final and end > least and _OPEN_END.match(text, end - 1, end):
+            end -= 1
+        before, self._held = self._before, text[end:]
+        kept, removed = without_hidden(before + text[:end])
         self.removed += removed
         self._before = kept[-1:]
         return kept[len(before) :]

@@ -165,7 +165,7 @@ def _call(tool: ToolSource, arguments: Mapping[str, JsonValue]) -> SubQuery:
 def _question(state: DialogueState, stage: DialogueStage, text: str, pending: PendingWrite | None = None) -> ToolTurn:
     """Return a turn that asks, without links and invisible characters: a server's descriptions are in the text."""
     links = LinkFilter(())
-    question = links.feed(strip_invisible(text)) + links.close()
+    question = links.feed(strip_invisible(text), final=True)
     asking = state.model_copy(update={"stage": stage, "question": question, "pending": pending})
     return ToolTurn(asking, reply=question, documents=False)
 

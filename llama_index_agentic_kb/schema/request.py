@@ -291,8 +291,10 @@ class RetrievalRequest(_Sent):
             if not isinstance(data.get(name), kind | None):
                 program = "keeps the conversation" if name in states else "authenticated its caller"
                 raise ValueError(f"{name} can't be sent in a request: the program that {program} sets it")  # noqa: TRY004 (pydantic reports a ValueError)
-        older = [name for name in _SIZES if data.get(name) is not None][1:]
-        return {name: value for name, value in data.items() if name not in older}
+        if len(data.keys() & _SIZES) > 1:
+            older = [name for name in _SIZES if data.get(name) is not None][1:]
+            return {name: value for name, value in data.items() if name not in older}
+        return data
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -315,8 +317,10 @@ class RetrievalRequest(_Sent):
         """The text of the last user message, or the queries of the intents, joined by line breaks."""
         if self.intents:
             return "\n".join([intent.search for intent in self.intents])
-        rest = (self.messages or [])[len(self.history) :]
-        return rest[0].text.strip() if rest else ""
+        for message in reversed(self.messages or ()):
+            if message.role == "user" and (text := message.text.strip()):
+                return text
+        return ""
 
     @property
     def history(self) -> list[Message]:

@@ -60,7 +60,7 @@ def test_an_order_of_the_users_is_obeyed_and_noticed() -> None:
 
 def test_links_that_are_let_through_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the filter the answer holds the attacker's, and the comparison says so: it is no blind test."""
-    monkeypatch.setattr(LinkFilter, "feed", lambda _, delta: delta)
+    monkeypatch.setattr(LinkFilter, "feed", lambda _, piece, **__: piece)
     world = World(poison(Kind.MARKDOWN, Goal.LINK, about=ABOUT))
     engine = AgenticQueryEngine(world.retriever, grounding=QUICK)
     account = RetrievalResponse.parse((engine.query("Who keeps the tower of Bergen?").metadata or {})[PROVENANCE_KEY])
