@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -16,7 +17,7 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index_instrumentation import get_dispatcher
 
-from llama_index_agentic_kb._aio import END, Call, deadline_after, earliest, emit, open_stream
+from llama_index_agentic_kb._aio import Call, deadline_after, earliest, emit, read_ahead
 from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
@@ -169,21 +170,22 @@ async def _foreign(synthesizer: BaseSynthesizer, retrieval: Retrieval) -> Synthe
         what=f"synthesizer {type(synthesizer).__name__}",
     )
     if isinstance(response, StreamingResponse):
-        stream = open_stream(sync=partial(iter, response.response_gen), what="synthesizer's stream")
+        stream = partial(read_ahead, sync=partial(iter, response.response_gen))
     elif isinstance(response, AsyncStreamingResponse):
         tokens = response.async_response_gen()
 
         async def read() -> AsyncGenerator[str, None]:
             return tokens
 
-        stream = open_stream(native=read, what="synthesizer's stream")
+        stream = partial(read_ahead, native=read)
     else:
         await emit(str(response))
         return Synthesis(str(response), response.response if isinstance(response, PydanticResponse) else None)
     text = ""
-    while (token := (await stream.next(deadline=retrieval.budget.deadline))) is not END:
-        text += str(token)
-        await emit(token)
+    async with aclosing(stream(deadline=retrieval.budget.deadline, what="synthesizer's stream")) as pieces:
+        async for token in pieces:
+            text += str(token)
+            await emit(token)
     return Synthesis(text)
 
 

@@ -21,16 +21,13 @@ import asyncio
 import atexit
 import contextvars
 import weakref
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import Future
-from contextlib import closing
 from functools import wraps
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from llama_index_agentic_kb._aio.calls import (
     END,
-    PARTING_TURNS,
     Call,
     Job,
     Scope,
@@ -44,8 +41,8 @@ from llama_index_agentic_kb._aio.calls import (
     emitting,
     gather,
     on_loop,
-    open_stream,
     outside_loop,
+    read_ahead,
     set_deadline,
     start,
     wait,
@@ -54,7 +51,6 @@ from llama_index_agentic_kb._aio.threads import WorkerPool, reset_after_fork
 from llama_index_agentic_kb._types import Work
 
 __all__ = [
-    "END",
     "Call",
     "Job",
     "WorkerPool",
@@ -71,8 +67,8 @@ __all__ = [
     "gather",
     "iterate",
     "on_loop",
-    "open_stream",
     "outside_loop",
+    "read_ahead",
     "reset_after_fork",
     "run",
     "set_deadline",
@@ -84,15 +80,20 @@ S = TypeVar("S")
 T = TypeVar("T")
 P = ParamSpec("P")
 
+PARTING_SECONDS: Final = 0.1
+"""The time that an interrupted coroutine gets to finish."""
+
 _HELPERS = WorkerPool("bridge", max_workers=256)
 
 
 def run(work: Work[T]) -> T:
     """Perform a coroutine and return its result. Works inside a running event loop too (and blocks it)."""
-    with closing(_Bridge(work, contextvars.copy_context())) as bridge:
-        while not bridge.root.done():
-            bridge.drive()
-        return bridge.root.result()
+    loop = asyncio.new_event_loop()
+    _open_loops.add(loop)
+    try:
+        return _drive(loop, arun(work, Scope(threads=True)))
+    finally:
+        _close(loop)
 
 
 def bridged(method: Callable[Concatenate[S, P], Work[T]]) -> Callable[Concatenate[S, P], T]:
@@ -107,12 +108,11 @@ def bridged(method: Callable[Concatenate[S, P], Work[T]]) -> Callable[Concatenat
     return cast("Callable[Concatenate[S, P], T]", sync)
 
 
-async def arun(work: Work[T]) -> T:
+async def arun(work: Work[T], scope: Scope | None = None) -> T:
     """Perform a coroutine and return its result. Cancelling the caller's task cancels all tasks that it started."""
-    context = contextvars.copy_context()
-    scope = Scope(threads=False, context=context)
+    scope = scope or Scope(threads=False)
     try:
-        return await scope.create_task(work, context)
+        return await scope.perform(work, contextvars.copy_context()).task
     finally:
         close_unstarted(work)
         await scope.close()
@@ -129,12 +129,19 @@ def iterate(work: Work[object], context: contextvars.Context | None = None) -> G
 
 
 def _iterate(work: Work[object], context: contextvars.Context | None) -> Generator[Any, None, None]:
-    with closing(_Bridge(work, context or contextvars.copy_context(), emits=True)) as bridge:
-        while not bridge.root.done():
-            bridge.drive()
-            while bridge.emitted:
-                yield bridge.emitted.popleft()
-        bridge.root.result()
+    loop = asyncio.new_event_loop()
+    _open_loops.add(loop)
+    scope = Scope(threads=True)
+    items = _aiterate(work, context or contextvars.copy_context(), scope)
+
+    async def following() -> object:
+        return await anext(items, END)
+
+    try:
+        while (item := _drive(loop, following())) is not END:
+            yield item
+    finally:
+        _close(loop, scope.close())
 
 
 def aiterate(work: Work[object], context: contextvars.Context | None = None) -> AsyncGenerator[Any, None]:
@@ -144,11 +151,11 @@ def aiterate(work: Work[object], context: contextvars.Context | None = None) -> 
     return items
 
 
-async def _aiterate(work: Work[object], context: contextvars.Context | None) -> AsyncGenerator[Any, None]:
-    emitted: asyncio.Queue[object] = asyncio.Queue()
-    context = context or contextvars.copy_context()
-    scope = Scope(threads=False, context=context, receive=emitted.put_nowait)
-    root = scope.create_task(work, context)
+async def _aiterate(
+    work: Work[object], context: contextvars.Context | None, scope: Scope | None = None
+) -> AsyncGenerator[Any, None]:
+    emitted, scope = asyncio.Queue[object](), scope or Scope(threads=False)
+    root = scope.perform(work, context or contextvars.copy_context(), emitted.put_nowait).task
     root.add_done_callback(lambda _: emitted.put_nowait(END))
     try:
         while (item := await emitted.get()) is not END:
@@ -159,8 +166,10 @@ async def _aiterate(work: Work[object], context: contextvars.Context | None) -> 
         close_unstarted(work)
 
 
+# -- private loops ----------------------------------------------------------------------------------------------------
+
 _open_loops: set[asyncio.AbstractEventLoop] = set()
-"""The loops of bridges that are not closed: a stream that is dropped half read is garbage-collected before its loop."""
+"""The private loops that are not closed: a stream that is dropped half read is garbage-collected before its loop."""
 
 
 @atexit.register
@@ -171,66 +180,39 @@ def _close_loops() -> None:
             loop.close()
 
 
-class _Bridge(Generic[T]):
-    """A private event loop that performs one coroutine; with ``emits``, emitted items are stored for a reader."""
-
-    def __init__(self, work: Work[T], context: contextvars.Context, *, emits: bool = False) -> None:
-        self._work = work
-        self._loop = asyncio.new_event_loop()
-        _open_loops.add(self._loop)
-        self.emitted: deque[object] = deque()
-        self._scope = Scope(threads=True, context=context, receive=self._receive if emits else None)
-        self.root: asyncio.Task[T] = self._loop.create_task(work, context=context)
-        self.root.add_done_callback(self._stop)
-
-    def close(self) -> None:
-        """Cancel what still runs, and close the loop."""
+def _drive(loop: asyncio.AbstractEventLoop, work: Work[T]) -> T:
+    """Perform a coroutine on a private loop, in this thread or, if a loop runs here already, in a helper thread."""
+    task = loop.create_task(work)
+    if asyncio._get_running_loop() is None:  # noqa: SLF001 (get_running_loop would be the context of every error)
         try:
-            self.root.cancel()
-            ending = self._loop.create_task(self._close())
-            ending.add_done_callback(self._stop)
-            while not ending.done():
-                self.drive()
+            return loop.run_until_complete(task)
         finally:
-            close_unstarted(self._work)
-            self._loop.close()
-            _open_loops.discard(self._loop)
+            if not task.done():  # the user's interrupt
+                task.cancel()
+                loop.run_until_complete(asyncio.wait([task], timeout=PARTING_SECONDS))
+    ended: Future[T] = Future()
 
-    async def _close(self) -> None:
-        await self._scope.close()
-        for _ in range(PARTING_TURNS):
-            if self.root.done():
-                break
-            await asyncio.sleep(0)
-        if self.root.done() and not self.root.cancelled():
-            self.root.exception()  # marks it as seen
-        await self._loop.shutdown_asyncgens()
-
-    def _stop(self, _: object) -> None:
-        self._loop.stop()
-
-    def _receive(self, item: object) -> None:
-        self.emitted.append(item)
-        self._loop.stop()
-
-    def drive(self) -> None:
-        """Run the loop until an item is emitted, or the root task or the closing task ends."""
-        if asyncio._get_running_loop() is None:  # noqa: SLF001 (get_running_loop would be the context of every error)
-            self._loop.run_forever()
-            return
-        ended: Future[None] = Future()
-
-        def run_loop() -> None:
-            try:
-                ended.set_result(self._loop.run_forever())
-            except BaseException as error:  # noqa: BLE001 (raised in the caller's thread)
-                ended.set_exception(error)
-
-        _HELPERS.submit(run_loop)
+    def run_loop() -> None:
         try:
-            ended.result()
-        except BaseException:  # the user's interrupt: the loop must stop before it is closed
-            if not ended.done():
-                self._loop.call_soon_threadsafe(self.root.cancel)
-                ended.exception()
-            raise
+            ended.set_result(loop.run_until_complete(task))
+        except BaseException as error:  # noqa: BLE001 (raised in the caller's thread)
+            ended.set_exception(error)
+
+    _HELPERS.submit(run_loop)
+    try:
+        return ended.result()
+    except BaseException:  # the user's interrupt: the loop must stop before it is closed
+        if not ended.done():
+            loop.call_soon_threadsafe(task.cancel)
+            ended.exception()
+        raise
+
+
+def _close(loop: asyncio.AbstractEventLoop, *last: Work[None]) -> None:
+    """Close a private loop, after some last coroutines and the generators that were not read to their end."""
+    try:
+        for work in (*last, loop.shutdown_asyncgens()):
+            _drive(loop, work)
+    finally:
+        loop.close()
+        _open_loops.discard(loop)

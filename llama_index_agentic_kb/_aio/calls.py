@@ -16,10 +16,9 @@ import inspect
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any, Final, Generic, TypeAlias, TypeVar
@@ -30,6 +29,8 @@ from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+_STOPPED: Final = "stopped before it was done"
 
 PARTING_TURNS: Final = 10
 """The number of event loop iterations that cancelled tasks get to finish, before the caller continues."""
@@ -93,50 +94,36 @@ _scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("agentic_k
 class Scope:
     """The tasks of one ``run``, ``arun``, ``iterate`` or ``aiterate``, which end with it.
 
-    With ``threads`` the caller is sync, and sync functions on worker threads are preferred. ``receive`` is called with
-    each item that is emitted in the context.
+    With ``threads`` the caller is sync, and sync functions on worker threads are preferred.
     """
 
-    def __init__(
-        self,
-        *,
-        threads: bool,
-        context: contextvars.Context | None = None,
-        receive: Callable[[object], None] | None = None,
-    ) -> None:
+    def __init__(self, *, threads: bool) -> None:
         self.threads = threads
+        self.tasks: set[asyncio.Task[object]] = set()
         self._outer = _scope.get()
         self._on_background = threads and threading.current_thread() is BACKGROUND.thread  # and so blocks its loop
         self._closed = False
-        self._tasks: set[asyncio.Task[object]] = set()
-        if context is not None:
-            context.run(_scope.set, self)
-            context.run(_emit.set, receive)
 
     @property
     def holds_background(self) -> bool:
         """Whether this run, or an outer run, blocks the background loop until it has ended."""
         return not self._closed and (self._on_background or (self._outer is not None and self._outer.holds_background))
 
-    def create_task(self, work: Work[T], context: contextvars.Context | None = None) -> asyncio.Task[T]:
-        """Create a task that is cancelled when the scope ends."""
-        task = asyncio.get_running_loop().create_task(work, context=context)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[object]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # marks it as retrieved: asyncio logs no late error of an abandoned task
+    def perform(
+        self, work: Work[T], context: contextvars.Context, receive: Callable[[object], None] | None = None
+    ) -> Job[T]:
+        """Start the coroutine of this scope; ``receive`` is called with each item that is emitted in the context."""
+        context.run(_scope.set, self)
+        context.run(_emit.set, receive)
+        return start(work, context, self)
 
     async def close(self) -> None:
         """Cancel all running tasks; sync calls are abandoned on their threads."""
         self._closed = True
-        for task in list(self._tasks):
+        for task in list(self.tasks):
             cancel_once(task)
         for _ in range(PARTING_TURNS):
-            if not self._tasks:
+            if not self.tasks:
                 return
             await asyncio.sleep(0)
 
@@ -193,7 +180,10 @@ class Call(Generic[T]):
         deliver: Deliver = partial(_deliver, loop, bound, answer)
         abandon: Callable[[], object] | None = None
         if self.native is not None and not scope.threads:
-            abandon = partial(cancel_once, scope.create_task(_awaited(self.native, within, deliver, answer), context))
+            task = loop.create_task(_awaited(self.native, within, deliver, answer), context=context)
+            scope.tasks.add(task)
+            task.add_done_callback(scope.tasks.discard)
+            abandon = partial(cancel_once, task)
         elif self.sync is not None:
             work = partial(context.run, self.sync)
             (pool or self.pool or SHARED_POOL).submit(partial(_run_on_thread, work, within, deliver, answer))
@@ -206,7 +196,7 @@ class Call(Generic[T]):
             )
         else:
             abandon = start_in_background(_awaited(self.native, within, deliver, answer), context)
-        timer = end_at(deadline, answer, self.what)
+        timer = at(deadline, _end, answer, self.what)
         try:
             return await answer
         except (asyncio.CancelledError, DeadlineExceededError):
@@ -224,7 +214,7 @@ def _deliver(
 ) -> None:
     """Settle the future of a call on its loop, which may be closed by now: the work is over all the same."""
     bound.over = True
-    on_loop(loop, settle, answer, value, error)
+    on_loop(loop, _settle, answer, value, error)
 
 
 def as_exception(error: BaseException) -> Exception:
@@ -273,19 +263,18 @@ async def _awaited(
         del deliver, answer
 
 
-def end_at(deadline: float | None, future: asyncio.Future[T], what: str) -> asyncio.TimerHandle | None:
-    """Return a timer that fails a future with ``DeadlineExceededError`` at a deadline; None without a deadline."""
+def at(deadline: float | None, action: Callable[..., None], *arguments: object) -> asyncio.TimerHandle | None:
+    """Return a timer that performs an action at a deadline; None without a deadline."""
     if deadline is None:
         return None
-    return asyncio.get_running_loop().call_later(max(0.0, deadline - time.monotonic()), _end, future, what)
+    return asyncio.get_running_loop().call_later(max(0.0, deadline - time.monotonic()), action, *arguments)
 
 
 def _end(future: asyncio.Future[T], what: str) -> None:
-    if not future.done():
-        future.set_exception(DeadlineExceededError(f"{what} was still running at its deadline"))
+    _settle(future, None, DeadlineExceededError(f"{what} was still running at its deadline"))
 
 
-def settle(future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
+def _settle(future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
     if future.done():
         return
     if error is not None:
@@ -312,162 +301,55 @@ def cancel_once(task: asyncio.Future[T]) -> None:
         task.cancel()
 
 
-# -- streams ----------------------------------------------------------------------------------------------------------
-
-
-class _End(Enum):
-    END = "END"
-
-    def __repr__(self) -> str:
-        return "END"
-
-
-END: Final = _End.END
-"""The return value of ``Stream.next`` at the end of the stream."""
-
-
-@dataclass(slots=True, eq=False)
-class Stream(Generic[T]):
-    """An open stream, read ahead by a thread or a task, so that the wait for each item can have a deadline."""
-
-    what: str
-    closed: bool = False
-    _items: deque[tuple[T | _End | None, Exception | None, float]] = field(default_factory=deque)
-    _waiter: asyncio.Future[None] | None = None
-    job: Job[None] | None = None
-
-    def put(self, value: T | _End | None, error: Exception | None, came: float) -> None:
-        """Add an item, or the error that ended the stream, with its arrival time."""
-        self._items.append((value, error, came))
-        if self._waiter is not None:
-            settle(self._waiter, None, None)
-
-    async def read(self, perform: Callable[[], Work[None]]) -> None:
-        """Perform the call that puts all items, and add its error and the end."""
-        try:
-            await perform()
-        except Exception as error:  # noqa: BLE001 (raised where the stream is read)
-            self.put(None, error, time.monotonic())
-        except BaseException:
-            self.closed = True
-            raise
-        self.put(END, None, -math.inf)  # late or not, all items are there
-
-    async def next(self, deadline: float | None = None) -> T | _End:
-        """Return the next item; ``END`` at and after the end of the stream.
-
-        Raises:
-            DeadlineExceededError: No item arrived before the deadline, or the context's deadline. The stream is closed.
-            Exception: The exception that the stream raised.
-        """
-        if self.closed:
-            return END
-        deadline = earliest(deadline, call_deadline())
-        try:
-            while not self._items:
-                self._waiter = asyncio.get_running_loop().create_future()
-                timer = end_at(deadline, self._waiter, self.what)
-                try:
-                    await self._waiter
-                finally:
-                    self._waiter = None
-                    if timer is not None:
-                        timer.cancel()
-        except (asyncio.CancelledError, DeadlineExceededError):
-            self.close()
-            raise
-        value, error, came = self._items.popleft()
-        if deadline is not None and came > deadline:
-            self.close()
-            raise DeadlineExceededError(f"{self.what} was still running at its deadline")
-        if error is not None:
-            raise error
-        if value is END:
-            self.closed = True
-        return value  # type: ignore[return-value]  # without an error there is a value
-
-    def close(self) -> None:
-        """Stop reading the stream."""
-        self.closed = True
-        if self.job is not None:
-            self.job.cancel()
-
-
-def open_stream(
-    *,
-    sync: Callable[[], Iterator[T]] | None = None,
-    native: Callable[[], Awaitable[AsyncIterator[T]]] | None = None,
-    what: str = "stream",
-    through: Callable[[Call[None]], Work[None]] = Call.perform,
-) -> Stream[T]:
-    """Open a stream; see ``Call`` for the arguments. ``through`` performs the call that reads it, in one context."""
-    stream = Stream[T](what)
-    put = partial(on_loop, asyncio.get_running_loop(), stream.put)
-
-    def read(iterate: Callable[[], Iterator[T]]) -> None:
-        iterator = iter(iterate())
-        for item in iterator:
-            if stream.job is not None and stream.job.done:  # closed, or its call has failed: nobody reads on
-                break
-            put(item, None, time.monotonic())
-        close = getattr(iterator, "close", None)
-        if close is not None:
-            close()
-
-    async def read_native(iterate: Callable[[], Awaitable[AsyncIterator[T]]]) -> None:
-        async for item in await iterate():
-            put(item, None, time.monotonic())
-
-    call = Call(
-        sync=None if sync is None else partial(read, sync),
-        native=None if native is None else partial(read_native, native),
-        what=what,
-    )
-    stream.job = start(stream.read(partial(through, call)))
-    return stream
-
-
 # -- jobs -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
 class Job(Generic[T_co]):
-    """Work that runs concurrently with its starter, as a task, or a future that already has the result."""
+    """Work that runs concurrently with its starter, as a task."""
 
-    task: asyncio.Future[T_co]
-    _stopped: bool = False
-
-    @property
-    def done(self) -> bool:
-        """Whether the job has finished, failed or been stopped."""
-        return self._stopped or self.task.done()
-
-    @property
-    def error(self) -> BaseException | None:
-        """The exception if the job failed or was stopped; None otherwise."""
-        if self._stopped or self.task.cancelled():
-            return DeadlineExceededError("stopped before it was done")
-        return self.task.exception() if self.task.done() else None
+    task: asyncio.Task[T_co]
+    _tasks: set[asyncio.Task[object]]
+    done: bool = False
+    """Whether the job has finished, failed or been stopped."""
+    error: BaseException | None = None
+    """The exception if the job failed or was stopped; None otherwise."""
 
     def cancel(self) -> None:
         """Stop the job: cancel its coroutine, or abandon its sync call on the thread."""
-        if not self.done:
+        if self.task.done():
+            self.end()
+        elif not self.done:
             cancel_once(self.task)
-            self._stopped = True
+            self.done, self.error = True, DeadlineExceededError(_STOPPED)
+
+    def end(self, _: object = None) -> None:
+        """Take over the outcome of the task, unless the job was stopped before."""
+        self._tasks.discard(self.task)
+        error = DeadlineExceededError(_STOPPED) if self.task.cancelled() else self.task.exception()
+        if not self.done:  # the error is retrieved all the same: asyncio logs no late one of a stopped job
+            self.done, self.error = True, error
 
     def result(self) -> T_co:
         """Return the result, or raise the error: ``DeadlineExceededError`` if the job is running, or was stopped."""
         if not self.done:
             raise DeadlineExceededError("the job was still running at its deadline")
-        error = self.error
-        if error is not None:
-            raise error
+        if self.error is not None:
+            raise self.error
         return self.task.result()
 
 
-def start(work: Work[T] | Call[T], context: contextvars.Context | None = None) -> Job[T]:
-    """Start work concurrently, in a copy of the current context or in a given one, and return its job at once."""
-    return Job((_scope.get() or _NO_DOOR).create_task(work.perform() if isinstance(work, Call) else work, context))
+def start(work: Work[T] | Call[T], context: contextvars.Context | None = None, scope: Scope | None = None) -> Job[T]:
+    """Start work concurrently, in a copy of the current context or in a given one, and return its job at once.
+
+    It is cancelled when its scope ends, by default that of the current context.
+    """
+    tasks = (scope or _scope.get() or _NO_DOOR).tasks
+    coroutine = work.perform() if isinstance(work, Call) else work
+    job = Job(asyncio.get_running_loop().create_task(coroutine, context=context), tasks)
+    tasks.add(job.task)
+    job.task.add_done_callback(job.end)
+    return job
 
 
 async def wait(jobs: Sequence[Job[object]], *, deadline: float | None = None, first: bool = False) -> None:
@@ -497,6 +379,84 @@ async def gather(works: Iterable[Work[T] | Call[T]], *, deadline: float | None =
         if not job.done:
             await cancel(job)
     return jobs
+
+
+# -- streams ----------------------------------------------------------------------------------------------------------
+
+
+class _End(Enum):
+    END = "END"
+
+
+END: Final = _End.END
+"""The item after the last one."""
+
+
+Put: TypeAlias = Callable[[tuple[float, Any]], None]
+"""A callback that takes an item of a stream with its arrival time."""
+
+
+def _read(iterate: Callable[[], Iterator[object]], put: Put, is_over: Callable[[], bool]) -> None:
+    iterator = iter(iterate())
+    for item in iterator:
+        if is_over():  # the stream is closed, or its call has failed: nobody reads on
+            break
+        put((time.monotonic(), item))
+    put((-math.inf, END))  # late or not, all items are there
+    close = getattr(iterator, "close", None)
+    if close is not None:
+        close()
+
+
+async def _aread(iterate: Callable[[], Awaitable[AsyncIterator[object]]], put: Put) -> None:
+    async for item in await iterate():
+        put((time.monotonic(), item))
+    put((-math.inf, END))
+
+
+async def read_ahead(
+    *,
+    sync: Callable[[], Iterator[T]] | None = None,
+    native: Callable[[], Awaitable[AsyncIterator[T]]] | None = None,
+    deadline: float | None = None,
+    what: str = "stream",
+    through: Callable[[Call[None]], Work[None]] = Call.perform,
+) -> AsyncGenerator[T, None]:
+    """Yield the items of a stream, which a thread or a task reads ahead; see ``Call`` for the arguments.
+
+    ``through`` performs the call that reads them, in one context. Items that arrived before the deadline are yielded,
+    however late they are asked for.
+
+    Raises:
+        DeadlineExceededError: No further item arrived before the deadline, or the context's deadline.
+        Exception: The exception that the stream raised.
+    """
+    deadline = earliest(deadline, call_deadline())
+    arrived = asyncio.Queue[tuple[float, T | _End]]()
+    put = partial(on_loop, asyncio.get_running_loop(), arrived.put_nowait)
+
+    call = Call(
+        sync=None if sync is None else partial(_read, sync, put, lambda: job.done),
+        native=None if native is None else partial(_aread, native, put),
+        what=what,
+    )
+    job: Job[None] = start(through(call))
+    job.task.add_done_callback(lambda _: arrived.put_nowait((-math.inf, END)))  # where the call failed
+    timer = at(deadline, arrived.put_nowait, (math.inf, END))
+    try:
+        while True:
+            came, item = await arrived.get()
+            if deadline is not None and came > deadline:
+                raise DeadlineExceededError(f"{what} was still running at its deadline")
+            if item is END:
+                if job.done:
+                    job.result()  # raises the error of a call that failed
+                break
+            yield item
+    finally:
+        job.cancel()
+        if timer is not None:
+            timer.cancel()
 
 
 # -- items that a coroutine emits -------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import sys
 import time
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ from llama_index.core.llms import LLM, CustomLLM, MockLLM
 from llama_index.core.settings import Settings
 from llama_index.core.utils import get_tokenizer
 
-from llama_index_agentic_kb._aio import END, Call, open_stream
+from llama_index_agentic_kb._aio import Call, read_ahead
 from llama_index_agentic_kb._text import know_secrets
 from llama_index_agentic_kb._types import JsonObject, Work
 from llama_index_agentic_kb.errors import DeadlineExceededError
@@ -191,16 +191,16 @@ class ModelCalls:
         with self._held(deadline) as permit:
             sync, native = self._works(permit, model, method, args, kwargs)
             through = partial(self.bulkhead.call, permit=permit, deadline=deadline)
-            opened = open_stream(sync=sync, native=native, what=self.what, through=through)
+            chunks = read_ahead(sync=sync, native=native, deadline=deadline, what=self.what, through=through)
             try:
-                while (chunk := await opened.next(deadline=deadline)) is not END:
-                    yield chunk
+                async with aclosing(chunks):  # otherwise the model would continue to generate billed tokens
+                    async for chunk in chunks:
+                        yield chunk
             except DeadlineExceededError as error:
                 if permit.began is None:
                     raise DeadlineExceededError(f"{self.what} was not begun by its deadline") from error
                 raise
             finally:
-                opened.close()  # otherwise the model would continue to generate billed tokens
                 self.bulkhead.leave(permit)  # at once: a thread that has not begun yet sends no request
 
     @contextmanager

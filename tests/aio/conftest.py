@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing, closing
 from itertools import islice
 from logging.handlers import BufferingHandler
@@ -14,15 +14,7 @@ from typing import Any
 
 import pytest
 
-from llama_index_agentic_kb._aio import END, Call, aiterate, arun, iterate, open_stream, run
-from llama_index_agentic_kb._aio.calls import Stream
-
-
-async def collect(stream: Stream[Any], *, deadline: float | None = None) -> list[Any]:
-    items: list[Any] = []
-    while (item := await stream.next(deadline)) is not END:
-        items.append(item)
-    return items
+from llama_index_agentic_kb._aio import Call, aiterate, arun, iterate, read_ahead, run
 
 
 class Driver:
@@ -99,7 +91,7 @@ class Leaves:
             sync=None if self.kind == "native" else sync, native=None if self.kind == "sync" else native, **kwargs
         )
 
-    def open(self, source: Callable[[], Iterator[Any]], pause: float = 0.0, **kwargs: Any) -> Stream[Any]:
+    def open(self, source: Callable[[], Iterator[Any]], pause: float = 0.0, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """A stream of an iterator's items, with a pause before each."""
 
         def sync() -> Iterator[Any]:
@@ -115,7 +107,7 @@ class Leaves:
         async def native() -> AsyncIterator[Any]:
             return items()
 
-        return open_stream(
+        return read_ahead(
             sync=None if self.kind == "native" else sync, native=None if self.kind == "sync" else native, **kwargs
         )
 

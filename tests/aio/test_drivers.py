@@ -15,7 +15,6 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, Resilience
 from llama_index_agentic_kb._aio import (
-    END,
     Call,
     Job,
     WorkerPool,
@@ -26,14 +25,14 @@ from llama_index_agentic_kb._aio import (
     emitting,
     gather,
     iterate,
-    open_stream,
+    read_ahead,
     run,
     start,
     wait,
 )
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
 from llama_index_agentic_kb.testing import MemoryRetriever
-from tests.aio.conftest import collect, until
+from tests.aio.conftest import until
 
 if TYPE_CHECKING:
     from tests.aio.conftest import Driver, Leaves
@@ -256,9 +255,10 @@ def test_each_flow_and_each_leaf_has_its_own_context(driver: Driver, leaves: Lea
     async def flow() -> list[Any]:
         VAR.set("parent")
         job, stream = start(child()), leaves.open(source)
+        items = [await anext(stream)]
         VAR.set("changed after the start")
         await wait([job])
-        return [*job.result(), *await collect(stream), VAR.get()]
+        return [*job.result(), *items, *[item async for item in stream], VAR.get()]
 
     VAR.set("caller")
     assert driver.run(flow()) == ["parent", "parent", "child", "parent", "leaf", "changed after the start"]
@@ -275,14 +275,14 @@ def test_a_stream_that_fails_midway(driver: Driver, leaves: Leaves) -> None:
 
     async def flow() -> list[Any]:
         stream = leaves.open(source)
-        items = [(await stream.next()), (await stream.next())]
+        items = [await anext(stream), await anext(stream)]
         try:
-            await stream.next()
+            await anext(stream)
         except OSError as error:
             items.append(str(error))
-        return [*items, (await stream.next(deadline=deadline_after(2)))]
+        return [*items, await anext(stream, "over")]
 
-    assert driver.run(flow()) == [1, 2, "cut", END]
+    assert driver.run(flow()) == [1, 2, "cut", "over"]
 
 
 def test_a_streams_item_is_late(driver: Driver) -> None:
@@ -290,18 +290,18 @@ def test_a_streams_item_is_late(driver: Driver) -> None:
 
     def source() -> Iterator[int]:
         yield 0
-        time.sleep(0.2)
+        time.sleep(0.4)
         yield 1
 
     async def flow() -> list[Any]:
-        stream = open_stream(sync=source, what="the stream")
-        items: list[Any] = [(await stream.next(deadline=deadline_after(5)))]
+        stream = read_ahead(sync=source, deadline=deadline_after(0.2), what="the stream")
+        items: list[Any] = [await anext(stream)]
         with pytest.raises(DeadlineExceededError, match="the stream was still running"):
-            await stream.next(deadline=deadline_after(0.02))
-        await Call(sync=lambda: time.sleep(0.3))
-        return [*items, (await stream.next())]
+            await anext(stream)
+        await Call(sync=lambda: time.sleep(0.4))
+        return [*items, await anext(stream, "over")]
 
-    assert driver.run(flow()) == [0, END]
+    assert driver.run(flow()) == [0, "over"]
 
 
 def test_a_stream_whose_call_is_over_is_read_no_further(driver: Driver) -> None:
@@ -318,10 +318,9 @@ def test_a_stream_whose_call_is_over_is_read_no_further(driver: Driver) -> None:
             read.append("closed")
 
     async def flow() -> Any:
-        stream = open_stream(sync=source, through=partial(Call.perform, deadline=deadline_after(0.3)))
-        item = await stream.next()
-        assert stream.job is not None
-        await wait([stream.job])
+        stream = read_ahead(sync=source, through=partial(Call.perform, deadline=deadline_after(0.3)))
+        item = await anext(stream)
+        await asyncio.sleep(0.4)
         go_on.set()
         return item
 
@@ -369,7 +368,7 @@ def test_closing_halfway_stops_everything(driver: Driver, leaves: Leaves) -> Non
             start(child())
             stream = leaves.open(source, pause=0.01)
             while True:
-                await emit(await stream.next())
+                await emit(await anext(stream))
         finally:
             told.append("flow")
 

@@ -26,7 +26,6 @@ from llama_index_agentic_kb import (
     interleave,
 )
 from llama_index_agentic_kb._aio import (
-    END,
     Call,
     WorkerPool,
     _open_loops,
@@ -35,7 +34,7 @@ from llama_index_agentic_kb._aio import (
     deadline_after,
     emit,
     iterate,
-    open_stream,
+    read_ahead,
     start,
 )
 from llama_index_agentic_kb._aio import threads as workers
@@ -49,8 +48,8 @@ def test_a_slow_reader_meets_no_deadline_that_was_kept() -> None:
 
     async def flow() -> None:
         deadline = deadline_after(0.1)
-        stream = open_stream(sync=lambda: iter(range(3)), through=partial(Call.perform, deadline=deadline))
-        while (item := await stream.next(deadline=deadline)) is not END:
+        through = partial(Call.perform, deadline=deadline)
+        async for item in read_ahead(sync=lambda: iter(range(3)), deadline=deadline, through=through):
             await emit(item)
 
     seen = []
@@ -132,10 +131,10 @@ async def test_clean_up_is_not_broken_off(how: str) -> None:
         return items()
 
     async def flow() -> None:
-        stream = open_stream(native=opens)
+        stream = read_ahead(native=opens, deadline=deadline_after(0.05 if how == "deadline" else 60))
         start(Call(native=slow_to_close))
-        await emit(await stream.next())
-        await stream.next(deadline=deadline_after(0.05 if how == "deadline" else 60))
+        await emit(await anext(stream))
+        await anext(stream)
 
     if how == "close":
         generator = aiterate(flow())
