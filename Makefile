@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: openapi demo test test-long coverage check docs wheel-check format bench bench-conversations bench-grounding bench-capacity bench-deadlines bench-embedding bench-ray bench-scale bench-shards bench-stores train-scorer faults fuzz injection \
+.PHONY: openapi demo test test-long coverage check docs wheel-check format bench bench-conversations bench-grounding bench-capacity bench-deadlines bench-ray bench-scale bench-shards bench-stores train-scorer faults fuzz injection \
 	kills kills-ray leaks replicas same-prompts stores wire clean
 
 # Extracts over three real sources, then a recorded answer; no API key, no network.
@@ -88,10 +88,6 @@ DOCUMENTS ?= 2048
 bench-ray: $(VENV)/.dev
 	$(PIP_INSTALL) -e '.[ray]'
 	$(BIN)/python -m tests.benchmarks.ray_ingestion --documents $(DOCUMENTS) --corpora $(CORPORA)
-
-# Embedding the questions of 50 users: one by one, in batches, and by a process of its own; a file with a "text" a line.
-bench-embedding: $(VENV)/.dev
-	$(BIN)/python -m tests.benchmarks.embedding $(QUERIES)
 
 # What plan-capacity predicts beside real runs.
 bench-capacity: $(VENV)/.dev

@@ -15,11 +15,16 @@ from hypothesis import HealthCheck, settings
 from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, Reply
 from tests.faulty_server import Fault
+from tests.shop import Shop, open_shop
 from tests.space import reply
 from tests.suite import ALONE
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from llama_index.core.base.embeddings.base import BaseEmbedding
+
+    from llama_index_agentic_kb import SessionStore
 
 Answer: TypeAlias = "str | Reply | Fault"
 Serve: TypeAlias = "Callable[[Answer | Sequence[Answer] | Callable[[ChatRequest], Answer]], LoopbackOpenAI]"
@@ -104,6 +109,20 @@ def empty_embedding_cache() -> None:
 def server() -> Iterator[LoopbackOpenAI]:
     with LoopbackOpenAI(reply) as running:
         yield running
+
+
+@pytest.fixture
+def shop() -> Iterator[Shop]:
+    with open_shop() as opened:
+        yield opened
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> Iterator[SessionStore]:
+    from llama_index_agentic_kb import SessionStore  # noqa: PLC0415 (loads SQLAlchemy, for who asks)
+
+    with SessionStore(tmp_path / "sessions.db") as opened:
+        yield opened
 
 
 @pytest.fixture

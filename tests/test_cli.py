@@ -16,7 +16,6 @@ from llama_index_agentic_kb._terminal import Watch
 from llama_index_agentic_kb.schema import RetrievalResponse
 from llama_index_agentic_kb.store import KnowledgeStore
 from llama_index_agentic_kb.testing import LoopbackOpenAI
-from tests.space import reply
 
 runner = CliRunner()
 
@@ -52,7 +51,9 @@ def test_ask_without_a_key_gives_extracts(store: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_terminal_shows_what_is_done(store: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+def test_a_terminal_shows_what_is_done(
+    store: Path, server: LoopbackOpenAI, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
     """Searches and the text so far are shown and removed again; a pipe receives the result alone."""
     out = io.StringIO()
     monkeypatch.setattr(cli, "console", Console(file=out, force_terminal=terminal, width=100))
@@ -64,9 +65,8 @@ def test_a_terminal_shows_what_is_done(store: Path, monkeypatch: pytest.MonkeyPa
             super().write(text)
 
     monkeypatch.setattr(cli, "Watch", Seen)
-    with LoopbackOpenAI(reply) as server:
-        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-        done = runner.invoke(cli.app, ["ask", "How tall was it?", "--store", str(store)])
+    monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+    done = runner.invoke(cli.app, ["ask", "How tall was it?", "--store", str(store)])
     assert done.exit_code == 0, done.output
     assert ("".join(seen) == "It was 110.6 m tall [ref_id:0].", "\x1b[2K" in out.getvalue()) == (terminal, terminal)
     assert (len(seen) > 1) == terminal
@@ -225,15 +225,14 @@ def test_options_stand_in_a_file(store: Path, tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_a_chat_remembers(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_remembers(store: Path, server: LoopbackOpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     """``chat`` answers line after line with the turns before it, and needs a model."""
     assert "language model" in str(runner.invoke(cli.app, ["chat", "--store", str(store)]).exception)
-    with LoopbackOpenAI(reply) as server:
-        monkeypatch.setenv("OPENAI_API_BASE", server.base_url)
-        lines = "How tall was the Saturn V?\nWho flew on it?\n\n"
-        done = runner.invoke(cli.app, ["chat", "--store", str(store)], input=lines)
-        assert done.exit_code == 0, done.output
-        assert done.output.count("It was 110.6 m tall [1].") == 2
-        assert done.output.count("\n  [1] ") == 2
-        assert "  [2] " not in done.output
-        assert "How tall was the Saturn V?" in server.chats[-1].text
+    monkeypatch.setenv("OPENAI_API_BASE", server.base_url)
+    lines = "How tall was the Saturn V?\nWho flew on it?\n\n"
+    done = runner.invoke(cli.app, ["chat", "--store", str(store)], input=lines)
+    assert done.exit_code == 0, done.output
+    assert done.output.count("It was 110.6 m tall [1].") == 2
+    assert done.output.count("\n  [1] ") == 2
+    assert "  [2] " not in done.output
+    assert "How tall was the Saturn V?" in server.chats[-1].text

@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,7 +39,7 @@ from llama_index_agentic_kb._terminal import show_response
 from llama_index_agentic_kb.schema import ScopeState
 from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, MemoryRetriever, Reply, ScriptedLLM
 from tests.faulty_server import Fault
-from tests.shop import Shop, open_shop
+from tests.shop import Shop
 from tests.space import ANSWER, reply
 from tests.test_tool_dialogue import read
 
@@ -149,21 +147,9 @@ async def test_a_condensing_engine_keeps_the_memory_s_messages() -> None:
 ALICE = Principal(user="alice", groups=["staff"])
 
 
-@pytest.fixture
-def shop() -> Iterator[Shop]:
-    with open_shop() as opened:
-        yield opened
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SessionStore]:
-    with SessionStore(tmp_path / "sessions.db") as opened:
-        yield opened
-
-
-def test_a_session_is_resumed_by_its_id(shop: Shop, store: SessionStore) -> None:
+def test_a_session_is_resumed_by_its_id(shop: Shop, sessions: SessionStore) -> None:
     """Turns and state: what a tool asked for and what waits for confirmation go on in another engine; once."""
-    kb = KnowledgeBase(shop.sources(), sessions=store, principal=ALICE)
+    kb = KnowledgeBase(shop.sources(), sessions=sessions, principal=ALICE)
     memory: Any = chat_engine(kb, session="-").memory
     said = [
         ("Where is my order?", "please tell: the order number"),
@@ -191,9 +177,9 @@ def test_a_session_is_resumed_by_its_id(shop: Shop, store: SessionStore) -> None
         KnowledgeBase(shop.sources()).as_chat_engine(session="-")
 
 
-def test_answers_of_a_session_go_on_in_its_state(shop: Shop, store: SessionStore) -> None:
+def test_answers_of_a_session_go_on_in_its_state(shop: Shop, sessions: SessionStore) -> None:
     """``answer`` reads the state of its session and stores it, for chat engines too."""
-    kb = KnowledgeBase(shop.sources(), sessions=store, principal=ALICE, llm=ScriptedLLM(read))
+    kb = KnowledgeBase(shop.sources(), sessions=sessions, principal=ALICE, llm=ScriptedLLM(read))
     first = kb.answer("Where is my order?", session="-")
     assert first.text == "For order status, please tell: the order number."
     assert first.session is not None

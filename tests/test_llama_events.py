@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,10 +23,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from pydantic import PrivateAttr
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource
-from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, MemoryRetriever, Reply
+from llama_index_agentic_kb.testing import LoopbackOpenAI, MemoryRetriever
+from tests.space import ANSWER, reply
 
 QUESTION = "How tall was the Saturn V rocket?"
-ANSWER = "It was 110.6 m tall [ref_id:0]."
 
 
 class Events(BaseEventHandler):
@@ -70,12 +69,6 @@ class Tree(LlamaDebugHandler):
     def below(self, kind: CBEventType) -> set[str]:
         """The kinds of the events that have a parent of a kind."""
         return {self.kinds[event].value for event, parent in self.parents.items() if self.kinds.get(parent) is kind}
-
-
-def reply(request: ChatRequest) -> str | Reply:
-    if "You plan searches" in request.text:
-        return json.dumps({"sub_queries": [{"id": "q1", "query": "height of the Saturn V rocket"}]})
-    return Reply(ANSWER, chunk_size=7)
 
 
 async def _streamed(kb: KnowledgeBase) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,30 +29,18 @@ from llama_index_agentic_kb import (
     RetrievalResponse,
 )
 from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, ModelQueryPlanningActivity
-from llama_index_agentic_kb.testing import ChatRequest, HashEmbedding, LoopbackOpenAI, MemoryRetriever, Reply
+from llama_index_agentic_kb.testing import ChatRequest, HashEmbedding, LoopbackOpenAI, MemoryRetriever
+from tests.space import ANSWER
 
 if TYPE_CHECKING:
     from tests.conftest import Serve
 
 
 QUESTION = "How tall was the rocket that launched Apollo 11?"
-ANSWER = "The Saturn V launched it [ref_id:0]. It was 110.6 m tall [ref_id:1]."
 TEXTS = {
     "missions": ["Apollo 11 was launched by a Saturn V rocket in July 1969.", "Voyager 1 left in 1977."],
     "rockets": ["The Saturn V rocket was 110.6 m tall.", "The Ariane 5 was about 50 m tall."],
 }
-
-
-def reply(request: ChatRequest) -> str | Reply:
-    if "You plan searches" in request.text:
-        return json.dumps({"sub_queries": [{"id": "q1", "query": "height of the Saturn V rocket", "sources": []}]})
-    return Reply(ANSWER, chunk_size=7)
-
-
-@pytest.fixture
-def server() -> Iterator[LoopbackOpenAI]:
-    with LoopbackOpenAI(reply) as running:
-        yield running
 
 
 def sources() -> list[KnowledgeSource]:
@@ -138,7 +125,7 @@ def test_what_llama_index_s_engine_makes_is_ours(server: LoopbackOpenAI) -> None
         MemoryRetriever(["Saturn V rocket"])
     )
     assert type(other) is AgenticQueryEngine
-    assert str(other.query("Saturn V rocket")) == "The Saturn V launched it [ref_id:0]. It was 110.6 m tall."
+    assert str(other.query("Saturn V rocket")) == ANSWER
     assert engine.with_retriever(AgenticRetriever(sources())).query(QUESTION).source_nodes == []
 
 

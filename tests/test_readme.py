@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -12,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from llama_index_agentic_kb import cli
-from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI
+from llama_index_agentic_kb.testing import LoopbackOpenAI
 from tests.evaluation.tiny_set import write_set
 
 ROOT = Path(__file__).parent.parent
@@ -23,12 +22,6 @@ PAGES = {
 }
 BLOCKS = [block for blocks in PAGES.values() for block in blocks]
 LINKS = re.compile(r"\]\((?!https?:)([^)#]+)")
-
-
-def reply(request: ChatRequest) -> str:
-    if "You plan searches" in request.text:
-        return json.dumps({"sub_queries": [{"id": "q1", "query": "height of the Saturn V"}]})
-    return "The Saturn V was 110.6 m tall [ref_id:0]."
 
 
 def test_every_block_is_of_a_kind_that_is_run() -> None:
@@ -68,7 +61,7 @@ def test_the_readme_is_short() -> None:
 
 @pytest.mark.slow
 def test_python_blocks_run_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: LoopbackOpenAI, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The Python of each page runs from top to bottom, the README's first block without a key."""
     monkeypatch.chdir(tmp_path)
@@ -76,10 +69,9 @@ def test_python_blocks_run_in_order(
     exec(compile(pages["README.md"][0], "first.py", "exec"), {})
     assert "Saturn V was 110.6 m tall" in capsys.readouterr().out
     whole = [f"exec(compile({chr(10).join(code)!r}, {name!r}, 'exec'), {{}})" for name, code in pages.items()]
-    with LoopbackOpenAI(reply) as server:
-        environment = {**os.environ, "OPENAI_API_KEY": "sk-test", "OPENAI_API_BASE": server.base_url}
-        command = [sys.executable, "-c", "\n".join(whole)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "OPENAI_API_KEY": "sk-test", "OPENAI_API_BASE": server.base_url}
+    command = [sys.executable, "-c", "\n".join(whole)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "110.6 m tall [ref_id:0]" in done.stdout
     assert "['Tickets cost 12 euros.']" in done.stdout

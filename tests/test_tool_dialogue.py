@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,15 +18,9 @@ from llama_index_agentic_kb import (
     WriteLedger,
 )
 from llama_index_agentic_kb.testing import ScriptedLLM
-from tests.shop import Shop, open_shop
+from tests.shop import Shop
 
 ALICE = Principal(user="alice", groups=["staff"])
-
-
-@pytest.fixture
-def shop() -> Iterator[Shop]:
-    with open_shop() as opened:
-        yield opened
 
 
 class Conversation:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -419,12 +419,6 @@ def test_a_stream_without_an_answer_has_a_text(filtering: str | None) -> None:
     assert whole.answer.state is a.AnswerState.FAILED  # never by the text alone
     assert ([part.what for part in whole.missing], len(whole.answer.references)) == (["answer"], 3)
     assert whole.answer.text
-
-
-@pytest.fixture
-def sessions(tmp_path: Path) -> Iterator[SessionStore]:
-    with SessionStore(tmp_path / "sessions.db") as store:
-        yield store
 
 
 def test_a_session_keeps_whole_turns_and_is_read_with_the_next_question(sessions: SessionStore) -> None:

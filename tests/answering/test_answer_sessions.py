@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import threading
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,14 +29,8 @@ OWNER = "alice"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SessionStore]:
-    with SessionStore(tmp_path / "sessions.db") as opened:
-        yield opened
-
-
-@pytest.fixture
-def memory(store: SessionStore) -> SessionMemory:
-    return SessionMemory(store, owner=OWNER)
+def memory(sessions: SessionStore) -> SessionMemory:
+    return SessionMemory(sessions, owner=OWNER)
 
 
 def user(text: str) -> ChatMessage:
@@ -68,13 +60,13 @@ def said(messages: list[ChatMessage]) -> list[tuple[str, str]]:
     return [(message.role.value, message.content or "") for message in messages]
 
 
-def stored(store: SessionStore, memory: SessionMemory) -> list[tuple[str, str]]:
-    session = store.get(OWNER, memory.session_id, include_answers=True)
+def stored(sessions: SessionStore, memory: SessionMemory) -> list[tuple[str, str]]:
+    session = sessions.get(OWNER, memory.session_id, include_answers=True)
     assert [turn.number for turn in session.turns] == list(range(1, len(session.turns) + 1))
     return [(turn.query, turn.answer.text if turn.answer else "") for turn in session.turns]
 
 
-async def test_engine_retriever_and_store_see_the_same_turns(store: SessionStore, memory: SessionMemory) -> None:
+async def test_engine_retriever_and_store_see_the_same_turns(sessions: SessionStore, memory: SessionMemory) -> None:
     """What is said in a chat, sync, async and streamed, is what retriever, memory and store give, in one order."""
     kb = base()
     chat = chat_over(memory, kb)
@@ -85,24 +77,24 @@ async def test_engine_retriever_and_store_see_the_same_turns(store: SessionStore
     assert [delta async for delta in streamed.async_response_gen()]
     questions = ["Which rocket launched Apollo 11?", "How tall was it?", "Was it white?", "Did the rocket fly?"]
     turns = [(question, f"Answer to {question}") for question in questions]
-    assert stored(store, memory) == turns
+    assert stored(sessions, memory) == turns
     told = [pair for question, answer in turns for pair in (("user", question), ("assistant", answer))]
     assert said(memory.get()) == said(await memory.aget()) == said(chat.chat_history) == told
     retriever = kb.as_retriever(memory=memory)
     history = run(retriever.retrieval(retriever.request_for("And how heavy was it?"))).scope.history
     assert [(role, text) for role, text in history] == told[-len(history) :]
     assert len(history) == 8
-    elsewhere = SessionMemory(store, owner=OWNER, session_id=memory.session_id)
+    elsewhere = SessionMemory(sessions, owner=OWNER, session_id=memory.session_id)
     assert said(await elsewhere.aget_all()) == told
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["one memory", "a memory each"])
-def test_engines_at_once_keep_turns_whole(store: SessionStore, memory: SessionMemory, shared: bool) -> None:
+def test_engines_at_once_keep_turns_whole(sessions: SessionStore, memory: SessionMemory, shared: bool) -> None:
     """Two engines that speak in one new session at once: every turn is there, each with its own answer."""
     kb = base()
     if not shared:
         chat_over(memory, kb).chat("First rocket?")
-    memories = [memory, memory if shared else SessionMemory(store, owner=OWNER, session_id=memory.session_id)]
+    memories = [memory, memory if shared else SessionMemory(sessions, owner=OWNER, session_id=memory.session_id)]
 
     def speak(number: int) -> None:
         engine = chat_over(memories[number], kb)
@@ -114,7 +106,7 @@ def test_engines_at_once_keep_turns_whole(store: SessionStore, memory: SessionMe
         thread.start()
     for thread in threads:
         thread.join()
-    turns = stored(store, memory)
+    turns = stored(sessions, memory)
     assert all(answer == f"Answer to {question}" for question, answer in turns)
     for number in range(2):
         mine = [question for question, _ in turns if question.startswith(f"Rocket {number}.")]
@@ -129,7 +121,7 @@ ENGINES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))
-async def test_llama_index_engines_store_whole_turns(store: SessionStore, memory: SessionMemory, engine: str) -> None:
+async def test_llama_index_engines_store_turns(sessions: SessionStore, memory: SessionMemory, engine: str) -> None:
     """Engines that put question and answer one by one, sync, async and streamed, store each turn as they end it."""
     chat: BaseChatEngine = ENGINES[engine](memory, ScriptedLLM(lambda _: "Tall."))
     chat.chat("A rocket?")
@@ -138,24 +130,24 @@ async def test_llama_index_engines_store_whole_turns(store: SessionStore, memory
     assert "".join(streamed.response_gen) == "Tall."
     if streamed.write_response_to_history_thread is not None:
         streamed.write_response_to_history_thread.join()
-    assert stored(store, memory) == [("A rocket?", "Tall."), ("B rocket?", "Tall."), ("C rocket?", "Tall.")]
+    assert stored(sessions, memory) == [("A rocket?", "Tall."), ("B rocket?", "Tall."), ("C rocket?", "Tall.")]
     assert len(chat.chat_history) == 6
 
 
-def test_a_question_waits_for_its_answer(store: SessionStore, memory: SessionMemory) -> None:
+def test_a_question_waits_for_its_answer(sessions: SessionStore, memory: SessionMemory) -> None:
     """A question is in the memory at once and in the store with its answer; one that got none is never stored."""
     memory.put(user("Lost?"))
     assert said(memory.get()) == [("user", "Lost?")]
     with pytest.raises(NotFoundError):
-        store.get(OWNER, memory.session_id)
+        sessions.get(OWNER, memory.session_id)
     memory.put(user("Kept?"))
     memory.put(ChatMessage(role=MessageRole.SYSTEM, content="You are kind."))
     assert said(memory.get_all()) == [("user", "Kept?")]
     memory.put(assistant("Yes."))
-    assert stored(store, memory) == [("Kept?", "Yes.")]
+    assert stored(sessions, memory) == [("Kept?", "Yes.")]
 
 
-def test_calls_of_tools_are_no_answers(store: SessionStore, memory: SessionMemory) -> None:
+def test_calls_of_tools_are_no_answers(sessions: SessionStore, memory: SessionMemory) -> None:
     """An agent's calls of tools, their results, and markers, which would lead to nothing, are left out of its turn."""
     calls = [ToolCallBlock(tool_name="search", tool_kwargs={})]
     called = [
@@ -164,7 +156,7 @@ def test_calls_of_tools_are_no_answers(store: SessionStore, memory: SessionMemor
     ]
     answer = assistant("110.6 m [ref_id:0][ref_id:2].")
     memory.put_messages([user("How tall?"), *called, ChatMessage(role="tool", content="110.6 m"), answer])
-    assert stored(store, memory) == [("How tall?", "110.6 m.")]
+    assert stored(sessions, memory) == [("How tall?", "110.6 m.")]
 
 
 async def test_an_answer_without_a_question_is_refused(memory: SessionMemory) -> None:
@@ -177,20 +169,20 @@ async def test_an_answer_without_a_question_is_refused(memory: SessionMemory) ->
     assert said(memory.get()) == [("user", "Waits?")]
 
 
-def test_a_failed_turn_leaves_nothing(store: SessionStore, memory: SessionMemory) -> None:
+def test_a_failed_turn_leaves_nothing(sessions: SessionStore, memory: SessionMemory) -> None:
     """Where no answer comes, the session is as it was; where it can't be stored, the error says so."""
     with pytest.raises(SynthesisError):
         chat_over(memory, base(ScriptedLLM(lambda _: ValueError("no")))).chat("How tall?")
     assert memory.get() == []
     memory.put_messages([user("A?"), assistant("a")])
-    store.delete(OWNER, memory.session_id)
+    sessions.delete(OWNER, memory.session_id)
     with pytest.raises(NotFoundError):
         memory.put_messages([user("B?"), assistant("b")])
     with pytest.raises(NotFoundError):
         memory.get()
 
 
-def test_resetting_begins_a_new_session_and_deletes_nothing(store: SessionStore, memory: SessionMemory) -> None:
+def test_resetting_begins_a_new_session_and_deletes_nothing(sessions: SessionStore, memory: SessionMemory) -> None:
     """``reset`` of memory and engine go on in a session of their own; the old one is there as it was."""
     chat = chat_over(memory)
     chat.chat("A rocket?")
@@ -200,22 +192,22 @@ def test_resetting_begins_a_new_session_and_deletes_nothing(store: SessionStore,
     assert memory.get() == []
     assert memory.session_id != before
     chat.chat("B rocket?")
-    assert stored(store, memory) == [("B rocket?", "Answer to B rocket?")]
-    assert [turn.query for turn in store.get(OWNER, before).turns] == ["A rocket?"]
+    assert stored(sessions, memory) == [("B rocket?", "Answer to B rocket?")]
+    assert [turn.query for turn in sessions.get(OWNER, before).turns] == ["A rocket?"]
 
 
-async def test_setting_goes_on_with_another_conversation(store: SessionStore, memory: SessionMemory) -> None:
+async def test_setting_goes_on_with_another_conversation(sessions: SessionStore, memory: SessionMemory) -> None:
     """``set`` begins a session with the given turns, once; the old one stays; a question alone waits."""
     memory.put_messages([user("Old?"), assistant("old")])
     before = memory.session_id
     history = [ChatMessage(role=MessageRole.SYSTEM, content="s"), user("A?"), assistant("a"), user("B?")]
     memory.set(history)
-    assert stored(store, memory) == [("A?", "a")]
+    assert stored(sessions, memory) == [("A?", "a")]
     assert said(memory.get_all()) == [("user", "A?"), ("assistant", "a"), ("user", "B?")]
     now = memory.session_id
     await memory.aset(history)
     assert memory.session_id == now
-    assert [turn.query for turn in store.get(OWNER, before).turns] == ["Old?"]
+    assert [turn.query for turn in sessions.get(OWNER, before).turns] == ["Old?"]
     with pytest.raises(InvalidRequestError):
         memory.set([assistant("a")])
     assert memory.session_id == now
@@ -223,12 +215,12 @@ async def test_setting_goes_on_with_another_conversation(store: SessionStore, me
     assert memory.get_all() == []
     chat = chat_over(memory)
     chat.chat("And how tall?", [user("Which rocket?"), assistant("Saturn V.")])
-    assert [question for question, _ in stored(store, memory)] == ["Which rocket?", "And how tall?"]
+    assert [question for question, _ in stored(sessions, memory)] == ["Which rocket?", "And how tall?"]
 
 
-async def test_the_newest_turns_fit_the_limit(store: SessionStore) -> None:
+async def test_the_newest_turns_fit_the_limit(sessions: SessionStore) -> None:
     """Whole turns are left out, oldest first; the last is given in any case, and the waiting question."""
-    memory = SessionMemory(store, owner=OWNER, token_limit=40)
+    memory = SessionMemory(sessions, owner=OWNER, token_limit=40)
     for number in range(60):
         memory.put_messages([user(f"Question number {number}?"), assistant("word " * 9 + str(number))])
     got = await memory.aget()
@@ -241,14 +233,14 @@ async def test_the_newest_turns_fit_the_limit(store: SessionStore) -> None:
         memory.get(initial_token_count=41)
     memory.put(user("And?"))
     assert said(memory.get("And?", initial_token_count=40))[-1] == ("user", "And?")
-    roomy = SessionMemory(store, owner=OWNER, session_id=memory.session_id, token_limit=100_000)
+    roomy = SessionMemory(sessions, owner=OWNER, session_id=memory.session_id, token_limit=100_000)
     assert len(roomy.get()) == 120
 
 
-async def test_a_principals_memory_is_denied_to_others(store: SessionStore) -> None:
+async def test_a_principals_memory_is_denied_to_others(sessions: SessionStore) -> None:
     """Who acts for another principal neither reads it nor puts into it, in a chat or as a retriever's memory."""
     alice, bob = Principal(tenant="t", user="alice"), Principal(tenant="t", user="bob")
-    memory = SessionMemory(store, owner=alice)
+    memory = SessionMemory(sessions, owner=alice)
     assert memory.owner == session_owner(alice)
     ours, theirs = (
         KnowledgeBase([source([APOLLO, SATURN])], llm=ScriptedLLM(echo), effort="minimal", principal=who)
@@ -270,23 +262,23 @@ async def test_a_principals_memory_is_denied_to_others(store: SessionStore) -> N
         for attempt in (memory.get, memory.get_all, puts, sets, memory.reset):
             with pytest.raises(DeniedError):
                 attempt()
-    assert (len(memory.get()), len(store.get(session_owner(alice), memory.session_id).turns)) == (6, 3)
+    assert (len(memory.get()), len(sessions.get(session_owner(alice), memory.session_id).turns)) == (6, 3)
 
 
-def test_it_is_made_as_llama_indexs_memories_are(store: SessionStore) -> None:
+def test_it_is_made_as_llama_indexs_memories_are(sessions: SessionStore) -> None:
     """``from_defaults`` takes a history and a model's window; what is lacking or senseless is told."""
-    memory = SessionMemory.from_defaults([user("A?"), assistant("a")], ScriptedLLM("x"), store=store, owner=OWNER)
+    memory = SessionMemory.from_defaults([user("A?"), assistant("a")], ScriptedLLM("x"), store=sessions, owner=OWNER)
     assert memory.token_limit == int(ScriptedLLM("x").metadata.context_window * 0.75)
-    assert SessionMemory.from_defaults(store=store, owner=OWNER, token_limit=None).token_limit == TOKEN_LIMIT
-    assert stored(store, memory) == [("A?", "a")]
+    assert SessionMemory.from_defaults(store=sessions, owner=OWNER, token_limit=None).token_limit == TOKEN_LIMIT
+    assert stored(sessions, memory) == [("A?", "a")]
     assert SessionMemory.class_name() == "SessionMemory"
     assert memory.model_dump(include={"owner", "token_limit"})["owner"] == OWNER
-    for lacking in ({"owner": OWNER}, {"store": store}):
+    for lacking in ({"owner": OWNER}, {"store": sessions}):
         with pytest.raises(ConfigurationError, match="store and owner are needed"):
             SessionMemory.from_defaults(**lacking)
     with pytest.raises(ConfigurationError, match="token_limit: must be at least 1"):
-        SessionMemory(store, owner=OWNER, token_limit=0)
-    named = SessionMemory(store, owner=OWNER, session_id=uuid.uuid4().hex)
+        SessionMemory(sessions, owner=OWNER, token_limit=0)
+    named = SessionMemory(sessions, owner=OWNER, session_id=uuid.uuid4().hex)
     with pytest.raises(NotFoundError, match="no session of this name"):
         named.get()
 
