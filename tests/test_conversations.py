@@ -296,13 +296,6 @@ def engine(server: LoopbackOpenAI | None, memory: ChatMemoryBuffer | None = None
     return AgenticChatEngine(AgenticQueryEngine(retriever), memory=memory)
 
 
-def test_given_history_replaces_the_memory(server: LoopbackOpenAI) -> None:
-    chat = engine(server)
-    chat.chat("Forget this.")
-    chat.chat("And how tall was it?", [ChatMessage(role=MessageRole.USER, content="Which rocket?")])
-    assert [message.content for message in chat.chat_history] == ["Which rocket?", "And how tall was it?", ANSWER]
-
-
 def test_a_failed_turn_is_not_remembered() -> None:
     with LoopbackOpenAI(lambda request: Fault.status(401)) as server:
         chat = engine(server)

@@ -11,7 +11,6 @@ from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
 
 from llama_index_agentic_kb import (
     AgenticChatEngine,
-    AgenticRetriever,
     AgenticVectorStoreIndex,
     ConfigurationError,
     DeniedError,
@@ -38,12 +37,6 @@ def embedding() -> HashEmbedding:
 @pytest.fixture
 def index(embedding: HashEmbedding) -> AgenticVectorStoreIndex:
     return AgenticVectorStoreIndex.from_documents(DOCUMENTS, embed_model=embedding)
-
-
-def test_agentic_without_a_key(index: AgenticVectorStoreIndex) -> None:
-    assert isinstance(index.as_retriever(), AgenticRetriever)
-    assert "110.6 m" in str(index.as_query_engine().query("How tall was the Saturn V rocket?"))
-    assert "110.6 m" in str(index.as_chat_engine().chat("How tall was the Saturn V rocket?"))
 
 
 def test_from_index_shares_the_store(embedding: HashEmbedding) -> None:

@@ -54,13 +54,15 @@ def ask(kb: KnowledgeBase, door: str, **fields: str) -> None:
         kb.retrieve({"messages": [{"role": "user", "content": QUESTION}], **fields})
     elif door == "answer":
         kb.answer(QUESTION, **fields)
-    elif door == "query engine":
-        kb.as_query_engine().query(QUESTION)
     else:
-        kb.as_chat_engine().chat(QUESTION)
+        own = {"instructions": fields["answer_instructions"]} if fields else {}
+        (kb.as_query_engine(**own).query if door == "query engine" else kb.as_chat_engine(**own).chat)(QUESTION)
 
 
-@pytest.mark.parametrize("door", ["retrieve", "json", "answer", "query engine", "chat engine"])
+DOORS = ["retrieve", "json", "answer", "query engine", "chat engine"]
+
+
+@pytest.mark.parametrize("door", DOORS)
 def test_instructions_of_the_base_reach_planner_and_answer(door: str) -> None:
     """Each as rules of the application, behind those of the prompt; neither as data, nor the other's."""
     model = Model()
@@ -72,13 +74,13 @@ def test_instructions_of_the_base_reach_planner_and_answer(door: str) -> None:
     assert ANSWER_RULE not in model.answer[1]
 
 
-@pytest.mark.parametrize("door", ["retrieve", "json", "answer"])
-def test_those_of_a_request_take_the_place_of_the_base_s(door: str) -> None:
-    """Each for itself; an empty text takes them away."""
+@pytest.mark.parametrize("door", DOORS)
+def test_those_of_a_request_or_an_engine_take_the_place_of_the_base_s(door: str) -> None:
+    """Each for itself; an empty text takes them away. An engine has instructions for answers alone."""
     model = Model()
     kb = base(model, retrieval_instructions=PLAN_RULE, answer_instructions=ANSWER_RULE)
     ask(kb, door, retrieval_instructions="", answer_instructions="Be brief.")
-    assert PLAN_RULE not in model.plan[0]
+    assert (PLAN_RULE in model.plan[0]) == door.endswith("engine")
     assert model.answer[0].endswith("\nBe brief.")
     assert ANSWER_RULE not in model.answer[0]
 
@@ -95,19 +97,6 @@ def test_preamble_and_system_messages_come_after() -> None:
     for _, user in (model.plan, model.answer):
         assert "user: Hello.\nassistant: Hi." in user
         assert "Be brief." not in user
-
-
-def test_engines_have_a_persona() -> None:
-    """``instructions`` of an engine take the place of the base's."""
-    for door in ("query", "chat"):
-        model = Model()
-        kb = base(model, answer_instructions=ANSWER_RULE)
-        if door == "query":
-            kb.as_query_engine(instructions="You are Ada.").query(QUESTION)
-        else:
-            kb.as_chat_engine(instructions="You are Ada.").chat(QUESTION)
-        assert model.answer[0].endswith("\nYou are Ada.")
-        assert ANSWER_RULE not in model.answer[0]
 
 
 def test_system_messages_of_a_given_history_are_instructions_and_a_memory_s_are_not() -> None:

@@ -60,16 +60,6 @@ def texts(nodes: Any) -> list[str]:
     return [node.text for node in nodes]
 
 
-async def test_strings_and_bundles_sync_and_async() -> None:
-    """All four ways give the same nodes, also from a sync call inside a running loop."""
-    retriever = AgenticRetriever(sources(), similarity_top_k=3)
-    found = retriever.retrieve(QUESTION)
-    assert len(found) == 3
-    assert retriever.retrieve(QueryBundle(QUESTION)) == found
-    assert await retriever.aretrieve(QUESTION) == found
-    assert await retriever.aretrieve(QueryBundle(QUESTION)) == found
-
-
 def test_without_any_model_the_question_is_searched() -> None:
     """No key, no ``Settings.llm``: nothing is planned, and nothing of LlamaIndex's default is touched."""
     retriever = AgenticRetriever(sources())
@@ -156,6 +146,9 @@ def test_from_defaults_takes_what_can_be_searched() -> None:
         ({"similarity_top_k": 0}, "similarity_top_k must be a number above 0, got 0"),
         ({"max_runtime_in_seconds": -1}, "max_runtime_in_seconds must be a number above 0"),
         ({"effort": "huge"}, "effort: 'huge' is unknown"),
+        ({"reranker": "bge"}, "reranker: expected a LlamaIndex node postprocessor, got str"),
+        ({"options": RetrieverOptions(results_processing="some")}, "results_processing: 'some' is unknown"),
+        ({"options": RetrieverOptions(max_per_document=0)}, "max_per_document must be at least 1"),
     ],
 )
 def test_unusable_arguments_are_refused(fields: dict[str, Any], message: str) -> None:

@@ -23,7 +23,6 @@ from llama_index_agentic_kb import (
     RetrieverOptions,
 )
 from llama_index_agentic_kb._aio import arun, run
-from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.evidence.candidates import provenance
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import AgenticReasoningActivity, ModelQueryPlanningActivity, Outcome, SourceActivity
@@ -96,20 +95,6 @@ def test_thresholds_come_from_the_request_or_the_retriever() -> None:
             None,
             "ignored parameters: rerankerThreshold (no calibrated reranker scores this source)",
         ]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"reranker": "bge"}, "reranker: expected a LlamaIndex node postprocessor, got str"),
-        ({"options": RetrieverOptions(results_processing="some")}, "results_processing: 'some' is unknown"),
-        ({"options": RetrieverOptions(max_per_document=0)}, "max_per_document must be at least 1"),
-    ],
-)
-def test_arguments_at_fault_are_refused(options: dict[str, Any], message: str) -> None:
-    """When the retriever is made, with the argument's name."""
-    with pytest.raises(ConfigurationError, match=message):
-        retriever(**options)
 
 
 def chunked(*documents: Document, cls: type[VectorStoreIndex] = VectorStoreIndex) -> VectorStoreIndex:

@@ -1,7 +1,6 @@
 # ruff: noqa: RUF001 (full-width signs are the point)
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.llms import LLM
 from llama_index.core.schema import NodeWithScore, TextNode
 
-from llama_index_agentic_kb._aio import arun, run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.answering.engine import related_questions
 from llama_index_agentic_kb.guard.spotlighting import Spotlighting
 from llama_index_agentic_kb.llm import LanguageModel
@@ -41,27 +40,10 @@ def proposed(*questions: tuple[str, Any, Any]) -> str:
 
 
 def ask(
-    llm: LLM,
-    texts: Sequence[str] = TEXTS,
-    *,
-    native: bool = False,
-    spotlighting: Spotlighting | None = "delimit",
-    **how: Any,
+    llm: LLM, texts: Sequence[str] = TEXTS, *, spotlighting: Spotlighting | None = "delimit"
 ) -> tuple[list[str], list[str]]:
-    manager = CallbackManager()
-    model, how = LanguageModel(llm, lambda: manager), {"deadline": time.monotonic() + 300, **how}
-    flow = related_questions(model, ASKED, nodes(*texts), spotlighting=spotlighting, **how)
-    return asyncio.run(arun(flow)) if native else run(flow)
-
-
-@pytest.mark.parametrize("native", [False, True], ids=["sync", "async"])
-def test_questions_that_a_passage_answers_stand(serve: Serve, native: bool) -> None:
-    """One call through the real client proposes them; best first."""
-    server = serve(proposed(BUILT, PAINTED, LAMPS))
-    questions, warnings = ask(server.llm(), native=native, answer="It is 330 metres tall.")
-    assert len(server.chats) == 1
-    assert questions == [BUILT[0], PAINTED[0], LAMPS[0]]
-    assert warnings == []
+    model, deadline = LanguageModel(llm, CallbackManager), time.monotonic() + 300
+    return run(related_questions(model, ASKED, nodes(*texts), spotlighting=spotlighting, deadline=deadline))
 
 
 WHO, BY = BUILT[0], BUILT[2]
