@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 
-from llama_index_agentic_kb import AgenticResponse, ConfigurationError, KnowledgeBase, KnowledgeSource
+from llama_index_agentic_kb import AgenticResponse, ConfigurationError
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb.grounding.claims import Claim
 from llama_index_agentic_kb.grounding.scorers import ClaimScore, Premise
@@ -15,43 +15,22 @@ from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding, w
 from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity
 from llama_index_agentic_kb.schema.grounding import ClaimFlag, Verdict
 from llama_index_agentic_kb.schema.response import SkippedReason
-from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM
+from tests.answering.retrieving import QUESTION, TEXTS, Model, base
 
 if TYPE_CHECKING:
     from tests.conftest import Serve
 
-QUESTION = "How tall was the Saturn V rocket of Apollo 11 and when was it launched?"
-TEXTS = [
-    "The Saturn V rocket was 110.6 m tall.",
-    "Apollo 11 was launched by a Saturn V rocket in July 1969.",
-    "The Saturn V rocket of Apollo was built in several places.",
-]
 FALSE = "It was painted green all over"
 HEIGHT, LAUNCH, REST = range(3)
 
 
-def knowledge_base(answer: str, **fields: Any) -> tuple[KnowledgeBase, list[int]]:
-    """A base whose model gives an answer, {h}, {l} and {r} standing for the numbers of the three passages."""
-    order: list[int] = []
-
-    def say(messages: Sequence[Any]) -> str:
-        prompt = "\n".join(str(message.content) for message in messages)
-        places = [prompt.find(text) for text in TEXTS]
-        ranked = sorted(range(3), key=lambda number: places[number])
-        order[:] = [ranked.index(number) for number in range(3)]
-        return answer.format(h=order[HEIGHT], l=order[LAUNCH], r=order[REST])
-
-    source = KnowledgeSource("docs", retriever=MemoryRetriever(TEXTS, similarity_top_k=3))
-    return KnowledgeBase([source], llm=ScriptedLLM(say), effort="minimal", **fields), order
-
-
-GOOD = "Apollo 11 was launched in July 1969 [ref_id:{l}]. The Saturn V was 110.6 m tall [ref_id:{h}]."
-MIXED = GOOD + f" {FALSE} [ref_id:{{r}}]."
+LAUNCHED = "Apollo 11 was launched in July 1969 [ref_id:{1}]. The Saturn V was 110.6 m tall [ref_id:{0}]."
+MIXED = LAUNCHED + f" {FALSE} [ref_id:{{2}}]."
 
 
 def test_each_claim_leads_to_the_words_that_support_it() -> None:
     """By default, offline: reference, node, span and quote; and a sentence without support says so."""
-    kb, order = knowledge_base(MIXED)
+    kb = base(model := Model(MIXED))
     response = kb.retrieve(QUESTION)
     assert response.grounding is not None
     launch, height, green = response.grounding.claims
@@ -59,8 +38,8 @@ def test_each_claim_leads_to_the_words_that_support_it() -> None:
     for claim, number in ((launch, LAUNCH), (height, HEIGHT)):
         assert claim.span.of(response.text) == claim.text
         best = claim.supports[0]
-        assert best.reference_id == str(order[number])
-        assert best.node_id == response.references[order[number]].node_id
+        assert best.reference_id == str(model.order[number])
+        assert best.node_id == response.references[model.order[number]].node_id
         assert best.span.of(TEXTS[number]) == best.quote
     assert green.verdict is Verdict.UNSUPPORTED
     assert green.flags == [ClaimFlag.CITED_WITHOUT_SUPPORT]
@@ -69,7 +48,7 @@ def test_each_claim_leads_to_the_words_that_support_it() -> None:
 
 def test_cited_nodes_stand_beside_source_nodes() -> None:
     """In order of first mention."""
-    kb, order = knowledge_base(GOOD)
+    kb = base(Model(LAUNCHED))
     response = kb.as_query_engine().query(QUESTION)
     assert isinstance(response, AgenticResponse)
     assert [node.text for node in response.cited_nodes] == [TEXTS[LAUNCH], TEXTS[HEIGHT]]
@@ -78,14 +57,13 @@ def test_cited_nodes_stand_beside_source_nodes() -> None:
     assert isinstance(unchecked, AgenticResponse)
     assert unchecked.account.grounding is None
     assert [node.text for node in unchecked.cited_nodes] == [TEXTS[LAUNCH], TEXTS[HEIGHT]]
-    assert order
 
 
 @pytest.mark.parametrize("verdict", ["supported", "no verdict"])
 def test_a_check_is_on_the_bill(serve: Serve, verdict: str) -> None:
     """A record of its own counts what a judge read and wrote, a reply without a verdict too."""
     judge = serve("\n".join(f'{{"claim": {number}, "verdict": "{verdict}"}}' for number in range(2)))
-    kb, _ = knowledge_base(GOOD, grounding=Grounding(scorer=judge.llm()))
+    kb = base(Model(LAUNCHED), grounding=Grounding(scorer=judge.llm()))
     answered, checked = (kb.retrieve(QUESTION).activity or [])[-2:]
     assert isinstance(answered, ModelAnswerSynthesisActivity)
     assert isinstance(checked, ModelAnswerSynthesisActivity)
@@ -99,7 +77,7 @@ def test_a_check_is_on_the_bill(serve: Serve, verdict: str) -> None:
 @pytest.mark.parametrize("markers", ["renumber", "strip"])
 async def test_markers_are_numbered_in_order_of_appearance_or_stripped(markers: Any, streaming: bool) -> None:
     """And the source nodes with them, so that the N-th node is still reference N; what was cited is in the ledger."""
-    kb, _ = knowledge_base(MIXED)
+    kb = base(Model(MIXED))
     engine = kb.as_query_engine(grounding=Grounding(markers=markers), streaming=streaming)
     response: Any = await engine.aquery(QUESTION)
     text = await told(response)
@@ -124,7 +102,7 @@ async def told(response: Any) -> str:
 @pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
 def test_an_unsupported_claim_is_dropped_on_request(streaming: bool) -> None:
     """The change is told; a stream tells the answer once it stands."""
-    kb, _ = knowledge_base(MIXED)
+    kb = base(Model(MIXED))
     response: Any = kb.as_query_engine(grounding=Grounding(repair="drop"), streaming=streaming).query(QUESTION)
     pieces = list(response.response_gen) if streaming else [str(response)]
     assert len(pieces) == 1
@@ -137,11 +115,11 @@ def test_an_unsupported_claim_is_dropped_on_request(streaming: bool) -> None:
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(
-    ("answer", "withheld"), [(GOOD, False), (f"{FALSE} [ref_id:{{r}}].", True)], ids=["good", "bad"]
+    ("answer", "withheld"), [(LAUNCHED, False), (f"{FALSE} [ref_id:{{2}}].", True)], ids=["good", "bad"]
 )
 def test_a_badly_grounded_answer_is_withheld_on_request(answer: str, withheld: bool, streaming: bool) -> None:
     """The reason is data, the references are kept, and nothing of the answer is told."""
-    kb, _ = knowledge_base(answer)
+    kb = base(Model(answer))
     response: Any = kb.as_query_engine(grounding=Grounding(filtering="low"), streaming=streaming).query(QUESTION)
     text = "".join(response.response_gen) if streaming else str(response)
     account = response.account
@@ -169,7 +147,7 @@ class Bad:
 @pytest.mark.parametrize("hangs", [False, True], ids=["fails", "hangs"])
 def test_an_answer_is_never_lost_to_its_check(hangs: bool) -> None:
     """Its claims are told as not scored, with a warning."""
-    kb, _ = knowledge_base(GOOD)
+    kb = base(Model(LAUNCHED))
     response = kb.as_query_engine(grounding=Grounding(scorer=Bad(hangs=hangs), seconds=0.2)).query(QUESTION)
     assert isinstance(response, AgenticResponse)
     assert "110.6 m" in str(response)
@@ -200,7 +178,7 @@ def test_settings_that_do_not_fit_are_refused(fields: dict[str, Any], message: s
 
 def test_an_answer_that_says_that_it_is_none_is_data() -> None:
     """The reason stands beside the model's own words; the word that marks them is not shown."""
-    kb, _ = knowledge_base("UNANSWERABLE: The passages do not say how tall it was.")
+    kb = base(Model("UNANSWERABLE: The passages do not say how tall it was."))
     response = kb.retrieve(QUESTION)
     assert response.skipped_reasons == [SkippedReason.UNHELPFUL_ANSWER]
     assert response.text == "The passages do not say how tall it was."

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.callbacks import CallbackManager, CBEventType, EventPayload, LlamaDebugHandler
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
@@ -35,50 +34,15 @@ from llama_index_agentic_kb.schema.activity import QueryClass, QueryClassificati
 from llama_index_agentic_kb.schema.filters import Condition
 from llama_index_agentic_kb.schema.response import SkippedReason
 from llama_index_agentic_kb.store.sessions import SessionStore
-from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
+from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedReply
+from tests.answering.retrieving import GOOD, QUESTION, TEXTS, Model, base
 
-QUESTION = "How tall was the Saturn V rocket of Apollo 11 and when was it launched?"
 GERMAN = withheld_text([SkippedReason.LOW_GROUNDED_ANSWER], QUESTION, "de")
 LOW, POLICY = SkippedReason.LOW_GROUNDED_ANSWER, SkippedReason.CUSTOMER_POLICY_VIOLATION
 UNSAFE = SkippedReason.POTENTIAL_POLICY_VIOLATION
-TEXTS = [
-    "The Saturn V rocket was 110.6 m tall.",
-    "Apollo 11 was launched by a Saturn V rocket in July 1969.",
-    "The Saturn V rocket of Apollo was built in several places.",
-]
-GOOD = "The Saturn V was 110.6 m tall [ref_id:{0}]. Apollo 11 was launched in July 1969 [ref_id:{1}]."
 PLAIN = "The Saturn V was 110.6 m tall. Apollo 11 was launched in July 1969."
 BAD = "It was painted green all over [ref_id:{2}]."
 HARM = a.HarmCategory.DANGEROUS_CONTENT
-
-
-class Model:
-    """A language model that plans and answers as told, and keeps its prompts."""
-
-    def __init__(self, answer: str = GOOD, plan: dict[str, Any] | None = None, related: str = "[]") -> None:
-        self.answer = answer
-        self.plan = plan or {"sub_queries": []}
-        self.related = related
-        self.prompts: list[str] = []
-
-    def __call__(self, messages: Sequence[ChatMessage]) -> str:
-        prompt = "\n".join(str(message.content) for message in messages)
-        self.prompts.append(prompt)
-        if prompt.startswith("You plan searches"):
-            return json.dumps(self.plan)
-        if not prompt.startswith("You answer questions"):
-            return self.related
-        ranked = sorted(range(3), key=lambda number: prompt.find(TEXTS[number]))
-        return self.answer.format(*(ranked.index(number) for number in range(3)))
-
-    @property
-    def writing(self) -> str:
-        return next(prompt for prompt in self.prompts if prompt.startswith("You answer questions"))
-
-
-def base(model: Model, *sources: KnowledgeSource, **fields: Any) -> KnowledgeBase:
-    given = sources or (KnowledgeSource("docs", retriever=MemoryRetriever(TEXTS, similarity_top_k=3)),)
-    return KnowledgeBase(list(given), llm=ScriptedLLM(model), **{"effort": "minimal", **fields})
 
 
 def check(response: a.AnswerResponse, *reasons: SkippedReason) -> a.Answer:
