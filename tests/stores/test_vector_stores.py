@@ -26,18 +26,8 @@ from tests.stores.kinds import DIMENSIONS, KINDS, Opened, index_over, read_table
 Op = FilterOperator
 
 HOSTILE = (
-    "it's",
-    "x' OR '1'='1",
-    "x' OR TRUE; --",
-    'b"c',
-    "b\\",
-    "\\' or 1==1 or a=='",
-    "100%",
-    "a_b",
-    ":name",
-    "é",
-    "",
-)
+    "it's", "x' OR '1'='1", "x' OR TRUE; --", 'b"c', "b\\", "\\' or 1==1 or a=='", "100%", "a_b", ":name", "é", "",
+)  # fmt: skip
 ROWS: list[dict[str, Any]] = [
     {"word": "a", "number": 1, "ratio": 0.5, "flag": True, "rare": "x"},
     {"word": "b", "number": 2, "ratio": 1.5, "flag": False},
