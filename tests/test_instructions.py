@@ -55,7 +55,7 @@ def ask(kb: KnowledgeBase, door: str, **fields: str) -> None:
     elif door == "answer":
         kb.answer(QUESTION, **fields)
     else:
-        own = {"instructions": fields["answer_instructions"]} if fields else {}
+        own: Any = {"instructions": fields["answer_instructions"]} if fields else {}
         (kb.as_query_engine(**own).query if door == "query engine" else kb.as_chat_engine(**own).chat)(QUESTION)
 
 
