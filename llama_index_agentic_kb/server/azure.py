@@ -43,7 +43,7 @@ from llama_index_agentic_kb.server.errors import ForbiddenError, NotAcceptableEr
 from llama_index_agentic_kb.server.http import ServerContext, logger, read_body, request_id, streamed
 from llama_index_agentic_kb.server.service import KnowledgeService
 from llama_index_agentic_kb.sources import KnowledgeSource, ShardedSource
-from llama_index_agentic_kb.sources.index import kind_of, refusal
+from llama_index_agentic_kb.sources.index import kind_of
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.wire.azure import VERSIONS, decode_retrieve, encode_response, known_version
 
@@ -272,7 +272,7 @@ def _node(source: KnowledgeSource, node_id: str, visible: FilterNode | None) -> 
     if isinstance(source, ShardedSource):
         return next(filter(None, (_node(shard, node_id, visible) for shard in source.shards)), None)
     index = source.index
-    if index is None or source.is_limited_to_ids or refusal(index, visible) is not None:
+    if index is None or source.is_limited_to_ids or source.refusal(visible) is not None:
         return None
 
     def own(ids: Collection[str]) -> BaseNode | None:  # other indexes may share the document store

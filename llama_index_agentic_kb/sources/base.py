@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.indices.base import BaseIndex
+from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index.core.vector_stores.types import MetadataFilters
 from pydantic import JsonValue
@@ -24,7 +25,7 @@ from pydantic_core import to_jsonable_python
 
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import without_surrogates
-from llama_index_agentic_kb._types import JsonMapping
+from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.errors import ConfigurationError, DeniedError, InvalidRequestError, RetrievalError
 from llama_index_agentic_kb.guard.permissions import Permissions, current_principal
@@ -36,13 +37,14 @@ from llama_index_agentic_kb.schema import (
     SourceData,
     SourceParams,
     all_of,
+    matcher,
     parse_odata,
 )
 from llama_index_agentic_kb.schema.filters import conditions
 from llama_index_agentic_kb.search.filters import FilterLike, lower, to_tree
 from llama_index_agentic_kb.search.lexical import LexicalSearch
 from llama_index_agentic_kb.sources.filters import FilterField, declared_fields
-from llama_index_agentic_kb.sources.index import index_retriever, refusal, traits_of
+from llama_index_agentic_kb.sources.index import has_native_async, index_retriever, kind_of, traits_of
 from llama_index_agentic_kb.sources.lexical import lexical_for
 from llama_index_agentic_kb.sources.search import PreparedSource, bounded, search_source
 
@@ -73,31 +75,6 @@ class Fields:
     url: str = "url"
     key: str | None = None
     terms: str | Sequence[str] | None = None
-
-    def data(self, node: NodeWithScore, permissions: Permissions | None = None) -> SourceData:
-        """Return a node's document under uniform keys, without the metadata keys that ``permissions`` declares."""
-        inner, metadata, terms = node.node, node.node.metadata, list[str]()
-        content, url = metadata.get(self.content) if self.content else None, metadata.get(self.url)
-        key = metadata.get(self.key) if self.key else None
-        if key is None or key == "":
-            key = inner.ref_doc_id or inner.node_id
-        title = metadata.get(self.title) or metadata.get("file_name") or key
-        for name in [self.terms] if isinstance(self.terms, str) else self.terms or ():
-            value = metadata.get(name)
-            terms += map(str, value) if isinstance(value, (list, tuple)) else [str(value)] if value else []
-        shown = metadata if permissions is None else permissions.without(metadata)
-        return SourceData(
-            doc_key=without_surrogates(str(key)),
-            title=without_surrogates(str(title)),
-            content=str(content) if content else inner.get_content(metadata_mode=MetadataMode.NONE),
-            url=str(url) if url else None,
-            terms=", ".join(terms) or None,
-            metadata={
-                name: value if type(value) in (int, bool) else _as_json(value)
-                for name, value in shown.items()
-                if not name.startswith("_") and name != _INTERNAL
-            },
-        )
 
 
 def _as_json(value: object) -> JsonValue:
@@ -220,7 +197,12 @@ class KnowledgeSource(NotPickled):
         self._factory = retriever_factory
         self.has_factory = retriever_factory is not None  # ``prepare`` then calls user code, which may be slow
         self._retriever_kwargs = further
+        # Of the store, which is always the same; a retriever is made for each search, since an index may grow.
+        store = getattr(index, "vector_store", None)
+        self.store_kind = None if store is None else kind_of(store)
         self._native_async = native_async
+        if native_async is None and retriever is not None:
+            self._native_async = has_native_async(retriever)
         self._calls = ResilientCalls(f"source {name!r}", resilience)
         unretried = replace(resilience, retries=NO_RETRIES)
         self._lexical_calls = ResilientCalls(f"lexical search of source {name!r}", unretried)
@@ -284,26 +266,35 @@ class KnowledgeSource(NotPickled):
         """Whether the source searches only some documents or nodes of its index, chosen by their IDs."""
         return any(self._retriever_kwargs.get(name) is not None for name in ("doc_ids", "node_ids"))
 
+    def refusal(self, filters: FilterNode | None) -> str | None:
+        """Return why the source's index or retriever can't apply a filter; None if it can, or if there is none."""
+        if filters is None:
+            return None
+        if self.index is None:
+            return "a plain retriever can't take filters; use retriever_factory"
+        if self.store_kind is None or not isinstance(self.index, VectorStoreIndex):
+            return f"{type(self.index).__name__} ignores filters"
+        return self.store_kind.refusal(filters)
+
     def prepared(self, filters: FilterNode | None, top_k: int, made: BaseRetriever | None = None) -> PreparedSource:
         """Return the source prepared for one effective filter; ``top_k`` counts unless it has a number of its own.
 
         ``made`` is what its factory made, if it has one. Raises ``DeniedError`` if the filter can't be applied to it.
         """
-        reason = None if filters is None else "a plain retriever can't take filters; use retriever_factory"
-        if self.index is not None:
-            reason = refusal(self.index, filters)
-        if reason is not None and made is None:
+        if filters is not None and made is None and (reason := self.refusal(filters)) is not None:
             raise DeniedError(f"source {self.name!r} was not searched: its filter can't be applied ({reason})")
         if self.index is not None:
-            made = index_retriever(self.index, filters, self.similarity_top_k or top_k, self._retriever_kwargs)
+            top_k = self.similarity_top_k or top_k
+            made = index_retriever(self.index, self.store_kind, filters, top_k, self._retriever_kwargs)
         made = self._retriever if made is None else made
         assert made is not None
         retriever = bounded(made, theirs=self.index is None)
-        traits = traits_of(retriever, self._native_async)
+        traits = traits_of(retriever, self._native_async, self.store_kind)
         # An index retriever that is not dense searches in its own way, without a lexical index.
         lexical = self._lexical if self.index is None or traits.kind == "dense" else None
-        calls, private = (self._calls, self._lexical_calls), self.permissions is not None
-        return PreparedSource(self.name, retriever, traits, filters, *calls, lexical, is_private=private)
+        passes, private = None if filters is None else matcher(filters), self.permissions is not None
+        calls = self._calls, self._lexical_calls
+        return PreparedSource(self.name, retriever, traits, filters, passes, *calls, lexical, is_private=private)
 
     async def prepare(
         self, filters: FilterNode | None, top_k: int, progress: CallProgress | None = None
@@ -323,7 +314,7 @@ class KnowledgeSource(NotPickled):
 
     async def warm_up(self) -> None:
         """Load the embedding model and the store by a trial search, whose result is discarded."""
-        if self.index is None or refusal(self.index, self.mandatory) is not None:
+        if self.index is None or self.refusal(self.mandatory) is not None:
             return
         prepared, bundle = self.prepared(self.mandatory, 1), QueryBundle("warm up")
         model = prepared.traits.embed_model
@@ -338,7 +329,27 @@ class KnowledgeSource(NotPickled):
 
     def source_data(self, node: NodeWithScore) -> SourceData:
         """Return a node's document under uniform keys, without its permission fields."""
-        return self.fields.data(node, self.permissions)
+        inner, metadata, fields, terms = node.node, node.node.metadata, self.fields, list[str]()
+        content, url = metadata.get(fields.content) if fields.content else None, metadata.get(fields.url)
+        key = metadata.get(fields.key) if fields.key else None
+        if key is None or key == "":
+            key = inner.ref_doc_id or inner.node_id
+        title = metadata.get(fields.title) or metadata.get("file_name") or key
+        for name in [fields.terms] if isinstance(fields.terms, str) else fields.terms or ():
+            value = metadata.get(name)
+            terms += map(str, value) if isinstance(value, (list, tuple)) else [str(value)] if value else []
+        shown: JsonObject = {}
+        for name, value in (metadata if self.permissions is None else self.permissions.without(metadata)).items():
+            if not name.startswith("_") and name != _INTERNAL:
+                shown[name] = value if type(value) in (int, bool) else _as_json(value)
+        return SourceData(
+            doc_key=without_surrogates(str(key)),
+            title=without_surrogates(str(title)),
+            content=str(content) if content else inner.get_content(metadata_mode=MetadataMode.NONE),
+            url=str(url) if url else None,
+            terms=", ".join(terms) or None,
+            metadata=shown,
+        )
 
 
 # -- the sources of a request ------------------------------------------------------------------------------------------
@@ -348,45 +359,30 @@ class KnowledgeSource(NotPickled):
 class SelectedSource:
     """A source that a request may search, with the request's parameters for it."""
 
+    name: str
+    """The name that plans use: that of the whole source for a shard."""
     source: KnowledgeSource
     params: SourceParams
     filters: FilterNode | None
     """The effective filter without a planner's filter."""
-    calibrated: bool = False
-    """Whether a calibrated reranker scores its documents."""
+    warning: str | None = None
+    """A warning that names its ignored parameters; None if there are none."""
     caller: FilterNode | None = None
     """The combined filter of principal, caller and request, without the source's mandatory filter."""
     denied: str | None = None
     """Why the principal may not search the source; None if it may."""
-    whole: KnowledgeSource | None = None
-    """The source whose shard this is."""
-
-    @property
-    def name(self) -> str:
-        """The name that plans use."""
-        return (self.whole or self.source).name
-
-    def top_k(self, default: int) -> int:
-        """Return the number of documents per search: the source's own, else that of its whole, else the default."""
-        whole = None if self.whole is None else self.whole.similarity_top_k
-        return self.source.similarity_top_k or whole or default
+    top_k: int | None = None
+    """The number of documents per search; None for the request's."""
 
     @property
     def shards(self) -> list[SelectedSource]:
         """The shards of the source, with the same filters, which they share; empty if it has none."""
-        return [replace(self, source=shard, whole=self.source) for shard in self.source.shards]
+        shards = self.source.shards
+        return [replace(self, source=shard, top_k=shard.similarity_top_k or self.top_k) for shard in shards]
 
     def filters_for(self, planner: FilterNode | None) -> FilterNode | None:
         """Return the effective filter of a sub-query: mandatory AND caller AND planner."""
         return self.filters if planner is None else self.source.effective_filter(self.caller, planner)
-
-    @property
-    def warning(self) -> str | None:
-        """A warning that names its ignored parameters; None if there are none."""
-        ignored = [*self.params.ignored]
-        if self.params.reranker_threshold is not None and not self.calibrated:
-            ignored.append("rerankerThreshold (no calibrated reranker scores this source)")
-        return f"ignored parameters: {', '.join(ignored)}" if ignored else None
 
 
 def select(
@@ -442,9 +438,14 @@ def _allowed(
             raise InvalidRequestError(f"knowledgeSourceParams[{name}].filterAddOn: {error}") from error
         source.refuse_hidden(all_of(params.filters, add_on))
         caller = all_of(permitted, filters, params.filters, add_on)
-        if not params.never_query_source:
-            effective = source.effective_filter(caller)
-            selected[name] = SelectedSource(source, params, effective, calibrated, caller, denied)
+        if params.never_query_source:
+            continue
+        ignored = [*params.ignored]
+        if params.reranker_threshold is not None and not calibrated:
+            ignored.append("rerankerThreshold (no calibrated reranker scores this source)")
+        warning = f"ignored parameters: {', '.join(ignored)}" if ignored else None
+        effective, top_k = source.effective_filter(caller), source.similarity_top_k
+        selected[name] = SelectedSource(name, source, params, effective, warning, caller, denied, top_k)
     if not selected:
         raise InvalidRequestError("knowledgeSourceParams: neverQuerySource leaves no source to search")
     return selected

@@ -79,6 +79,7 @@ class SourceSearch:
     must_answer: bool = False  # whether the request fails if this search fails (``failOnError``)
     words: str = ""  # the text that is searched: the query, which a conversation may expand
     lists: tuple[NodeList, ...] = ()  # the results, one ranked list for each search method of the source
+    nodes: Sequence[NodeWithScore] = ()  # of all lists, each once, in the lists' order
     error: Exception | None = None
     stage: str = "preparation"  # the last that was reached; then "embedding" and "search"
     progress: CallProgress = field(default_factory=CallProgress)
@@ -90,16 +91,6 @@ class SourceSearch:
     """The ``time.monotonic()`` of its start and answer; None until it has succeeded, and for a source with shards."""
     parts: list[SourceSearch] = field(default_factory=list)  # the searches of its shards, once they have begun
     job: Job[None] = field(init=False)
-
-    @property
-    def nodes(self) -> list[NodeWithScore]:
-        """The nodes of all lists, each once, in the lists' order."""
-        return distinct_nodes(self.lists)
-
-    @property
-    def found_something(self) -> bool:
-        """Whether the search has found nodes."""
-        return any(ranked.nodes for ranked in self.lists)
 
     @property
     def grace(self) -> float:
@@ -236,7 +227,7 @@ class FanOut:
         """
         while pending := [search for search in searches if not search.job.done]:
             now = time.monotonic()
-            found = {search.sub_query.id for search in searches if search.found_something}
+            found = {search.sub_query.id for search in searches if search.nodes}
             untils = [self._waited_until(search) for search in pending]
             untils = [
                 now + one.grace if until == math.inf else until for one, until in zip(pending, untils, strict=True)
@@ -307,7 +298,7 @@ class FanOut:
         if search.parts:
             return max((self._waited_until(part) for part in search.parts if not part.job.done), default=math.inf)
         others = [one for one in self._searches if one.seconds and one.source.name != search.source.name]
-        if not any(other.found_something for other in others):
+        if not any(other.nodes for other in others):
             return math.inf
         since, times = search.progress.at_work_since, [other.seconds for other in others if other.seconds is not None]
         if since is None:
@@ -321,10 +312,9 @@ class FanOut:
         source, progress = search.source, search.progress
         try:
             if isinstance(source, ShardedSource):
-                search.lists = await self._lists_of_shards(search, source, chosen)
+                await self._search_shards(search, source, chosen)
             else:
-                search.lists = await self._lists(search, chosen)
-            nodes, lists = search.nodes, search.lists
+                await self._find(search, chosen)
         except asyncio.CancelledError:
             self._log.cancel(search.record)
             raise
@@ -339,20 +329,26 @@ class FanOut:
                     self._timer = None
         candidates = by_filter = unusable = 0
         lanes = list[SearchLane]()
-        for ranked in lists:
+        for ranked in search.lists:
             candidates += ranked.candidates
             by_filter += ranked.dropped_by_filter
             unusable += ranked.dropped_as_unusable
             for part in ranked.parts or [ranked]:
-                lane = SearchLane(kind=part.kind, count=len(part.nodes), candidates=part.candidates, note=part.note)
-                lane.shard, lane.elapsed_ms = part.shard, part.elapsed_ms
-                lane.error = None if part.error is None else describe_error(part.error, source.name, "search")
+                lane = SearchLane(
+                    kind=part.kind,
+                    count=len(part.nodes),
+                    candidates=part.candidates,
+                    elapsed_ms=part.elapsed_ms,
+                    error=None if part.error is None else describe_error(part.error, source.name, "search"),
+                    note=part.note,
+                    shard=part.shard,
+                )
                 lanes.append(lane)
         return self._log.close(
             search.record,
-            {EventPayload.NODES: nodes},
-            outcome=Outcome.OK if nodes else Outcome.EMPTY,
-            count=len(nodes),
+            {EventPayload.NODES: [*search.nodes]},
+            outcome=Outcome.OK if search.nodes else Outcome.EMPTY,
+            count=len(search.nodes),
             candidates=candidates,
             dropped_by_filter=by_filter,
             dropped_as_unusable=unusable or None,
@@ -360,10 +356,8 @@ class FanOut:
             retries=progress.retries or None,
         )
 
-    async def _lists_of_shards(
-        self, search: SourceSearch, source: ShardedSource, chosen: SelectedSource
-    ) -> tuple[NodeList, ...]:
-        """Search all shards of a source, each a straggler where others have answered, and return the merged lists."""
+    async def _search_shards(self, search: SourceSearch, source: ShardedSource, chosen: SelectedSource) -> None:
+        """Search all shards of a source, each a straggler where others have answered, and store the merged lists."""
         parts = list[SourceSearch]()
         for shard in chosen.shards:
             part = replace(search, source=shard.source, progress=CallProgress(), whole=source)
@@ -383,20 +377,21 @@ class FanOut:
         lists = {part.source.name: part.lists if part.error is None else part.error for part in parts}
         if search.must_answer and (errors := [part.error for part in parts if part.error is not None]):
             raise errors[0]
-        return source.merged(lists, chosen.top_k(self._top_k))
+        search.lists = source.merged(lists, chosen.top_k or self._top_k)
+        search.nodes = [*distinct_nodes(search.lists).values()]
 
     async def _search_shard(self, search: SourceSearch, chosen: SelectedSource) -> None:
         """Search one shard, and store its lists or its error; only cancellation is raised."""
         try:
-            search.lists = await self._lists(search, chosen)
+            await self._find(search, chosen)
         except Exception as error:  # noqa: BLE001 (costs this shard's documents only; it is reported)
             search.error, name, words = error, search.source.name, error_message(error)
             logger.warning("shard %r did not answer %s: %s", name, search.sub_query.id, words)
 
-    async def _lists(self, search: SourceSearch, chosen: SelectedSource) -> tuple[NodeList, ...]:
-        """Return the lists of a source or shard, searched within its deadline, unless it is given up as a straggler."""
+    async def _find(self, search: SourceSearch, chosen: SelectedSource) -> None:
+        """Store the lists of a source or shard, searched within its deadline, unless it is given up as a straggler."""
         source, progress, started = search.source, search.progress, time.monotonic()
-        limit = chosen.top_k(self._top_k)
+        limit = chosen.top_k or self._top_k
         searched_under.set(source.permissions)
         deadline = earliest(self._deadline, deadline_after(source.resilience.timeout or self._search_seconds))
         bound = set_deadline(deadline)
@@ -408,16 +403,15 @@ class FanOut:
             if isinstance(prepared, Exception):
                 raise prepared
             bundle = partial(self._bundle_for, search, prepared)
-            lists = await search_source(prepared, search.words, bundle, limit=limit, progress=progress)
-            distinct_nodes(lists)  # calls methods of user-defined nodes
+            search.lists = await search_source(prepared, search.words, bundle, limit=limit, progress=progress)
         except asyncio.CancelledError:
             if progress.given_up is None:
                 raise
             raise DeadlineExceededError(progress.given_up) from None
         finally:
             bound.over = True
+        search.nodes = [*distinct_nodes(search.lists).values()]
         search.seconds = started, time.monotonic()
-        return lists
 
     def _fail(self, search: SourceSearch, error: Exception) -> None:
         name, search.error = search.source.name, error
@@ -442,7 +436,7 @@ class FanOut:
         key = chosen.source.name, "" if planner is None else planner.model_dump_json()
         if key not in self._prepared:
             try:
-                self._prepared[key] = chosen.source.prepared(chosen.filters_for(planner), chosen.top_k(self._top_k))
+                self._prepared[key] = chosen.source.prepared(chosen.filters_for(planner), chosen.top_k or self._top_k)
             except Exception as error:  # noqa: BLE001 (raised in each search)
                 self._prepared[key] = error
         return self._prepared[key]

@@ -8,11 +8,10 @@ from typing import Any, Final, NamedTuple
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.indices.base import BaseIndex
-from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
 from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.vector_stores import SimpleVectorStore
-from llama_index.core.vector_stores.types import VectorStoreQueryMode
+from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryMode
 
 from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.errors import DeniedError
@@ -66,9 +65,13 @@ _KINDS: Final = {
 
 
 def index_retriever(
-    index: BaseIndex[Any], filters: FilterNode | None, top_k: int | None, further: JsonMapping
+    index: BaseIndex[Any],
+    kind: StoreKind[BasePydanticVectorStore] | None,
+    filters: FilterNode | None,
+    top_k: int | None,
+    further: JsonMapping,
 ) -> BaseRetriever:
-    """Return an index's retriever for one effective filter, whose store has the filter.
+    """Return an index's retriever for one effective filter, whose store has the filter; ``kind`` is of the index's.
 
     ``as_plain_retriever`` is preferred to ``as_retriever``: an index whose ``as_retriever`` is agentic would otherwise
     call itself.
@@ -76,8 +79,7 @@ def index_retriever(
     Raises:
         DeniedError: ``doc_ids`` are set, and the index's store ignores them; or it is not known how it would filter.
     """
-    kind = kind_of(getattr(index, "vector_store", None))  # type: ignore[type-var]  # None is of no known kind
-    if further.get("doc_ids") is not None and kind.ignores_doc_ids:
+    if kind is not None and kind.ignores_doc_ids and further.get("doc_ids") is not None:
         raise DeniedError(f"{kind.name} ignores doc_ids, and would search everything: narrow it by filters=")
     make = getattr(index, "as_plain_retriever", index.as_retriever)
     kwargs: JsonObject = dict(further)
@@ -87,21 +89,14 @@ def index_retriever(
         kwargs["filters"] = lower(filters)
     retriever: BaseRetriever = make(**kwargs)
     if isinstance(retriever, VectorIndexRetriever):  # created here: replacing its store affects nobody else
-        retriever._vector_store = kind_of(retriever._vector_store).narrowed(filters)
-    elif filters is not None and kind.needs_copy:
+        store = retriever._vector_store
+        own = kind if kind is not None and store is getattr(index, "vector_store", None) else kind_of(store)
+        retriever._vector_store = own.narrowed(filters)
+    elif filters is not None and kind is not None and kind.needs_copy:
         raise DeniedError(
             f"{type(retriever).__name__} may use an adapter of {kind.name} that can't be trusted with filters"
         )
     return retriever
-
-
-def refusal(index: BaseIndex[Any], filters: FilterNode | None) -> str | None:
-    """Return why an index can't apply a filter; None if it can."""
-    if filters is None:
-        return None
-    if not isinstance(index, VectorStoreIndex):
-        return f"{type(index).__name__} ignores filters"
-    return kind_of(index.vector_store).refusal(filters)
 
 
 class Traits(NamedTuple):
@@ -116,9 +111,15 @@ class Traits(NamedTuple):
     native_async: bool  # whether ``aretrieve`` really awaits; see ``has_native_async``
 
 
-def traits_of(retriever: BaseRetriever, native_async: bool | None) -> Traits:
-    """Return the properties of a retriever; ``native_async`` is detected if None."""
-    native_async = has_native_async(retriever) if native_async is None else native_async
+def traits_of(
+    retriever: BaseRetriever, native_async: bool | None = None, kind: StoreKind[BasePydanticVectorStore] | None = None
+) -> Traits:
+    """Return the properties of a retriever; ``native_async`` is detected if None, by the ``kind`` of its index."""
+    if native_async is None:
+        if kind is not None and isinstance(retriever, VectorIndexRetriever):
+            native_async = kind.has_native_async
+        else:
+            native_async = has_native_async(retriever)
     if not isinstance(retriever, VectorIndexRetriever):
         return Traits("retriever", None, None, None, native_async)
     mode, store = retriever._vector_store_query_mode, retriever._vector_store

@@ -34,8 +34,8 @@ from llama_index_agentic_kb.schema import FilterGroup, FilterLogic, FilterNode, 
 from llama_index_agentic_kb.schema.filters import Scalar, conditions, flat
 from llama_index_agentic_kb.search.filters import FilterLike, to_tree
 from llama_index_agentic_kb.sources.base import KnowledgeSource, MetadataReader
-from llama_index_agentic_kb.sources.index import kind_of, refusal
-from llama_index_agentic_kb.sources.stores import Counts
+from llama_index_agentic_kb.sources.index import kind_of
+from llama_index_agentic_kb.sources.stores import Counts, StoreKind
 
 T = TypeVar("T")
 
@@ -256,7 +256,7 @@ _POOL: Final = WorkerPool("metadata", max_workers=4)
 def _by_store(source: KnowledgeSource, filters: FilterNode | None, per: Per) -> CountBy | None:
     """Return what asks a source's store for counts under a filter; None if rows must be read."""
     index, permissions = source.index, source.permissions
-    if source.metadata_reader or not isinstance(index, VectorStoreIndex) or refusal(index, filters) is not None:
+    if source.metadata_reader or not isinstance(index, VectorStoreIndex) or source.refusal(filters) is not None:
         return None
     # Under reserved keys a store keeps texts of its own, with all metadata in them: rows have none of these.
     kind, keys = kind_of(index.vector_store), () if filters is None else {one.key for one in conditions(filters)}
@@ -306,14 +306,14 @@ def metadata_reader(source: KnowledgeSource, filters: FilterNode | None) -> Meta
         if not store.stores_text or index._store_nodes_override:  # noqa: SLF001 (no public name)
             return lambda: _rows(index.docstore.get_nodes(list(index.index_struct.nodes_dict.values())))
         if kind.lists or type(store).get_nodes is not BasePydanticVectorStore.get_nodes:
-            return lambda: _rows(kind.nodes(_pushed(index, filters)))
+            return lambda: _rows(kind.nodes(_pushed(kind, filters)))
     raise InvalidRequestError(
         f"source {source.name!r} can't list what it holds: that takes a store made by `agentic-kb ingest`, a "
         "VectorStoreIndex that keeps its nodes, or KnowledgeSource(metadata_reader=...)"
     )
 
 
-def _pushed(index: VectorStoreIndex, filters: FilterNode | None) -> FilterNode | None:
+def _pushed(kind: StoreKind[BasePydanticVectorStore], filters: FilterNode | None) -> FilterNode | None:
     """Return the part of a filter that the store can apply itself; all rows are checked again anyway.
 
     The check reads the nodes' metadata, but a grant may have been removed only from the store's row.
@@ -322,7 +322,7 @@ def _pushed(index: VectorStoreIndex, filters: FilterNode | None) -> FilterNode |
         return None
     tree = flat(filters)
     parts = tree.filters if isinstance(tree, FilterGroup) and tree.logic is FilterLogic.AND else [tree]
-    return all_of(*(part for part in parts if refusal(index, part) is None))
+    return all_of(*(part for part in parts if kind.refusal(part) is None))
 
 
 def _rows(nodes: Iterable[BaseNode]) -> list[tuple[str, JsonMapping]]:

@@ -16,19 +16,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import islice
 from operator import attrgetter, is_
+from types import NoneType
 from typing import Any, Final, TypeAlias
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import BaseNode, IndexNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
 
-from llama_index_agentic_kb._aio import Call, Job, as_exception, start, wait
+from llama_index_agentic_kb._aio import Call, as_exception, start, wait
 from llama_index_agentic_kb._text import error_message, one_line, without_surrogates
 from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.account import with_handlers
 from llama_index_agentic_kb.errors import DeadlineExceededError, RetrievalError
 from llama_index_agentic_kb.guard.resilience import CallProgress, ResilientCalls
-from llama_index_agentic_kb.schema import FilterNode, matcher
+from llama_index_agentic_kb.schema import FilterNode
 from llama_index_agentic_kb.search.lexical import LexicalSearch, NotIndexedError
 from llama_index_agentic_kb.sources.index import Traits
 from llama_index_agentic_kb.sources.stores import search_notes
@@ -46,6 +47,7 @@ class NodeList:
 
     kind: str  # "dense", "lexical", "hybrid" (the store's own), or "retriever" (any other)
     nodes: list[NodeWithScore]  # best first, all checked against the effective filter; the wrappers are new objects
+    keys: list[NodeKey]  # of each node, computed once: LlamaIndex rebuilds a node's text at each call
     scale: Hashable | None = None  # shared by lists with comparable scores
     candidates: int = 0  # the number of results that the source returned
     dropped_by_filter: int = 0
@@ -55,11 +57,6 @@ class NodeList:
     note: str | None = None  # such as that the search was exact, or repeated with more candidates
     shard: str | None = None  # the name of the shard that returned the list
     parts: tuple[NodeList, ...] = ()  # the lists of the shards of which this list was merged, failed ones included
-
-    @cached_property
-    def keys(self) -> list[NodeKey]:
-        """The ID and text of each node, in order. Cached: LlamaIndex rebuilds a node's text at each call."""
-        return list(map(node_key, map(attrgetter("node"), self.nodes)))
 
     @cached_property
     def scores(self) -> list[float] | None:
@@ -73,13 +70,13 @@ def node_key(node: BaseNode) -> NodeKey:
     return node.node_id, node.get_content(metadata_mode=MetadataMode.NONE)
 
 
-def distinct_nodes(lists: Sequence[NodeList]) -> list[NodeWithScore]:
-    """Return the nodes of several lists without duplicates (by ID and text), in order of first occurrence."""
+def distinct_nodes(lists: Sequence[NodeList]) -> dict[NodeKey, NodeWithScore]:
+    """Return the nodes of several lists by their keys, in order of first occurrence."""
     nodes: dict[NodeKey, NodeWithScore] = {}
     for ranked in lists:
         for key, node in zip(ranked.keys, ranked.nodes, strict=True):
             nodes.setdefault(key, node)
-    return list(nodes.values())
+    return nodes
 
 
 @dataclass(slots=True)
@@ -89,7 +86,8 @@ class PreparedSource:
     name: str
     retriever: BaseRetriever  # which applies the filter
     traits: Traits
-    filters: FilterNode | None  # the effective filter, against which each node is checked again
+    filters: FilterNode | None  # the effective filter
+    passes: Callable[[Mapping[str, object]], bool] | None  # whether metadata pass it: each node is checked again
     calls: ResilientCalls
     lexical_calls: ResilientCalls  # in a bulkhead of their own: building a lexical index delays no dense search
     lexical: LexicalSearch | None
@@ -129,8 +127,9 @@ async def search_source(
     finally:
         for job in both:
             job.cancel()
-    dense = _outcome(both[0], NodeList(source.traits.kind, [], source.traits.scale), progress)
-    words = _outcome(both[1], NodeList("lexical", []), progress)
+    dense, words = NodeList(source.traits.kind, [], [], source.traits.scale), NodeList("lexical", [], [])
+    dense = both[0].result() if both[0].error is None else replace(dense, error=_given_up(both[0].error, progress))
+    words = both[1].result() if both[1].error is None else replace(words, error=_given_up(both[1].error, progress))
     if dense.error is not None and not words.nodes:
         raise dense.error
     if isinstance(words.error, NotIndexedError):
@@ -138,14 +137,11 @@ async def search_source(
     return dense, words
 
 
-def _outcome(job: Job[NodeList], empty: NodeList, progress: CallProgress) -> NodeList:
-    """Return the list of a method that has ended or been stopped, which has the error if the method failed."""
-    error = job.error
-    if error is None:
-        return job.result()
+def _given_up(error: BaseException, progress: CallProgress) -> Exception:
+    """Return the error of a method that failed, or was stopped with its search."""
     if progress.given_up is not None and isinstance(error, DeadlineExceededError):
-        error = DeadlineExceededError(progress.given_up)
-    return replace(empty, error=as_exception(error))
+        return DeadlineExceededError(progress.given_up)
+    return as_exception(error)
 
 
 async def _dense_list(
@@ -162,7 +158,7 @@ async def _dense_list(
         if not traits.native_async:
             raise
         found = await source.calls.call(Call(native=native, what=what), progress)
-    return await _checked(NodeList(traits.kind, [], traits.scale), found, source, query, limit, started, notes)
+    return await _checked(NodeList(traits.kind, [], [], traits.scale), found, source, query, limit, started, notes)
 
 
 async def _lexical_list(
@@ -171,11 +167,11 @@ async def _lexical_list(
     started, work = time.monotonic(), partial(lexical.search, query, limit, source.filters)
     call = Call(sync=work, what=f"lexical search of source {source.name!r}")
     found = await source.lexical_calls.call(call, progress)
-    return await _checked(NodeList("lexical", []), found, source, QueryBundle(query), limit, started)
+    return await _checked(NodeList("lexical", [], []), found, source, QueryBundle(query), limit, started)
 
 
 async def _checked(
-    empty: NodeList,
+    made: NodeList,
     found: object,
     source: PreparedSource,
     query: QueryBundle,
@@ -183,45 +179,46 @@ async def _checked(
     started: float,
     notes: Sequence[str] = (),
 ) -> NodeList:
-    """Return a list with the found nodes that are valid and pass the filter."""
-    every, kept = await _sifted(source, found)
-    cleaned = every
+    """Return an empty list filled with the found nodes that are valid and pass the filter.
+
+    More than ``MAX_INLINE`` nodes are checked on a thread, so as not to block the event loop.
+    """
+    sift, checking = partial(_sift, made, source, limit), f"checking source {source.name!r}"
+    if isinstance(found, Sequence) and len(found) > MAX_INLINE:
+        every = cleaned = await source.calls.bulkhead.call(Call(sync=partial(sift, found), what=checking))
+    else:
+        every = cleaned = sift(found)
     if cleaned.index_nodes and getattr(source.retriever, _OURS, False):
         followed = await _followed(source, query, cleaned)
         distinct = {node.node.node_id: node for node in reversed(followed)}
-        every, kept = await _sifted(source, [*distinct.values()][::-1])
+        again = partial(sift, [*distinct.values()][::-1])
+        every = await source.calls.bulkhead.call(Call(sync=again, what=checking))
     if every.why is not None and not every:
         raise RetrievalError(f"source {source.name!r} returned no list of NodeWithScore: {every.why}")
-    elapsed = round(1000 * (time.monotonic() - started))
-    made = replace(empty, nodes=kept[:limit], candidates=len(kept), elapsed_ms=elapsed)
+    made.elapsed_ms = round(1000 * (time.monotonic() - started))
     if source.is_private:  # only passing nodes are counted; notes are omitted, since they may reveal hidden counts
         return made
+    made.dropped_by_filter = len(every) - made.candidates
     made.candidates = cleaned.returned + max(0, len(every) - len(cleaned))
-    made.dropped_by_filter = len(every) - len(kept)
     made.dropped_as_unusable = cleaned.unusable
     made.note = "; ".join(filter(None, (*notes, cleaned.why))) or None
     return made
 
 
-async def _sifted(source: PreparedSource, found: object) -> tuple[CleanNodes, list[NodeWithScore]]:
-    """Return the valid nodes of an answer, and those of them that pass the effective filter.
-
-    More than ``MAX_INLINE`` nodes are checked on a thread, so as not to block the event loop.
-    """
-
-    def sift() -> tuple[CleanNodes, list[NodeWithScore]]:
-        every, documents = clean_nodes(found), source.traits.documents
-        kept: list[NodeWithScore] = every
-        if documents is not None:  # many stores ignore them
-            kept = [node for node in kept if node.node.ref_doc_id in documents]
-        if source.filters is not None:
-            passes = matcher(source.filters)
-            kept = [node for node in kept if passes(node.node.metadata)]
-        return every, kept
-
-    if not isinstance(found, Sequence) or len(found) <= MAX_INLINE:
-        return sift()
-    return await source.calls.bulkhead.call(Call(sync=sift, what=f"checking source {source.name!r}"))
+def _sift(made: NodeList, source: PreparedSource, limit: int, found: object) -> CleanNodes:
+    """Return the valid nodes of an answer; those that pass the effective filter are the nodes of the list."""
+    every, documents = clean_nodes(found), source.traits.documents
+    made.nodes, made.keys, made.candidates = [], [], 0
+    for node, key in zip(every, every.keys, strict=True):
+        if documents is not None and node.node.ref_doc_id not in documents:  # many stores ignore them
+            continue
+        if source.passes is not None and not source.passes(node.node.metadata):
+            continue
+        made.candidates += 1
+        if made.candidates <= limit:
+            made.nodes.append(node)
+            made.keys.append(key)
+    return every
 
 
 # -- what a source returned: flaws are repaired, or counted and reported ----------------------------------------------
@@ -234,7 +231,7 @@ MAX_ITEMS: Final = 100_000  # values within one metadata field, nested lists and
 MAX_LEVELS: Final = 20  # of lists and mappings within one metadata field
 MAX_BITS: Final = 10_000  # of an integer: Python refuses to convert more than 4,300 digits to text
 
-_KINDS: Final[dict[str, type]] = {
+_TYPES: Final[dict[str, type]] = {
     "relationships": dict,
     "excluded_embed_metadata_keys": list,
     "excluded_llm_metadata_keys": list,
@@ -244,6 +241,7 @@ _KINDS: Final[dict[str, type]] = {
 }
 """The types that LlamaIndex's methods expect of a node's fields; code that bypasses pydantic may set any type."""
 
+_PLAIN: Final = (bool, float, NoneType)
 _COLLECTIONS: Final = (Mapping, list, tuple, set, frozenset)
 
 
@@ -258,6 +256,8 @@ class CleanNodes(list[NodeWithScore]):
     why: str | None = None
     """Why the first node was left out or cut; None if all nodes are valid."""
 
+    keys: list[NodeKey]  # of each node
+
 
 def clean_nodes(found: object) -> CleanNodes:
     """Check the result of a source; its own nodes are never changed, and ``CleanNodes`` are returned unchanged.
@@ -268,6 +268,7 @@ def clean_nodes(found: object) -> CleanNodes:
     if isinstance(found, CleanNodes):
         return found
     made = CleanNodes()
+    made.keys = []
     if isinstance(found, (str, bytes)) or not isinstance(found, Sequence):
         made.why = type(found).__name__
         return made
@@ -275,8 +276,9 @@ def clean_nodes(found: object) -> CleanNodes:
     try:
         for item in islice(found, MAX_NODES):
             try:
-                node, flaw = _usable(item)
+                node, key, flaw = _usable(item)
                 made.append(node)
+                made.keys.append(key)
                 made.index_nodes += isinstance(node.node, IndexNode)
                 made.why = made.why or flaw
             except Exception as error:  # noqa: BLE001 (nodes are anybody's classes)
@@ -289,8 +291,8 @@ def clean_nodes(found: object) -> CleanNodes:
     return made
 
 
-def _usable(item: Any) -> tuple[NodeWithScore, str | None]:
-    """Return a node whose ID, text, metadata and score have the expected types, and a note if its text was cut."""
+def _usable(item: Any) -> tuple[NodeWithScore, NodeKey, str | None]:
+    """Return a node whose ID, text, metadata and score have the expected types, its key, and a note if it was cut."""
     node: Any = getattr(item, "node", None)
     if not isinstance(item, NodeWithScore) or not isinstance(node, BaseNode):
         raise TypeError(f"expected a NodeWithScore, got {type(item).__name__}")
@@ -302,10 +304,9 @@ def _usable(item: Any) -> tuple[NodeWithScore, str | None]:
         raise TypeError(f"its content is no text but {type(text).__name__}")
     flaw = f"a node of {len(text):,} characters was cut to {MAX_CHARACTERS:,}" if len(text) > MAX_CHARACTERS else None
     whole, whole_id, metadata = without_surrogates(text[:MAX_CHARACTERS]), without_surrogates(node_id), node.metadata
-    own, update = node.__dict__, JsonObject()
-    for name, kind in _KINDS.items():
-        if not isinstance(own.get(name), kind) and (wanted := type(node).model_fields.get(name)) is not None:
-            update[name] = wanted.get_default(call_default_factory=True)
+    update, key = JsonObject(), (node_id, text)
+    if [*map(type, map(node.__dict__.get, _TYPES))] != [*_TYPES.values()]:
+        update = _defaults(node)
     clean = _clean_metadata(metadata)
     if clean is not metadata:
         update["metadata"] = clean
@@ -313,10 +314,18 @@ def _usable(item: Any) -> tuple[NodeWithScore, str | None]:
         update["id_"] = whole_id
     if update or whole is not text:
         node = node.model_copy(update=update)
-    if whole is not text:
-        node.set_content(whole)
+        if whole is not text:
+            node.set_content(whole)
+        key = node_key(node)
     is_finite = type(item.score) is float and math.isfinite(item.score)
-    return NodeWithScore(node=node, score=item.score if is_finite else _finite(item.score)), flaw
+    return NodeWithScore(node=node, score=item.score if is_finite else _finite(item.score)), key, flaw
+
+
+def _defaults(node: BaseNode) -> JsonObject:
+    """Return the defaults of a node's fields whose values have other types than LlamaIndex's methods expect."""
+    own, fields = node.__dict__, type(node).model_fields
+    wrong = [name for name, kind in _TYPES.items() if name in fields and not isinstance(own.get(name), kind)]
+    return {name: fields[name].get_default(call_default_factory=True) for name in wrong}
 
 
 def _clean_metadata(metadata: object) -> JsonObject:
@@ -327,11 +336,16 @@ def _clean_metadata(metadata: object) -> JsonObject:
         raise TypeError(f"its metadata are no mapping but {type(metadata).__name__}")
     if len(metadata) > MAX_FIELDS:
         raise TypeError(f"its metadata have {len(metadata):,} fields; at most {MAX_FIELDS:,}")
-    made, same = JsonObject(), isinstance(metadata, dict)
+    made = JsonObject()
     for key, value in metadata.items():
-        name = without_surrogates(str(key))
-        made[name] = _clean_value(value)
-        same = same and name == key and made[name] is value
+        name, kind = without_surrogates(str(key)), type(value)
+        if kind is str:
+            made[name] = without_surrogates(value[:MAX_CHARACTERS])
+        elif kind is int and value.bit_length() <= MAX_BITS:
+            made[name] = value
+        else:
+            made[name] = value if kind in _PLAIN else _clean_value(value)
+    same = made.keys() == metadata.keys() and all(map(is_, made.values(), metadata.values()))
     return metadata if same and isinstance(metadata, dict) else made
 
 

@@ -23,7 +23,7 @@ from llama_index_agentic_kb._aio import gather
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, DeniedError, RetrievalError
 from llama_index_agentic_kb.search.fusion import Ranked, interleave, merge_by_score
 from llama_index_agentic_kb.sources.base import KnowledgeSource
-from llama_index_agentic_kb.sources.search import NodeList, distinct_nodes, node_key
+from llama_index_agentic_kb.sources.search import NodeList, distinct_nodes
 from llama_index_agentic_kb.sources.vectors import embed_model_of, model_name_of
 
 _ALIKE: Final = ("permissions", "mandatory", "trust", "fields", "filterable")
@@ -111,11 +111,11 @@ class ShardedSource(KnowledgeSource):
             for ranked in () if isinstance(found, Exception) else found:
                 by_kind.setdefault(ranked.kind, []).append(replace(ranked, shard=name))
         first = next(iter(by_kind))
-        by_kind[first] += [NodeList(first, [], error=error, shard=name) for name, error in failed.items()]
+        by_kind[first] += [NodeList(first, [], [], error=error, shard=name) for name, error in failed.items()]
         return tuple(self._one_list(kind, parts, limit) for kind, parts in by_kind.items())
 
     def _one_list(self, kind: str, parts: list[NodeList], limit: int) -> NodeList:
-        nodes = {node_key(node.node): node for node in distinct_nodes(parts)}
+        nodes = distinct_nodes(parts)
         scores = [[node.score for node in part.nodes if node.score is not None] for part in parts]
         if self._comparable and sum(map(len, scores)) == sum(len(part.nodes) for part in parts):
             pairs = [list(zip(part.keys, scored, strict=True)) for part, scored in zip(parts, scores, strict=True)]
@@ -126,6 +126,7 @@ class ShardedSource(KnowledgeSource):
         return NodeList(
             kind,
             [nodes[key] for key in order[:limit]],
+            order[:limit],
             parts[0].scale if self._comparable else None,
             candidates=sum(part.candidates for part in parts),
             dropped_by_filter=sum(part.dropped_by_filter for part in parts),

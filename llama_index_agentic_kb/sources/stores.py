@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 from uuid import uuid4
@@ -111,7 +112,7 @@ class StoreKind(Generic[Store]):
         """The name of the database."""
         return "SimpleVectorStore" if self.dialect is None else self.dialect.name
 
-    @property
+    @cached_property
     def has_native_async(self) -> bool:
         """Whether an asynchronous query really awaits, on any event loop."""
         own, client = type(self.store).aquery is not BasePydanticVectorStore.aquery, self.async_client

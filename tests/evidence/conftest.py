@@ -10,7 +10,7 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index_agentic_kb import KnowledgeSource
 from llama_index_agentic_kb.schema import SourceActivity, SubQuery
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
-from llama_index_agentic_kb.sources.search import NodeList
+from llama_index_agentic_kb.sources.search import NodeList, distinct_nodes, node_key
 from llama_index_agentic_kb.testing import MemoryRetriever
 
 Found = Sequence["tuple[str, float | None] | NodeWithScore"]
@@ -27,16 +27,19 @@ def make_lane(
 ) -> SourceSearch:
     """Return a search with an activity's number that has found (name, score) pairs, or nodes, in one list or two."""
 
-    def made(found: Found) -> list[NodeWithScore]:
-        return [one if isinstance(one, NodeWithScore) else _node(*one) for one in found]
+    def made(kind: str, found: Found, scale: object = None) -> NodeList:
+        nodes = [one if isinstance(one, NodeWithScore) else _node(*one) for one in found]
+        return NodeList(kind, nodes, [node_key(one.node) for one in nodes], scale)
 
     over = over or KnowledgeSource("docs", retriever=MemoryRetriever([]))
-    lists = [NodeList("dense", made(found), scale)]
+    lists = [made("dense", found, scale)]
     if lexical is not None:
-        lists.append(NodeList("lexical", made(lexical)))
+        lists.append(made("lexical", lexical))
     record = SourceActivity(id=number, knowledge_source_name=over.name, sub_query_id=query)
     sub_query = SubQuery(id=query, query=f"query {query}", sources=[over.name])
-    return SourceSearch(sub_query, over, record, words=sub_query.query, lists=tuple(lists))
+    return SourceSearch(
+        sub_query, over, record, words=sub_query.query, lists=tuple(lists), nodes=[*distinct_nodes(lists).values()]
+    )
 
 
 def _node(name: str, score: float | None) -> NodeWithScore:

@@ -24,7 +24,7 @@ from llama_index_agentic_kb.schema import (
 )
 from llama_index_agentic_kb.sources.base import SelectedSource
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
-from llama_index_agentic_kb.sources.search import NodeList
+from llama_index_agentic_kb.sources.search import NodeList, node_key
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
 
 Said: TypeAlias = "str | Exception | ScriptedReply"
@@ -140,11 +140,15 @@ def found_by(nodes: Sequence[NodeWithScore], name: str = "q0", query: str = "x")
     """A search that has found these nodes."""
     record = SourceActivity(id=0, knowledge_source_name="docs", sub_query_id=name)
     return SourceSearch(
-        SubQuery(id=name, query=query, sources=["docs"]), SOURCE, record, lists=(NodeList("dense", [*nodes]),)
+        SubQuery(id=name, query=query, sources=["docs"]),
+        SOURCE,
+        record,
+        lists=(NodeList("dense", [*nodes], [node_key(one.node) for one in nodes]),),
+        nodes=nodes,
     )
 
 
 def selected(name: str, description: str = "", *, always: bool = False) -> SelectedSource:
     """A source that a request may search."""
     source = KnowledgeSource(name, description, retriever=MemoryRetriever([]))
-    return SelectedSource(source, SourceParams(knowledge_source_name=name, always_query_source=always), None)
+    return SelectedSource(name, source, SourceParams(knowledge_source_name=name, always_query_source=always), None)

@@ -30,7 +30,7 @@ class Found(NamedTuple):
 
     @property
     def nodes(self) -> list[NodeWithScore]:
-        return distinct_nodes(self.lists)
+        return [*distinct_nodes(self.lists).values()]
 
     def total(self, count: str) -> int:
         return sum(getattr(ranked, count) for ranked in self.lists)
