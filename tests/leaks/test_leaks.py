@@ -50,7 +50,7 @@ def _counted(*given: Any, prepared: Any = search.PreparedSource, **fields: Any) 
 SABOTAGE: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "everything is allowed": (Permissions, "filter_for", lambda _self, _who: ALL),
     "callers widen": (KnowledgeSource, "effective_filter", _widened),
-    "nothing is checked": (search, "matcher", lambda _filters: lambda _metadata: True),
+    "nothing is checked": (base, "matcher", lambda _filters: lambda _metadata: True),
     "postprocessors are trusted": (gathering, "_showing", lambda _found, _selected: lambda node: node),
     "lists are everybody's": (metadata, "_passing", partial(_everybodys, metadata._passing)),
     "conversations are open": (ConversationOwner, "claim", lambda _self, _who: None),
