@@ -135,6 +135,7 @@ class Retrieval:
     log: ActivityLog
     budget: Budget
     scope: Scope
+    sources: Mapping[str, KnowledgeSource]  # all of the retriever
     selected: Mapping[str, SelectedSource]
     missing: list[MissingPart] = field(default_factory=list)
     nodes: list[NodeWithScore] = field(default_factory=list)  # the evidence, best first
@@ -161,7 +162,10 @@ class Retrieval:
         for chosen in self.selected.values():
             permissions = chosen.source.permissions
             if permissions not in (None, but):
-                made = [NodeWithScore(node=permissions.conceal(item.node), score=item.score) for item in made]
+                for position, item in enumerate(made):
+                    plain = permissions.conceal(item.node)
+                    if plain is not item.node:
+                        made[position] = NodeWithScore(node=plain, score=item.score)
         return made
 
 
@@ -378,7 +382,9 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         if not turn.reply:
             raise_if_lost(outcome.searches)
         missing = [*forgotten, *missing_parts(outcome.searches), *fan_out.left_out, *outcome.withheld]
-        made = Retrieval(outcome, log, budget, whole, selected, missing, dialogue=turn.state, reply=turn.reply)
+        made = Retrieval(
+            outcome, log, budget, whole, self.sources, selected, missing, dialogue=turn.state, reply=turn.reply
+        )
         limit = budget.output_documents or self.similarity_top_k or limits.documents
         if not follows:
             await self._gather(request, made, task, bundle, Narrowing(), limit)

@@ -101,7 +101,7 @@ async def synthesize(
         # Modes without a model take milliseconds: they run even if a source used up the time.
         deadline=retrieval.budget.answer_deadline if synthesizer.needs_llm else None,
         max_output_tokens=retrieval.budget.output_tokens,
-        sources={name: chosen.source for name, chosen in retrieval.selected.items()},
+        sources=retrieval.sources,
         streaming=streaming,
         instructions=retrieval.scope.answer_instructions,
         aside=aside,
@@ -111,14 +111,7 @@ async def synthesize(
     if not synthesizer.needs_llm:
         synthesis = await body
         response = Response(synthesis.text, source_nodes=retrieval.nodes)
-        reasoning = log.last(AgenticReasoningActivity)
-        if reasoning is not None and (synthesis.dropped or synthesis.warnings):
-            warnings = [*filter(None, [reasoning.warning]), *synthesis.warnings]
-            dropped = (reasoning.dropped_by_budget or 0) + synthesis.dropped
-            log.amend(reasoning, dropped_by_budget=dropped or None, warning="; ".join(warnings) or None)
-        if synthesis.dropped:
-            reason = f"{synthesis.dropped} passages did not fit into the output's budget"
-            retrieval.missing.append(MissingPart(what="extracts", outcome=Outcome.SKIPPED, reason=reason))
+        _note_extracts(retrieval, synthesis)
     else:
         name = synthesizer.model.name
         opened = log.record(
@@ -155,6 +148,18 @@ async def synthesize(
             retrieval.missing.append(MissingPart(what="answer", outcome=Outcome.ERROR, reason=reason))
     dispatcher.event(SynthesizeEndEvent(query=question, response=response))
     return synthesis
+
+
+def _note_extracts(retrieval: Retrieval, synthesis: Synthesis) -> None:
+    """Record what extracted data left out, and its warnings."""
+    reasoning = retrieval.log.last(AgenticReasoningActivity)
+    if reasoning is not None and (synthesis.dropped or synthesis.warnings):
+        warnings = [*filter(None, [reasoning.warning]), *synthesis.warnings]
+        dropped = (reasoning.dropped_by_budget or 0) + synthesis.dropped
+        retrieval.log.amend(reasoning, dropped_by_budget=dropped or None, warning="; ".join(warnings) or None)
+    if synthesis.dropped:
+        reason = f"{synthesis.dropped} passages did not fit into the output's budget"
+        retrieval.missing.append(MissingPart(what="extracts", outcome=Outcome.SKIPPED, reason=reason))
 
 
 async def _foreign(synthesizer: BaseSynthesizer, retrieval: Retrieval) -> Synthesis:
@@ -211,7 +216,7 @@ async def replacement(
                 retrieval.nodes,
                 deadline=deadline_after(EXTRACTING_SECONDS) if late else retrieval.budget.check_deadline,
                 max_output_tokens=retrieval.budget.output_tokens,
-                sources={name: chosen.source for name, chosen in retrieval.selected.items()},
+                sources=retrieval.sources,
             )
             given = "the evidence is given as extracted data"
         except DeadlineExceededError:  # the evidence is very long

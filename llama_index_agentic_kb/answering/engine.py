@@ -70,7 +70,8 @@ from llama_index_agentic_kb.schema.response import SkippedReason
 from llama_index_agentic_kb.search.tokenizing import split_words
 from llama_index_agentic_kb.synthesis import Answered
 from llama_index_agentic_kb.synthesizers import Synthesis
-from llama_index_agentic_kb.synthesizers.passages import fit, passages
+from llama_index_agentic_kb.synthesizers.base import passages
+from llama_index_agentic_kb.synthesizers.passages import fit
 
 if TYPE_CHECKING:  # imports SQLAlchemy
     from llama_index_agentic_kb.store.sessions import SessionStore

@@ -1,9 +1,9 @@
 """Response synthesizers: from a question and its evidence to a response.
 
     modes         one call, concurrent calls, or a chain of calls that improve the answer; no call for extracted data
-    base          the base class of all modes, with LlamaIndex's public methods
+    base          the base class of all modes, with LlamaIndex's public methods; nodes as passages
     draft         the state of one synthesis: prompts, model calls, token usage; objects instead of text
-    passages      nodes as passages; truncated, selected by budget, packed into prompts
+    passages      passages truncated, selected by budget, packed into prompts
 
 To add a mode, subclass ``AgenticSynthesizer`` and add the class to the list of ``MODES``.
 """

@@ -25,7 +25,7 @@ from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.response_synthesizers import BaseSynthesizer
-from llama_index.core.schema import NodeWithScore, QueryBundle, QueryType, TextNode
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, QueryType, TextNode
 from llama_index.core.settings import Settings
 from llama_index.core.types import RESPONSE_TEXT_TYPE, BasePydanticProgram
 from llama_index_instrumentation import get_dispatcher
@@ -35,12 +35,14 @@ from llama_index_agentic_kb._aio import Call, aiterate, arun, emit, iterate, run
 from llama_index_agentic_kb._types import JsonObject, Work
 from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, SynthesisError
+from llama_index_agentic_kb.evidence.candidates import provenance, shown_metadata
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, as_spotlighting, draw
+from llama_index_agentic_kb.guard.text import without_hidden
 from llama_index_agentic_kb.llm import LanguageModel, count_tokens, of_any_name, tokens_of
+from llama_index_agentic_kb.prompts import Passage
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.synthesizers.draft import Draft, Synthesis
-from llama_index_agentic_kb.synthesizers.passages import passages
 
 logger = logging.getLogger("llama_index_agentic_kb")
 dispatcher = get_dispatcher(__name__)
@@ -318,17 +320,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         )
         if hidden := list(filter(None, map(attrgetter("hidden"), draft.passages))):
             draft.result.warnings.append(f"{sum(hidden)} hidden characters were left out of {len(hidden)} passages")
-        if draft.passages or not self.needs_nodes:
-            try:
-                text = await self._compose(draft)
-            except (DeadlineExceededError, SynthesisError) as error:
-                error.partial = draft.emitted or error.partial or draft.so_far
-                if not draft.emitted and self._output_cls is None:
-                    await draft.emit(error.partial)
-                raise
-            text = text or ("" if draft.result.answerable else self._empty_response)
-        else:
-            text = self._empty_response if self.nothing is None else self.nothing
+        text = await self._answered(draft)
         if draft.streaming and (rest := text[len(draft.emitted) :]):
             await emit(rest)
         if self.needs_llm and limit is not None and (written := count_tokens(text)) > limit:
@@ -338,9 +330,45 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         draft.result.text = text
         return draft.result
 
+    async def _answered(self, draft: Draft) -> str:
+        """Return the answer's text, or what stands for it if there are no passages or the model has no answer."""
+        if not draft.passages and self.needs_nodes:
+            return self._empty_response if self.nothing is None else self.nothing
+        try:
+            text = await self._compose(draft)
+        except (DeadlineExceededError, SynthesisError) as error:
+            error.partial = draft.emitted or error.partial or draft.so_far
+            if not draft.emitted and self._output_cls is None:
+                await draft.emit(error.partial)
+            raise
+        return text or ("" if draft.result.answerable else self._empty_response)
+
     async def _compose(self, draft: Draft) -> str:
         """Return the answer's text, of which the emitted text is a prefix. Subclasses must implement this."""
         raise NotImplementedError
+
+
+def passages(
+    nodes: Sequence[NodeWithScore], sources: Mapping[str, KnowledgeSource] | None = None, spotlight: Spotlight = PLAIN
+) -> list[Passage]:
+    """Convert nodes to passages: node N gets reference id N; sources, by name, define its title and content."""
+    made = []
+    for position, node in enumerate(nodes):
+        mark = provenance(node)
+        source = (sources or {}).get(mark.get("source", "")) if mark else None
+        if source is not None:
+            data = source.source_data(node)
+            name, title, text, own_terms, url = source.name, data.title, data.content, data.terms or "", data.url
+            about = shown_metadata(node, source.permissions, (title, text, url, own_terms))
+        else:
+            metadata = node.node.metadata
+            name, own_terms, about, url = "", "", "", metadata.get("url")
+            title = str(metadata.get("title") or metadata.get("file_name") or node.node.node_id)
+            text = node.node.get_content(metadata_mode=MetadataMode.LLM)
+        (title, a), (text, b), (terms, c) = without_hidden(title), without_hidden(text), without_hidden(own_terms)
+        (about, d), url = without_hidden(about), url if isinstance(url, str) else None
+        made.append(Passage(position, title, text, name, terms or None, url, a + b + c + d, spotlight, about))
+    return made
 
 
 def _as_nodes(texts: Sequence[str]) -> list[NodeWithScore]:

@@ -197,7 +197,8 @@ class Draft:
             )
 
         packed = await Call(sync=work, deadline=self.deadline, what="packing passages")  # counting tokens is slow
-        self.count(packed, "the model's window")
+        if packed.cut or packed.dropped:
+            self.count(packed, "the model's window")
         groups = packed.groups[:max_calls]
         if len(groups) < len(packed.groups) and (beyond := ids_of(*packed.groups) - ids_of(*groups)):
             self.drop(len(beyond), f"are beyond the limit of {max_calls} calls")
@@ -252,8 +253,8 @@ class Draft:
                 reply = await model.chat(messages, deadline=self.deadline, **limits)
             self.result.cut |= reply.cut_short
             self.result.warnings += [f"{CUT_SHORT}; its reply is cut"] if reply.cut_short else []
-            if reply.thoughts:
-                self.result.warnings.append(f"{reply.thoughts} characters of thoughts were left out of the reply")
+            thoughts = f"{reply.thoughts} characters of thoughts were left out of the reply"
+            self.result.warnings += [thoughts] if reply.thoughts else []
             if output_cls is not None:
                 read = partial(read_object, reply, output_cls, rules, self.spotlight)
                 made, checked = await parsed(read, reply.text or str(reply.tool_arguments), deadline=self.deadline)
@@ -265,7 +266,8 @@ class Draft:
             raise
         except Exception as error:
             raise failure(error, step) from error
-        self.count_removed(checked)
+        if checked.markers or checked.links or checked.hidden:
+            self.count_removed(checked)
         if output_cls is None and parser is None:
             answer = read_answer(checked.text, earlier)
         else:

@@ -1,24 +1,15 @@
-"""Converts nodes to passages, and fits passages into a context window by truncating, sharing or packing.
-
-The reference id of a passage is the position of its node; it never changes.
-"""
+"""Fits passages into a context window by truncating, sharing or packing."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias, TypeVar
 
-from llama_index.core.schema import MetadataMode, NodeWithScore
-
 from llama_index_agentic_kb._text import cut_to_fit
-from llama_index_agentic_kb.evidence.candidates import provenance, shown_metadata
-from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
-from llama_index_agentic_kb.guard.text import without_hidden
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.prompts import Passage, format_passage
-from llama_index_agentic_kb.sources.base import KnowledgeSource
 
 T = TypeVar("T")
 
@@ -42,29 +33,6 @@ class Packed:
 Packer: TypeAlias = Callable[[Sequence[Passage], int, float], Packed]
 """A function that packs passages (best first), given the tokens per prompt and the overlap of split passages."""
 PackerAttribute: TypeAlias = "staticmethod[[Sequence[Passage], int, float], Packed]"
-
-
-def passages(
-    nodes: Sequence[NodeWithScore], sources: Mapping[str, KnowledgeSource] | None = None, spotlight: Spotlight = PLAIN
-) -> list[Passage]:
-    """Convert nodes to passages: node N gets reference id N; sources, by name, define its title and content."""
-    made = []
-    for position, node in enumerate(nodes):
-        mark = provenance(node)
-        source = (sources or {}).get(mark.get("source", "")) if mark else None
-        if source is not None:
-            data = source.source_data(node)
-            name, title, text, own_terms, url = source.name, data.title, data.content, data.terms or "", data.url
-            about = shown_metadata(node, source.permissions, (title, text, url, own_terms))
-        else:
-            metadata = node.node.metadata
-            name, own_terms, about, url = "", "", "", metadata.get("url")
-            title = str(metadata.get("title") or metadata.get("file_name") or node.node.node_id)
-            text = node.node.get_content(metadata_mode=MetadataMode.LLM)
-        (title, a), (text, b), (terms, c) = without_hidden(title), without_hidden(text), without_hidden(own_terms)
-        (about, d), url = without_hidden(about), url if isinstance(url, str) else None
-        made.append(Passage(position, title, text, name, terms or None, url, a + b + c + d, spotlight, about))
-    return made
 
 
 def cost(passage: Passage) -> int:
