@@ -116,6 +116,8 @@ def with_coverage(fused: Sequence[Fused[K]], lists: Sequence[Ranked[K]], *, plac
         if len(head) == places or (item.best_rank >= DEPTH - 1 and item.key not in bests):
             break
         head.append(item)
+    if bests.issubset(map(attrgetter("key"), head)):
+        return [*fused]
     tail = fused[len(head) :]
     late = [item for item in tail if item.key in bests]
     others = [item for item in head if item.key not in bests]
@@ -156,13 +158,21 @@ def _fuse(
     places: dict[K, list[tuple[float, float, int, int]]] = {}
     for position, ranked in enumerate(lists):
         if ranked.weight > 0:
-            shares = shares_of(ranked)
-            for rank, key in enumerate(dict.fromkeys(ranked.keys)):
-                places.setdefault(key, []).append((-shares[rank], -ranked.weight, position, rank))
-    fused = []
+            for rank, (key, share) in enumerate(zip(dict.fromkeys(ranked.keys), shares_of(ranked), strict=False)):
+                place = -share, -ranked.weight, position, rank
+                if key in places:
+                    places[key].append(place)
+                else:
+                    places[key] = [place]
+    ordered = []
     for key, found in places.items():
-        share, weight, position, rank = min(found)
-        total = share if best_only else sum(map(itemgetter(0), found))
-        fused.append((total, weight, position, rank, Fused(key, abs(total), tuple(map(itemgetter(2, 3), found)))))
-    fused.sort(key=itemgetter(0, 1, 2, 3))
-    return list(map(itemgetter(4), fused))
+        if len(found) == 1:  # most keys; the same as below, without its costs
+            total, weight, position, rank = found[0]
+            fused = Fused(key, abs(total), ((position, rank),))
+        else:
+            share, weight, position, rank = min(found)
+            total = share if best_only else sum(map(itemgetter(0), found))
+            fused = Fused(key, abs(total), tuple(map(itemgetter(2, 3), found)))
+        ordered.append((total, weight, position, rank, fused))
+    ordered.sort()  # no two keys have one place
+    return list(map(itemgetter(4), ordered))
