@@ -468,7 +468,9 @@ def scope_of(
         if history[-1][0] == "user" and history[-1][1].strip() == request.question:
             history.pop()  # some chat engines store the question before they ask
         history = [(role, text) for role, text in history if text.strip() and role in ("user", "assistant")]
-    intents, system = tuple(map(attrgetter("search"), request.intents or ())), request.system
+    intents = tuple(map(attrgetter("search"), request.intents or ()))
+    roles = map(attrgetter("role"), request.messages or ())
+    system = "" if INSTRUCTING.isdisjoint(roles) else request.system
     planning = "\n".join(filter(None, [(request.retrieval_instructions or "").strip(), system]))
     answering = "\n".join(filter(None, [(request.answer_instructions or "").strip(), system]))
     return Scope(request.question, tuple(history), intents, classification, planning, answering)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
 from operator import attrgetter
@@ -39,6 +39,7 @@ _ID: Final = re.compile(r"\d{1,9}")
 _LONGEST: Final = 160  # characters examined before a marker; at least the longest match of ``_OPEN``
 
 
+@dataclass(eq=False)
 class MarkerFilter(TextFilter):
     """Normalizes the markers of a text and removes invalid ids, piece by piece.
 
@@ -53,13 +54,11 @@ class MarkerFilter(TextFilter):
         style: How valid markers are processed.
     """
 
+    valid: Collection[int]
+    style: Markers = Markers.KEEP
+    cited: list[int] = field(default_factory=list, init=False)  # the valid ids found so far, in order of appearance
     removed = 0  # number of ids removed so far
-
-    def __init__(self, valid: Collection[int], style: Markers = Markers.KEEP) -> None:
-        self._valid = frozenset(valid)
-        self.cited: list[int] = []  # the valid ids found so far, each once, in order of appearance
-        self._style = style
-        self._given = ""  # the end of the emitted text
+    _given = ""  # the end of the emitted text
 
     def feed(self, piece: str, *, final: bool = False) -> str:
         """See ``TextFilter``."""
@@ -69,12 +68,12 @@ class MarkerFilter(TextFilter):
         at, pieces = 0, [self._given]
         for marker in _MARKER.finditer(text, 0, end):
             ids = _read_ids(marker["ids"])
-            named = list(filter(self._valid.__contains__, dict.fromkeys(ids)))
+            named = list(filter(self.valid.__contains__, dict.fromkeys(ids)))
             self.removed += max(len(ids), 1) - sum(map(ids.count, named))
             self.cited = list(dict.fromkeys([*self.cited, *named]))
-            if self._style is Markers.RENUMBER:
+            if self.style is Markers.RENUMBER:
                 named = list(map(self.cited.index, named))
-            kept = "" if self._style is Markers.STRIP else "".join(map("[ref_id:{}]".format, named))
+            kept = "" if self.style is Markers.STRIP else "".join(map("[ref_id:{}]".format, named))
             pieces.append(text[at : marker.start()])
             pieces.append(marker["space"] + kept if kept else _gap("".join(pieces[-3:])))
             at = marker.end()
@@ -186,6 +185,7 @@ _WRAPPING_OPEN: Final = re.compile(
 """The start of a text that may become the fence."""
 
 
+@dataclass(eq=False)
 class OwnCitations(TextFilter):
     """Converts citations such as ``[1]``, ``[^1]``, ``[Source 1]``, ``(ref 1)``, ``【1】``, piece by piece.
 
@@ -197,13 +197,11 @@ class OwnCitations(TextFilter):
         valid: The ids of the passages that may be cited; if empty, the text is not changed.
     """
 
+    valid: Collection[int]
     removed = 0  # number of citations removed so far
-    _base: int | None = None  # the number of the first passage, once it is known
+    _base: int | None = field(default=None, init=False)  # the number of the first passage, once it is known
     _last = ""  # the last character that was read
     _in_code = False
-
-    def __init__(self, valid: Collection[int]) -> None:
-        self._valid = frozenset(valid)
 
     def feed(self, piece: str, *, final: bool = False) -> str:
         """See ``TextFilter``."""
@@ -211,7 +209,7 @@ class OwnCitations(TextFilter):
         begun = None if final else _OWN_OPEN.search(text)
         end = len(text) if begun is None else begun.start()
         before, pieces, at = self._last, list[str](), 0
-        for found in CITATION.finditer(before + text) if self._valid else ():  # it needs the preceding character
+        for found in CITATION.finditer(before + text) if self.valid else ():  # it needs the preceding character
             start, stop = found.start() - len(before), found.end() - len(before)
             if stop > end or start < at:
                 break
@@ -226,9 +224,9 @@ class OwnCitations(TextFilter):
         """Return a citation as reference markers, without the numbers that name no known passage."""
         ids = []
         for number in map(int, _DIGITS.findall(_REST.sub("", citation))):
-            if self._base is None and (number in self._valid) != (number - 1 in self._valid):
-                self._base = 0 if number in self._valid else 1
-            known = self._base is not None and number - self._base in self._valid
+            if self._base is None and (number in self.valid) != (number - 1 in self.valid):
+                self._base = 0 if number in self.valid else 1
+            known = self._base is not None and number - self._base in self.valid
             ids += [number - (self._base or 0)] if known else []
             self.removed += not known
         space = citation[0] if citation[0] in " \t" else ""

@@ -239,7 +239,7 @@ _ABBREVIATIONS: Final = words(
 
 def sentence_ends(text: str, language: Callable[[], str]) -> Iterator[tuple[int, int]]:
     """Yield the end of each sentence of a paragraph and the start of the next; in German, "3." is an ordinal."""
-    stretches = _closed_stretches(text)
+    stretches = _closed_stretches(text) if _BRACKET.search(text) else []
     position = 0
     for stop in _STOP.finditer(text):
         around = bisect_right(stretches, stop.start(), key=operator.itemgetter(0)) - 1

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import Final, TypeVar
+from typing import Final
 
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import error_message, one_line
@@ -37,7 +37,6 @@ from llama_index_agentic_kb.schema.grounding import (
 )
 from llama_index_agentic_kb.search.tokenizing import FUNCTION_WORDS, split_words
 
-T = TypeVar("T")
 _Scored = Sequence[tuple[Claim, ClaimScore]]
 
 _LONG: Final = 20_000  # maximum characters of an answer that is split and entered on the event loop (about 20 ms)
@@ -45,6 +44,7 @@ _SURE_RIVAL: Final = 0.5  # minimum strength at which a differing statement of a
 _WHOLE: Final = 0.3  # weight of the whole of a claim with several markers, beside its weakest part (docs/proof.md)
 _SHORT_PARTS: Final = 0.1  # added to these, because the model's scores of short statements are lower
 _MOST_BY_PARTS: Final = 0.95  # maximum of the sum: the score of a statement that stands in a passage to the letter
+_SETTLED: Final = (Verdict.SUPPORTED, Verdict.NOT_CHECKABLE)
 _BORNE: Final = (Verdict.SUPPORTED, Verdict.PARTIALLY_SUPPORTED)
 _LONGEST_VALUE: Final = 4  # maximum number of words of a bare value
 _UNBOUND: Final = 0.5  # the highest score of a bare value that no cited sentence repeats
@@ -74,16 +74,13 @@ async def ground(
     flagged ``notScored``, and a warning; after the deadline, that of a very long answer has the warning only. For
     ``scorer`` see ``as_scorer``.
     """
-
-    async def off_the_loop(work: Callable[[], T]) -> T:
-        """Return the result of work on all claims; that of a short answer is done at once, after the deadline too."""
-        return work() if len(answer) <= _LONG else await Call(sync=work, deadline=deadline, what="claims")
-
     warnings: list[str] = []
     scores: list[ClaimScore] = []
     name = ""
     try:
-        claims = await off_the_loop(partial(split_claims, answer))
+        # The claims of a short answer are split and entered at once, after the deadline too.
+        split, is_long = partial(split_claims, answer), len(answer) > _LONG
+        claims = await Call(sync=split, deadline=deadline, what="claims") if is_long else split()
         asked = list(filter(attrgetter("check_required"), claims))
         if asked and sources:
             try:
@@ -93,15 +90,18 @@ async def ground(
                 scores = await scorer.score(asked, sources, deadline=deadline)
                 scored = list(zip(asked, scores, strict=False))
                 await _add_parts(scored, sources, scorer, threshold, deadline)
-                _bind_lead(scored)
-                if not isinstance(scorer, LLMJudge):  # its calls cost money
+                if len(scored) > 1:
+                    _bind_lead(scored)
+                faulty = {score.verdict for score in scores}.difference(_SETTLED)
+                if faulty and not isinstance(scorer, LLMJudge):  # its calls cost money
                     await _mark_lacking(scored, sources, scorer, deadline)
             except Exception as error:  # noqa: BLE001 (any error of a user's scorer leaves the claims unscored)
                 what = "the parts of the answer's claims" if scores else "the answer's claims"
                 warnings.append(f"{what} were not checked: {one_line(error_message(error))}")
         elif asked:
             scores = [ClaimScore(0.0, Verdict.UNSUPPORTED) for _ in asked]
-        ledger = await off_the_loop(partial(_ledger, claims, scores, sources, threshold))
+        enter = partial(_ledger, claims, scores, sources, threshold)
+        ledger = await Call(sync=enter, deadline=deadline, what="claims") if is_long else enter()
     except DeadlineExceededError as error:
         return GroundingLedger(warnings=[*warnings, f"the answer's claims were not checked: {error}"])
     ledger.scorer, ledger.warnings = name, [*warnings, *ledger.warnings]

@@ -184,8 +184,7 @@ def matcher(tree: FilterNode, *, wanted: bool = True) -> _Evaluator:
     of unknown is unknown. Only conditions on keys that a document has are evaluated: there may be a thousand groups.
     """
     if isinstance(tree, Condition):
-        values = frozenset([(value_kind(value), value) for value in tree.values])
-        return partial(_compare, tree, values, wanted)
+        return partial(_compare, tree, frozenset(zip(map(value_kind, tree.values), tree.values, strict=True)), wanted)
     needs_all = (tree.logic is not FilterLogic.OR) is wanted
     by_key: dict[str, list[_Evaluator]] = {}
     others: list[_Evaluator] = []

@@ -341,6 +341,8 @@ class RetrievalRequest(_Sent):
     def unread(self) -> list[str]:
         """The parts of the messages that are not read, in words."""
         messages = self.messages or []
+        if len(messages) == 1 and len(messages[0].content) == 1:
+            return []  # the question alone
         images = sum([isinstance(part, ImageContent) for message in messages for part in message.content])
         later = [one for one in messages[len(self.history) + 1 :] if one.role in ("user", "assistant")]
         parts = [(images, "images in the messages"), (len(later), "messages after the last question")]
