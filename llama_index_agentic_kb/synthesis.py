@@ -26,7 +26,7 @@ from llama_index_agentic_kb.grounding.citations import MarkerFilter, Markers, ci
 from llama_index_agentic_kb.grounding.settings import Grounding, withheld_text
 from llama_index_agentic_kb.guard.failures import is_transient
 from llama_index_agentic_kb.guard.spotlighting import Spotlight
-from llama_index_agentic_kb.llm import CUT_SHORT, billed, metered, recorded_calls
+from llama_index_agentic_kb.llm import CUT_SHORT, billed, metered, model_name, recorded_calls
 from llama_index_agentic_kb.planning.findings import chain_lines
 from llama_index_agentic_kb.prompts import HISTORY_CHARACTERS, HISTORY_MESSAGES, format_question, shortened
 from llama_index_agentic_kb.retriever import Retrieval
@@ -113,7 +113,7 @@ async def synthesize(
         response = Response(synthesis.text, source_nodes=retrieval.nodes)
         _note_extracts(retrieval, synthesis)
     else:
-        name = synthesizer.model.name
+        name = model_name(synthesizer.model.llm)
         opened = log.record(
             ModelAnswerSynthesisActivity,
             CBEventType.SYNTHESIZE,

@@ -114,7 +114,6 @@ async def arun(work: Work[T], scope: Scope | None = None) -> T:
     try:
         return await scope.perform(work, contextvars.copy_context()).task
     finally:
-        close_unstarted(work)
         await scope.close()
 
 
@@ -163,7 +162,6 @@ async def _aiterate(
         root.result()
     finally:
         await scope.close()
-        close_unstarted(work)
 
 
 # -- private loops ----------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ LAST_SECONDS: Final = 0.5
 
 @dataclass(slots=True, eq=False)
 class RetryBudget:
-    """Limits the retries of a request to a share of its calls, so that retries don't overload services. Thread-safe.
+    """Limits the retries of a request to a share of its calls, so that retries don't overload services.
 
     A request with 4 calls may make 5 retries, one with 100 calls may make 20. Envoy's ``retry_budget`` works like this
     (share 20 %), and the Google SRE book (chapter 22) recommends it.
@@ -78,13 +78,8 @@ class RetryBudget:
     """Number of retries so far."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def count_call(self) -> None:
-        """Count a call's first attempt."""
-        with self._lock:
-            self.calls += 1
-
     def take(self) -> bool:
-        """Count a retry if one is left, and return whether it is allowed."""
+        """Count a retry if one is left, and return whether it is allowed. Thread-safe."""
         with self._lock:
             left = self.retries < max(self.minimum, int(self.share * self.calls))
             self.retries += left
@@ -151,9 +146,8 @@ class Budget:
 _current: ContextVar[Budget | None] = ContextVar("agentic_kb_budget", default=None)
 
 
-def set_budget(budget: Budget) -> None:
-    """Set the budget of the current context."""
-    _current.set(budget)
+set_budget: Final = _current.set
+"""Sets the budget of the current context."""
 
 
 def current_budget() -> Budget:
@@ -244,7 +238,8 @@ class ActivityLog:
         self._open[record.id] = (began, event, event_id)
         if event_id:
             self.manager.on_event_start(event, payload={**(payload or {}), ACTIVITY_KEY: record}, event_id=event_id)
-        self._report(record, ActivityStartEvent)
+        if self._is_heard or self.observer is not None:
+            self._report(record, ActivityStartEvent)
         return record
 
     def close(self, record: ActivityRecord, payload: dict[Any, object] | None = None, **fields: object) -> None:
@@ -256,7 +251,8 @@ class ActivityLog:
         _set(record, {**fields, "completed_at": datetime.now(UTC), "elapsed_ms": elapsed})
         if event_id:
             self.manager.on_event_end(event, payload={**(payload or {}), ACTIVITY_KEY: record}, event_id=event_id)
-        self._report(record, ActivityEndEvent)
+        if self._is_heard or self.observer is not None:
+            self._report(record, ActivityEndEvent)
 
     def fail(self, record: ActivityRecord, error: BaseException, target: str | None = None, **fields: Any) -> None:
         """Close the record of a failed stage with its error."""
@@ -271,7 +267,8 @@ class ActivityLog:
     def amend(self, record: ActivityRecord, **fields: object) -> None:
         """Update a closed record with later results. The observer is called again, callback handlers are not."""
         _set(record, fields)
-        self._report(record)
+        if self.observer is not None:
+            self._report(record)
 
     def last(self, kind: type[R], purpose: str | None = None) -> R | None:
         """Return the newest record of a class, with a purpose if one is given; None if there is none."""
@@ -295,9 +292,9 @@ class ActivityLog:
 
 def _set(record: ActivityRecord, fields: JsonObject) -> None:
     """Set fields of a record, without pydantic's ``__setattr__``: 50 calls of it are a tenth of a plain retrieval."""
-    assert fields.keys() <= type(record).model_fields.keys()
+    assert fields.keys() <= type(record).__pydantic_fields__.keys()
     vars(record).update(fields)
-    record.model_fields_set.update(fields)
+    record.__pydantic_fields_set__.update(fields)
 
 
 def describe_error(error: BaseException, target: str | None = None, stage: str | None = None) -> ActivityError:
@@ -422,8 +419,12 @@ class GuardedCallbackManager(CallbackManager):
 
     @property
     def _trace_map(self) -> dict[str, list[str]]:
-        """The event ids of the current trace, by parent id; LlamaIndex core reads this attribute."""
-        return self._own_trace_map if self._traces is None else self._traces._trace_map  # noqa: SLF001 (of its own class)
+        """The event ids of the current trace, by parent id, at most ``TRACE_LIMIT``; core reads this attribute."""
+        if self._traces is not None:
+            return self._traces._trace_map  # noqa: SLF001 (of its own class)
+        if len(self._own_trace_map) > TRACE_LIMIT:
+            self._own_trace_map = defaultdict(list)
+        return self._own_trace_map
 
     @_trace_map.setter
     def _trace_map(self, trace_map: dict[str, list[str]]) -> None:
@@ -444,12 +445,6 @@ class GuardedCallbackManager(CallbackManager):
     @handlers.setter
     def handlers(self, handlers: Sequence[BaseCallbackHandler]) -> None:
         self._source, self._own = None, [_GuardedHandler.of(handler) for handler in handlers]
-
-    def on_event_start(self, *args: Any, **kwargs: Any) -> str:
-        """Forward the start of an event; reset the trace map if it exceeds ``TRACE_LIMIT``."""
-        if len(self._trace_map) > TRACE_LIMIT:
-            self._trace_map = defaultdict(list)
-        return super().on_event_start(*args, **kwargs)
 
     def add_handler(self, handler: BaseCallbackHandler) -> None:
         """Wrap and add a handler."""

@@ -189,7 +189,7 @@ async def retried(
         is_worth: Returns whether a failure is worth another attempt.
     """
     budget, deadline, number = current_budget().retries, earliest(deadline, call_deadline()), 1
-    budget.count_call()
+    budget.calls += 1
     while True:
         try:
             return await attempt(deadline)

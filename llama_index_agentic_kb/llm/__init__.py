@@ -354,15 +354,11 @@ class LanguageModel(NotPickled):
 
     def __init__(self, llm: LLM, manager: Callable[[], CallbackManager], *, retries: RetryPolicy | None = None) -> None:
         self.llm = llm
+        self.is_openai = is_openai(llm)
         self._manager = manager
         self._ready: tuple[tuple[int, ...], LLM] | None = None
         self._calls = calls_of(llm, f"language model {model_name(llm) or ''}".strip(), as_llm_error)
         self._retries = NO_RETRIES if retries_itself(llm) else retries or RetryPolicy()
-
-    @property
-    def name(self) -> str | None:
-        """The model's name; None if it has none."""
-        return model_name(self.llm)
 
     @property
     def context_window(self) -> int:
@@ -443,7 +439,7 @@ class LanguageModel(NotPickled):
             LLMError: The call failed, the model refused, the reply is empty or was filtered, or the stream broke off.
             DeadlineExceededError: The stream did not end by ``deadline``.
         """
-        reply, of_openai = Reply(""), is_openai(self.llm)
+        reply, of_openai = Reply(""), self.is_openai
         if of_openai:  # usage is only sent at the end of a stream on request
             kwargs = {"stream_options": {"include_usage": True}, **kwargs}
 
@@ -485,7 +481,7 @@ class LanguageModel(NotPickled):
         """Return a reply, with its usage added to the current bill."""
         if (bill := _bill.get()) is not None:
             bill.add(reply.usage)
-            bill.model = self.name or bill.model
+            bill.model = model_name(self.llm) or bill.model
         return reply
 
     def _arguments(

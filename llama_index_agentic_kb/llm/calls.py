@@ -21,7 +21,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from contextlib import aclosing, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -313,12 +313,14 @@ def calls_of(model: object, what: str, as_failure: Callable[[Exception], Excepti
 
 def speaks_openai(model: object) -> bool:
     """Return whether a model uses OpenAI's client: LlamaIndex's ``OpenAI`` or ``OpenAIEmbedding``, or a subclass."""
-    return is_openai(model) or is_a(model, "OpenAIEmbedding")
+    kind: type = type(model)
+    return is_openai(model) or is_a(kind, "OpenAIEmbedding")
 
 
-def is_a(model: object, *names: str) -> bool:
-    """Return whether a model's class or one of its bases has one of these names, without importing the integration."""
-    return not set(names).isdisjoint(map(attrgetter("__name__"), type(model).__mro__))
+@lru_cache(maxsize=256)
+def is_a(kind: type, *names: str) -> bool:
+    """Return whether a class or one of its bases has one of these names, without importing the integration."""
+    return not set(names).isdisjoint(map(attrgetter("__name__"), kind.__mro__))
 
 
 def retries_itself(model: object) -> bool:

@@ -38,6 +38,7 @@ from llama_index_agentic_kb.llm import (
     LanguageModel,
     Reply,
     Usage,
+    model_name,
     read_json,
     refuses_form,
     structured_output,
@@ -168,7 +169,7 @@ class ModelCall:
         self, log: ActivityLog, models: PlanningModel, purpose: Literal["plan", "findings", "revision", "tool"]
     ) -> Iterator[None]:
         """Record the call in the activity log; an exception of the ``with`` body is stored as the call's error."""
-        name = models.model.name
+        name = model_name(models.model.llm)
         info = None if name is None else ModelInfo(model_name=name)
         with log.record(ModelQueryPlanningActivity, CBEventType.AGENT_STEP, model=info, purpose=purpose) as record:
             try:
@@ -208,7 +209,7 @@ class Planning(ModelCall):
     async def ask(self, models: PlanningModel, deadline: float | None) -> Reply:
         """Ask for structured output if the model supports it, or for plain text once its server has refused that."""
         messages, form = _messages(models, self), JsonObject()
-        if models.structured and takes_schema(models.model.llm):
+        if models.structured and models.model.is_openai and takes_schema(models.model.llm):
             form = structured_output("query_plan", plan_schema(self.graph.sources, self.keys))
         try:
             return await models.read(messages, self.read, deadline, **form)

@@ -148,10 +148,10 @@ def model_identity(model: BaseEmbedding) -> str | None:
     itself counts too. None if the state contains large collections or objects without weak references.
     """
     state = {**vars(model), **(model.__pydantic_private__ or {})}
-    ignored = CALL_SETTINGS | OPENAI_CLIENTS if is_a(model, "OpenAIEmbedding") else CALL_SETTINGS
+    ignored = CALL_SETTINGS | OPENAI_CLIENTS if is_a(type(model), "OpenAIEmbedding") else CALL_SETTINGS
     for name in ignored:
         state.pop(name, None)
-    if is_a(model, "HuggingFaceEmbedding"):  # settings of the inner model, which users change in place
+    if is_a(type(model), "HuggingFaceEmbedding"):  # settings of the inner model, which users change in place
         for name in ("prompts", "max_seq_length", "truncate_dim"):
             state[f"_model.{name}"] = getattr(state.get("_model"), name, None)
     is_core = type(model).__module__.startswith("llama_index.")
@@ -469,7 +469,7 @@ def _is_local(kind: type[BaseEmbedding]) -> bool:
 
 def _treats_queries_as_texts(model: BaseEmbedding) -> bool:
     """Whether a batch of texts returns the same vectors as single queries."""
-    is_one_engine = is_a(model, "OpenAIEmbedding") and (
+    is_one_engine = is_a(type(model), "OpenAIEmbedding") and (
         getattr(model, "_query_engine", None) == getattr(model, "_text_engine", object())
     )
     return bool(getattr(model, "treats_queries_as_texts", is_one_engine))
