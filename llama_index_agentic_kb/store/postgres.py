@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -47,7 +46,7 @@ from llama_index_agentic_kb.search.tokenizing import document_terms, query_terms
 from llama_index_agentic_kb.store.database import Floats, Piece, Row, Statements
 from llama_index_agentic_kb.store.sql import Revisions, SqlDatabase, remedy_of
 from llama_index_agentic_kb.store.store import KnowledgeStore, RepairProgress
-from llama_index_agentic_kb.store.vectors import Ranked, StoreVectorStore, Taken, growing
+from llama_index_agentic_kb.store.vectors import Ranked, StoreVectorStore, Taken
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -242,12 +241,10 @@ class PostgresVectors(StoreVectorStore):
                 return None
             if vector is None:
                 return taken(((row, 0.0) for row in self._matching(connection, where)), fetch), "listed"
-            nearest, note = self._by_index(connection, vector, where, top_k) if found[0][0] else ((), "")
-            result = taken(nearest, fetch)
-            if nearest and len(result.ids or []) == top_k:
-                return result, f"{note}taken from the nearest of all" if note else "searched"
-            exact = partial(self._exact, connection, vector, where)
-            return taken(growing(exact, top_k, sys.maxsize), fetch), f"{note}searched exactly"
+            nearest, note = self._by_index(connection, vector, where, top_k) if found[0][0] else ([], "")
+            if len(nearest) >= top_k:
+                return taken(nearest, fetch), f"{note}taken from the nearest of all" if note else "searched"
+            return taken(self._exact(connection, vector, where, top_k), fetch), f"{note}searched exactly"
 
         answer = store.read(work, deadline)
         if answer is None:  # now that the connection is free: the error takes one
@@ -256,14 +253,13 @@ class PostgresVectors(StoreVectorStore):
 
     def _by_index(
         self, connection: Statements, vector: Floats, condition: SqlCondition | None, top_k: int
-    ) -> tuple[Iterable[Ranked], str]:
+    ) -> tuple[list[Ranked], str]:
         """Return the nearest rows by the HNSW index, none where an exact search is better, and a note on the filter."""
         if condition is None:
-            nearest = partial(self._nearest, connection, vector)
-            return growing(nearest, top_k, MAX_CANDIDATES) if top_k <= MAX_CANDIDATES else (), ""
+            return self._nearest(connection, vector, top_k) if top_k <= MAX_CANDIDATES else [], ""
         count = len(self._matching(connection, condition, EXACT_ROWS + 1))
         if count <= EXACT_ROWS:
-            return (), f"filter matches {count:,}: "
+            return [], f"filter matches {count:,}: "
         candidates = self._nearest(connection, vector, MAX_CANDIDATES)
         listed = self.filter_dialect.any_value("id", [row for row, _ in candidates])
         matching = set(self._matching(connection, all_hold(condition, listed)))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pypdf import PdfWriter
+from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
 from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.testing import HashEmbedding
@@ -37,38 +39,36 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
+def written(folder: Path, texts: Mapping[str, str]) -> Path:
+    """Return a folder, made if need be, in which there are files with these texts."""
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
 def write_pdf(path: Path, pages: list[str]) -> Path:
-    first_page = 4
-    kids = " ".join(f"{first_page + 2 * i} 0 R" for i in range(len(pages)))
-    objects = [
-        "<< /Type /Catalog /Pages 2 0 R >>",
-        f"<< /Type /Pages /Kids [{kids}] /Count {len(pages)} >>",
-        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
-    ]
-    for i, text in enumerate(pages):
-        stream = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET"
-        objects.append(
-            "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Resources << /Font << /F1 3 0 R >> >> "
-            f"/Contents {first_page + 2 * i + 1} 0 R >>"
-        )
-        objects.append(f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream")
-    data = b"%PDF-1.4\n"
-    offsets = []
-    for number, content in enumerate(objects, start=1):
-        offsets.append(len(data))
-        data += f"{number} 0 obj\n{content}\nendobj\n".encode("latin-1")
-    table = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
-    end = f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}"
-    end += f"trailer\n<< /Size {len(objects) + 1} /Root 1 0 R >>\nstartxref\n{len(data)}\n%%EOF\n"
-    path.write_bytes(data + end.encode("latin-1"))
+    writer = PdfWriter()
+    helvetica = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
+    font = DictionaryObject({NameObject(key): NameObject(value) for key, value in helvetica.items()})
+    for text in pages:
+        page, shown = writer.add_blank_page(612, 792), DecodedStreamObject()
+        shown.set_data(f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET".encode())
+        page[NameObject("/Contents")] = shown
+        fonts = DictionaryObject({NameObject("/F1"): font})
+        page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
+    writer.write(path)
     return path
 
 
-def write_docx(path: Path, text: str) -> Path:
+def write_docx(path: Path, text: str, prolog: str = "") -> Path:
     """Write a .docx with a paragraph per line of text."""
-    namespace = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
-    paragraphs = "".join(f"<w:p><w:r><w:t>{line}</w:t></w:r></w:p>" for line in text.split("\n"))
-    document = f'<w:document xmlns:w="{namespace}"><w:body>{paragraphs}</w:body></w:document>'
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("word/document.xml", document)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("word/document.xml", prolog + docx_document(text))
     return path
+
+
+def docx_document(text: str) -> str:
+    paragraphs = "".join(f"<w:p><w:r><w:t>{line}</w:t></w:r></w:p>" for line in text.split("\n"))
+    namespace = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+    return f'<w:document xmlns:w="{namespace}"><w:body>{paragraphs}</w:body></w:document>'

@@ -22,31 +22,18 @@ from llama_index_agentic_kb.store import ingest
 from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.store.reading import FileReader
 from llama_index_agentic_kb.testing import HashEmbedding
-from tests.store.conftest import write_pdf
+from tests.store.conftest import docx_document, write_docx, write_pdf, written
 
-WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 12))
 
 
 @pytest.fixture
 def docs(tmp_path: Path) -> Path:
-    made = tmp_path / "docs"
-    made.mkdir()
-    (made / "good.md").write_text("# Good\n\nSnow falls.")
-    return made
+    return written(tmp_path / "docs", {"good.md": "# Good\n\nSnow falls."})
 
 
 def reasons(report: object) -> dict[str, str]:
     return {Path(path).name: reason for path, reason in report.failed}  # type: ignore[attr-defined]
-
-
-def write_docx(path: Path, document: str) -> None:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("word/document.xml", document)
-
-
-def paragraph(text: str) -> str:
-    return f'<w:document xmlns:w="{WORD}"><w:body><w:p><w:r><w:t>{text}</w:t></w:r></w:p></w:body></w:document>'
 
 
 def test_what_is_no_regular_file_is_told_and_never_waited_for(docs: Path, store: DirectoryStore) -> None:
@@ -82,10 +69,10 @@ def test_a_file_that_becomes_a_pipe_is_not_waited_for(docs: Path, store: Directo
 def test_large_files_are_left_out(docs: Path, store: DirectoryStore) -> None:
     """As large as the setting says, on disk or unpacked; a packed size that lies is of no use."""
     (docs / "large.txt").write_text("a" * 20_001)
-    write_docx(docs / "bomb.docx", paragraph("0" * 2_000_000))
-    write_docx(docs / "liar.docx", paragraph("1" * 2_000_000))
+    write_docx(docs / "bomb.docx", "0" * 2_000_000)
+    write_docx(docs / "liar.docx", "1" * 2_000_000)
     raw = (docs / "liar.docx").read_bytes()
-    size = len(paragraph("1" * 2_000_000)).to_bytes(4, "little")
+    size = len(docx_document("1" * 2_000_000)).to_bytes(4, "little")
     assert raw.count(size) == 2  # in the entry's own head, and in the directory
     (docs / "liar.docx").write_bytes(raw.replace(size, (900).to_bytes(4, "little")))
     told = reasons(ingest(docs, store, max_file_bytes=20_000))
@@ -101,7 +88,7 @@ def test_entities_are_not_followed(docs: Path, store: DirectoryStore, tmp_path: 
     entity = f'<!DOCTYPE d [<!ENTITY l0 "ha"><!ENTITY x SYSTEM "{(tmp_path / "secret").as_uri()}">{LAUGHS}]>'
     (docs / "page.html").write_text(f"{entity}<p>page &x; &l11;</p>")
     for number, word in enumerate(("&x;", "&l11;")):
-        write_docx(docs / f"{number}.docx", entity + paragraph(word))
+        write_docx(docs / f"{number}.docx", word, entity)
         book = Workbook()
         book.active.append([f"MARK{number}"])
         book.save(docs / f"{number}.xlsx")
@@ -142,9 +129,9 @@ def test_modules_beside_the_documents_are_not_loaded(
     docs: Path, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder's own ``bs4.py`` is a file that is not read, also where the folder is the working directory."""
-    for name in ("bs4", "llama_index_agentic_kb", "json"):
-        (docs / f"{name}.py").write_text(f"open({str(docs / 'loaded')!r}, 'w').close()")
-    (docs / "page.html").write_text("<p>Rain falls.")
+    program = f"open({str(docs / 'loaded')!r}, 'w').close()"
+    written(docs, dict.fromkeys(["bs4.py", "llama_index_agentic_kb.py", "json.py"], program))
+    written(docs, {"page.html": "<p>Rain falls."})
     monkeypatch.chdir(docs)
     assert ingest(docs, store).added == ("docs/good.md", "docs/page.html")
     assert not (docs / "loaded").exists()
@@ -172,7 +159,7 @@ def test_no_temporary_files_are_made(
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr(tempfile, "tempdir", None)
     write_pdf(docs / "a.pdf", ["One."])
-    write_docx(docs / "b.docx", paragraph("Two."))
+    write_docx(docs / "b.docx", "Two.")
     assert len(ingest(docs, store).added) == 3
     assert list((tmp_path / "tmp").iterdir()) == []
 
@@ -198,9 +185,7 @@ WHOLE = Permissions(tenant="tenant", owner="owner", users="acl_user_", groups="a
 @pytest.fixture
 def forged(tmp_path: Path) -> Path:
     """A folder with a file that says all of itself that it can."""
-    (tmp_path / "forged").mkdir()
-    (tmp_path / "forged" / "forged.md").write_text(FORGED)
-    return tmp_path / "forged"
+    return written(tmp_path / "forged", {"forged.md": FORGED})
 
 
 Seen = Callable[..., list[Reference]]

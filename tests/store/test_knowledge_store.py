@@ -19,6 +19,7 @@ from llama_index_agentic_kb.store.database import Chunk, DocumentDatabase, Piece
 from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.store.embedding_model import DEFAULT_EMBED_MODEL, MULTILINGUAL
 from llama_index_agentic_kb.testing import HashEmbedding
+from tests.store.conftest import written
 
 if TYPE_CHECKING:
     from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -27,10 +28,8 @@ MOCK = MockEmbedding(embed_dim=4)
 
 
 def _small_source(folder: Path) -> Path:
-    folder.mkdir()
-    (folder / "voyager.txt").write_text("Voyager 1 left the heliosphere in 2012.")
-    (folder / "rings.txt").write_text("Saturn has rings of ice.")
-    return folder
+    texts = {"voyager.txt": "Voyager 1 left the heliosphere in 2012.", "rings.txt": "Saturn has rings of ice."}
+    return written(folder, texts)
 
 
 def test_a_store_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,12 +191,14 @@ def test_closed_store_says_so(tmp_path: Path) -> None:
     store = DirectoryStore.open(tmp_path / "store", embed_model=MOCK, create=True)
     store.put_source("a")
     assert store.vectors("a") is store.vectors("a")
+    words = store.lexical("a")
     store.close()
     store.close()
     for use in (
         store.sources,
         lambda: store.index("a"),
         lambda: store.lexical("a"),
+        lambda: words.search("pump", 3),
         lambda: store.writing().__enter__(),
     ):
         with pytest.raises(ConfigurationError, match="is closed"):

@@ -26,6 +26,7 @@ from llama_index_agentic_kb.store.files import Grants
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.kills_sessions.postgres import PostgresServer
+from tests.store.conftest import written
 from tests.store.rows import MODEL, QUERIES, ROWS, asked, put, recall
 
 pytestmark = pytest.mark.slow
@@ -59,10 +60,9 @@ def rows(postgres: PostgresServer) -> Iterator[KnowledgeStore]:
 
 def test_it_does_what_a_directory_does(url: str, tmp_path: Path) -> None:
     """Files are ingested, changed, renamed and removed, and found with the scores of a store in a directory."""
-    docs = tmp_path / "docs"
-    docs.mkdir()
-    (docs / "pump.md").write_text("---\nyear: 2001\n---\n# Pumps\n\nThe red pump is reset by its lever.")
-    (docs / "rain.md").write_text("# Weather\n\nIt rains in Paris in spring, and the pumps stand in the rain.")
+    pump = "---\nyear: 2001\n---\n# Pumps\n\nThe red pump is reset by its lever."
+    rain = "# Weather\n\nIt rains in Paris in spring, and the pumps stand in the rain."
+    docs = written(tmp_path / "docs", {"pump.md": pump, "rain.md": rain})
     seen = []
     for where in (url, tmp_path / "store"):
         with KnowledgeStore.open(where, embed_model=MODEL, create=True) as store:
@@ -161,14 +161,12 @@ def test_words_are_weighed_by_how_rare_they_are(rows: KnowledgeStore) -> None:
 
 def test_nobody_sees_what_he_may_not(url: str, tmp_path: Path) -> None:
     """No search, count or facet shows a document to a principal without the right, whatever its file says."""
-    docs = tmp_path / "docs"
-    docs.mkdir()
     may = {
         f"secret{at}": ("acme" if at % 2 else "apex", (["hr"], ["it", "law"], ["law"], ["hr", "it"], [])[at // 2])
         for at in range(10)
     }
-    for mark in may:
-        (docs / f"{mark}.md").write_text(f"---\nacl_public: true\nmark: {mark}\n---\n# Note\n\nThe pump {mark}.")
+    texts = {f"{one}.md": f"---\nacl_public: true\nmark: {one}\n---\n# Note\n\nThe pump {one}." for one in may}
+    docs = written(tmp_path / "docs", texts)
 
     def stamp(path: Path) -> Grants:
         tenant, groups = may[path.stem]
@@ -214,23 +212,13 @@ def test_many_searches_of_a_removed_source_end_at_once(url: str) -> None:
                 assert max(threads.map(search, [one] * 12)) < 10
 
 
-def test_a_closed_store_connects_no_more(url: str) -> None:
-    """Nor does a search that it handed out."""
-    with KnowledgeStore.open(url, embed_model=MODEL, create=True) as store:
-        put(store)
-        words = store.lexical("rows")
-    for use in (lambda: store.lexical("rows"), lambda: words.search("pump", 3, None)):
-        with pytest.raises(ConfigurationError, match="is closed"):
-            use()
-
-
 def test_many_writers_lose_and_double_nothing(url: str, tmp_path: Path) -> None:
     """Four writers ingest one folder and folders of their own at once."""
-    folders = [tmp_path / name for name in ("shared", "a", "b")]
-    for folder in folders:
-        folder.mkdir()
-        for at in range(6):
-            (folder / f"{at}.md").write_text(f"# {folder.name} {at}\n\n" + f"Words of {folder.name} {at}. " * 100)
+    texts = {
+        name: {f"{at}.md": f"# {name} {at}\n\n" + f"Words of {name} {at}. " * 100 for at in range(6)}
+        for name in ("shared", "a", "b")
+    }
+    folders = [written(tmp_path / name, own) for name, own in texts.items()]
     barrier = threading.Barrier(4)
 
     def write(folder: Path) -> None:

@@ -47,7 +47,7 @@ from llama_index_agentic_kb.store import sql
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.store.sql import SESSIONS, labels, turns
 from llama_index_agentic_kb.wire.google import decode_list_sessions
-from tests.kills_sessions.postgres import PostgresServer, why_not
+from tests.kills_sessions.postgres import PostgresServer
 from tests.wire.strategies import TEXTS, answers
 
 ANSWER = Answer(
@@ -381,15 +381,6 @@ def test_forged_tokens_are_refused(store: SessionStore, owner: str, listed: list
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "sessions.db"
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    """A real server, for these tests alone: it is stopped."""
-    if reason := why_not():
-        pytest.skip(reason)
-    with PostgresServer() as server:
-        yield server
 
 
 @pytest.mark.slow

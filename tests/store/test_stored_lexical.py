@@ -17,6 +17,7 @@ from llama_index_agentic_kb.sources.lexical import lexical_for
 from llama_index_agentic_kb.store import ingest, repair_store
 from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.testing import HashEmbedding
+from tests.store.conftest import written
 
 TEXTS = {
     "saturn.md": "# Saturn V\n\nThe rocket was 110.6 m tall.",
@@ -30,11 +31,7 @@ END = 100
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "docs"
-    made.mkdir()
-    for name, text in TEXTS.items():
-        (made / name).write_text(text)
-    return made
+    return written(tmp_path / "docs", TEXTS)
 
 
 @pytest.fixture
@@ -88,9 +85,9 @@ def test_it_follows_each_ingestion(kept: DirectoryStore, folder: Path, open_stor
     """New words are found, by an older reader too, those of changed and deleted files no more; others stay."""
     reader = open_store().lexical("docs")
     assert titles(reader.search("rain", 5)) == []
-    (folder / "oslo.md").write_text("# Oslo\n\nRain falls in summer.")
     (folder / "ariane.md").unlink()
-    (folder / "bergen.md").write_text("# Bergen\n\nRain falls all year.")
+    rain = {"oslo.md": "# Oslo\n\nRain falls in summer.", "bergen.md": "# Bergen\n\nRain falls all year."}
+    written(folder, rain)
     ingest(folder, kept)
     search = kept.lexical("docs")
     assert titles(search.search("snow winter 50", 5)) == []
@@ -109,9 +106,7 @@ def test_removal_goes_with_the_source(kept: DirectoryStore, folder: Path, open_s
     assert not directory.exists()
     with pytest.raises(ConfigurationError, match="no source 'docs';"):
         search.search("Oslo", 5)
-    for name in TEXTS:
-        (folder / name).write_text(f"# New {name}\n\nHail.")
-    ingest(folder, kept)
+    ingest(written(folder, {name: f"# New {name}\n\nHail." for name in TEXTS}), kept)
     assert titles(reader.search("Oslo", 5)) == ["New oslo.md"]
     assert len(reader.search("hail", 5)) == 3
 

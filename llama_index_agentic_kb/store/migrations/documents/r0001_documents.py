@@ -8,8 +8,6 @@ from llama_index_agentic_kb.store.database import TABLES
 
 revision = "0001"
 down_revision = None
-branch_labels = None
-depends_on = None
 
 ROW = "bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
 # Paths are compared by bytes, as in SQLite. Vectors stay in their rows: an exact search reads all of them.

@@ -8,8 +8,6 @@ from llama_index_agentic_kb.store.sql import METADATA
 
 revision = "0003"
 down_revision = None
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
