@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from llama_index_agentic_kb import KnowledgeSource, ToolSource, WriteLedger, Writes
 from llama_index_agentic_kb.testing import MemoryRetriever
+from tests.loopback import Asked, Loopback
 
 Order = Annotated[str, Field(pattern=r"^A-\d{4}$", description="the order number")]
 Reason = Annotated[Literal["damaged", "wrong size", "changed my mind"], Field(description="the reason")]
@@ -64,36 +63,18 @@ class Shop:
 def open_shop() -> Iterator[Shop]:
     """Serve a shop on a loopback port."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def _answer(self, value: Any, status: int = 200) -> None:
-            body = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(asked: Asked) -> tuple[int, dict[str, str]]:
+        kind, _, order = asked.path.strip("/").partition("/")
+        if asked.method == "POST":
+            shop.returns.append(json.loads(asked.body))
+        if shop.broken:
+            return 503, {"error": "down"}
+        if asked.method == "POST":
+            return 200, {"return": "R-1"}
+        if kind == "orders":
+            return 200, {"order": order, "status": "delivered", "remark": shop.remark}
+        return 200, {"order": order, "refund": "paid on 2026-11-27"}
 
-        def do_GET(self) -> None:
-            kind, _, order = self.path.strip("/").partition("/")
-            if shop.broken:
-                return self._answer({"error": "down"}, 503)
-            if kind == "orders":
-                return self._answer({"order": order, "status": "delivered", "remark": shop.remark})
-            return self._answer({"order": order, "refund": "paid on 2026-11-27"})
-
-        def do_POST(self) -> None:
-            shop.returns.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self._answer({"error": "down"} if shop.broken else {"return": "R-1"}, 503 if shop.broken else 200)
-
-        def log_message(self, *_: Any) -> None:
-            """Be silent."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    shop = Shop(f"http://127.0.0.1:{server.server_port}")
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with Loopback(answer) as server:
+        shop = Shop(server.url)
         yield shop
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from llama_index.core.callbacks.base_handler import BaseCallbackHandler
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
@@ -20,6 +17,7 @@ from rich.console import Console
 
 from llama_index_agentic_kb import RetrievalResponse
 from llama_index_agentic_kb._terminal import show_response
+from tests.loopback import Asked, Loopback
 
 KEYS: Final = {
     "key": "sk-proj-CaNaRy0key0123456789abcdef",
@@ -39,51 +37,20 @@ def assert_clean(text: str) -> None:
         assert at < 0, f"leaked: ...{text[max(0, at - 200) : at + 60]}..."
 
 
-class Echo:
+class Echo(Loopback):
     """Answers every request with a status and an error that repeats its address, its key and all of its headers."""
 
     def __init__(self, status: int = 401, saying: Callable[[dict[str, str]], str] | None = None) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+        def answer(asked: Asked) -> tuple[int, Any]:
+            sent = dict(asked.headers.items())
+            bearer = sent.get("Authorization", "").removeprefix("Bearer ")
+            told = f"Incorrect API key provided: {bearer}. GET http://me:{KEYS['password']}@{sent.get('Host')}"
+            told += f"{asked.path}?api_key={KEYS['query']} with {sent} and Authorization: {sent.get('Authorization')}"
+            self.told.append(told if saying is None else saying(sent))
+            return status, {"error": {"message": self.told[-1], "type": "invalid", "code": None}}
 
-            def answer(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                sent = dict(self.headers.items())
-                bearer = sent.get("Authorization", "").removeprefix("Bearer ")
-                told = f"Incorrect API key provided: {bearer}. GET http://me:{KEYS['password']}@{sent.get('Host')}"
-                told += (
-                    f"{self.path}?api_key={KEYS['query']} with {sent} and Authorization: {sent.get('Authorization')}"
-                )
-                told = told if saying is None else saying(sent)
-                body = json.dumps({"error": {"message": told, "type": "invalid", "code": None}}).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.send_header("Connection", "close")
-                self.end_headers()
-                self.wfile.write(body)
-                self.close_connection = True
-                echo.told.append(told)
-
-            do_GET = do_POST = answer  # noqa: N815 (http.server's names)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        echo = self
         self.told: list[str] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port: int = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(answer, {"Connection": "close"})
 
     @property
     def address(self) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 from base64 import b64encode
 from collections import deque
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +29,7 @@ from llama_index_agentic_kb.store.ray_ingestion import (
 )
 from llama_index_agentic_kb.store.reading import IRREGULAR, UnreadableError
 from llama_index_agentic_kb.testing import HashEmbedding
+from tests.loopback import Asked, Loopback
 
 MODEL = HashEmbedding()
 SIZES = (254, 32)
@@ -159,35 +158,22 @@ def test_symlinks_are_left_out(tmp_path: Path) -> None:
         RemoteFile(tmp_path / "copy", "a.txt", file.root, file.origin, folders[file.root]).digest(1_000)
 
 
-class Page(BaseHTTPRequestHandler):
-    """A web server's folder, whose page lists what is elsewhere too, for those who know the password."""
-
-    def do_GET(self) -> None:
-        known = self.headers.get("Authorization") == f"Basic {b64encode(b'ann:crab-soup-71').decode()}"
-        links = "".join(
-            f'<a href="{name}">x</a>' for name in (*PAGES, "gone.md", "/private/b.md", "%2e%2e/private/b.md")
-        )
-        body = links if self.path == "/docs" else PAGES.get(unquote(self.path.rpartition("/")[2]), "Secret.")
-        missing = self.path.endswith("gone.md")
-        self.send_response(401 if not known else 404 if missing else 200)
-        self.send_header("Content-Type", "text/html")
-        self.end_headers()
-        self.wfile.write(body.encode())
-
-    do_HEAD = do_GET  # noqa: N815
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 PAGES = {"a.md": "Rain.", "x::b.md": "Snow.", "large.md": "x" * 2_000}
 
 
 def test_a_web_servers_folder_is_read_and_nothing_else(tmp_path: Path) -> None:
     """Files are opened by the URL that was passed; its password is stored and shown nowhere."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url, shown = (f"http://{user}127.0.0.1:{server.server_port}/docs" for user in ("ann:crab-soup-71@", ""))
+    links = "".join(f'<a href="{name}">x</a>' for name in (*PAGES, "gone.md", "/private/b.md", "%2e%2e/private/b.md"))
+
+    def answer(asked: Asked) -> tuple[int, str]:
+        """Answer as a folder, whose page lists what is elsewhere too, for those who know the password."""
+        if asked.headers.get("Authorization") != f"Basic {b64encode(b'ann:crab-soup-71').decode()}":
+            return 401, ""
+        name = unquote(asked.path.rpartition("/")[2])
+        return 404 if name == "gone.md" else 200, links if asked.path == "/docs" else PAGES.get(name, "Secret.")
+
+    server = Loopback(answer)
+    url, shown = (f"http://{user}127.0.0.1:{server.port}/docs" for user in ("ann:crab-soup-71@", ""))
     skipped: list[tuple[str, str]] = []
     groups, folders = _listed([url], None, skipped)
     assert (folders, [reason for _, reason in skipped]) == ({shown: url}, [])
@@ -199,8 +185,7 @@ def test_a_web_servers_folder_is_read_and_nothing_else(tmp_path: Path) -> None:
         )
         texts = [node.text for node in store.nodes("docs")]
         stored = {one.origin for one in store.documents("docs").values()}
-    server.shutdown()
-    server.server_close()
+    server.close()
     assert (sorted(texts), stored) == (["Rain.", "Snow."], {f"{shown}/{name}" for name in ("a.md", "x::b.md")})
     reasons = dict(report.failed)
     assert reasons.keys() == {f"{shown}/large.md", f"{shown}/gone.md"}

@@ -13,16 +13,16 @@ import math
 import operator
 import re
 import struct
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from llama_index.core.schema import BaseNode
+
+from tests.loopback import Asked, Loopback
 
 Json = dict[str, Any]
 
@@ -178,7 +178,7 @@ def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
     return sum(a * b for a, b in zip(one, other, strict=True)) / lengths if lengths else 0.0
 
 
-class ElasticServer:
+class ElasticServer(Loopback):
     """The stand-in; OpenSearch's by its own name and version."""
 
     def __init__(self, *, opensearch: bool = False) -> None:
@@ -189,46 +189,15 @@ class ElasticServer:
         self._about = {
             "version": {"number": "2.17.0", "distribution": "opensearch"} if opensearch else {"number": "8.19.0"}
         }
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        threading.Thread(target=self._http.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self._http.server_port}"
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._http.shutdown()
-        self._http.server_close()
+        super().__init__(self._answer, {"X-Elastic-Product": "Elasticsearch"})
 
     def bodies(self, ending: str) -> list[Json]:
         """Return the bodies of the requests to paths that end so."""
         return [body for _, path, body in self.requests if path.endswith(ending)]
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        answer = self._answer
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True  # otherwise the second small write waits 40 ms for an acknowledgement
-
-            def _serve(self) -> None:
-                text = self.rfile.read(int(self.headers.get("content-length") or 0)).decode()
-                status, made = answer(self.command, self.path, text)
-                data = b"" if self.command == "HEAD" else json.dumps(made).encode()
-                self.send_response(status)
-                self.send_header("X-Elastic-Product", "Elasticsearch")
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            do_GET = do_POST = do_PUT = do_HEAD = do_DELETE = _serve  # noqa: N815
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        return Handler
-
-    def _answer(self, method: str, target: str, text: str) -> tuple[int, Json]:
-        path = urlsplit(target).path.strip("/")
+    def _answer(self, asked: Asked) -> tuple[int, Json]:
+        method, text, target = asked.method, asked.body.decode(), urlsplit(asked.path)
+        path = target.path.strip("/")
         lines = [json.loads(line) for line in text.splitlines()] if path.endswith("_bulk") else []
         body = {} if lines or not text else json.loads(text)
         self.requests.append((method, path, lines or body))
@@ -246,7 +215,7 @@ class ElasticServer:
             return 200, {"acknowledged": True}
         if name not in self._indices:
             return 404, {"error": {"type": "index_not_found_exception", "reason": name}, "status": 404}
-        return 200, self._of_index(self._indices[name], name, action, body, parse_qs(urlsplit(target).query))
+        return 200, self._of_index(self._indices[name], name, action, body, parse_qs(target.query))
 
     def _scrolled(self, scroll: str) -> Json:
         """Return the next page of a list."""
