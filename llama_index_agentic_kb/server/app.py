@@ -142,7 +142,7 @@ def _add_own_routes(app: FastAPI, context: ServerContext) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         """Return the page."""
-        return _file("index.html")
+        return await page_file("index.html")
 
     @app.get("/page/bases", include_in_schema=False)
     async def bases(request: Request) -> Response:
@@ -161,11 +161,7 @@ def _add_own_routes(app: FastAPI, context: ServerContext) -> None:
         """Return a file of the page."""
         if name not in names:
             raise NotFoundError(f"page: there is no file {name[:128]!r}")
-        return _file(name)
-
-
-def _file(name: str) -> Response:
-    return FileResponse(FILES / name, headers=_HEADERS, media_type=_TYPES[Path(name).suffix])
+        return FileResponse(FILES / name, headers=_HEADERS, media_type=_TYPES[Path(name).suffix])
 
 
 # -- the description of the routes that read their bodies themselves ---------------------------------------------------

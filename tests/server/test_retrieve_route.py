@@ -40,18 +40,10 @@ def events(text: str) -> list[tuple[str, Any]]:
     return [(one["event"], json.loads(one["data"])) for one in lines]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/knowledgebases/space/retrieve",
-        "/knowledgebases('space')/retrieve",
-        "/agents('space')/retrieve",
-        "/agents/space/retrieve",
-    ],
-)
+@pytest.mark.parametrize("path", ["knowledgebases/space", "knowledgebases('space')", "agents('space')", "agents/space"])
 def test_every_form_of_the_path_answers(client: httpx.Client, path: str) -> None:
     """Both path forms and the older name reach the same knowledge base."""
-    response = client.post(path, json=ASK, headers={"x-ms-client-request-id": "abc-1"})
+    response = client.post(f"/{path}/retrieve", json=ASK, headers={"x-ms-client-request-id": "abc-1"})
     assert (response.status_code, response.headers["content-type"]) == (200, "application/json")
     body = response.json()
     assert body["response"][0]["content"][0]["text"] == "The Saturn V was 110.6 m tall [ref_id:0]."

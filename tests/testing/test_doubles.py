@@ -22,8 +22,8 @@ from llama_index_agentic_kb.testing import (
 )
 from llama_index_agentic_kb.testing.doubles import Mode
 
-ASK = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="Who?")]
-USAGE = {"usage": {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}}
+ASK = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="The capital of France?")]
+ASK_TOKENS = 3 + 5
 
 
 def test_a_list_is_consumed() -> None:
@@ -61,13 +61,6 @@ def test_copies_share_script_and_record() -> None:
     assert copies[0].metadata.model_name == "twin"
 
 
-SERVER_ASK = [
-    ChatMessage(role="system", content="Be brief."),
-    ChatMessage(role="user", content="The capital of France?"),
-]
-ASK_TOKENS = 3 + 5
-
-
 def usage_of(raw: Any) -> tuple[int, int]:
     return raw.usage.prompt_tokens, raw.usage.completion_tokens
 
@@ -93,12 +86,12 @@ async def test_streams() -> None:
     """A stream arrives in pieces of the size set, reports its usage if asked to, and is billed in full."""
     with LoopbackOpenAI(Reply("Paris, of course.", chunk_size=6)) as server:
         llm = server.llm()
-        for responses in (list(llm.stream_chat(SERVER_ASK)), [one async for one in await llm.astream_chat(SERVER_ASK)]):
+        for responses in (list(llm.stream_chat(ASK)), [one async for one in await llm.astream_chat(ASK)]):
             assert [r.delta for r in responses if r.delta] == ["Paris,", " of co", "urse."]
             assert responses[-1].message.content == "Paris, of course."
             assert (responses[-1].raw.choices[0].finish_reason, responses[-1].raw.usage) == ("stop", None)
         assert server.billed == Usage(2 * ASK_TOKENS, 10, calls=2)
-        last = list(llm.stream_chat(SERVER_ASK, stream_options={"include_usage": True}))[-1]
+        last = list(llm.stream_chat(ASK, stream_options={"include_usage": True}))[-1]
         assert (last.raw.choices, usage_of(last.raw)) == ([], (ASK_TOKENS, 5))
 
 
