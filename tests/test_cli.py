@@ -6,10 +6,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from llama_index_agentic_kb import cli
 from llama_index_agentic_kb._terminal import Watch
@@ -18,6 +19,13 @@ from llama_index_agentic_kb.store import KnowledgeStore
 from llama_index_agentic_kb.testing import LoopbackOpenAI
 
 runner = CliRunner()
+
+
+def invoke(*arguments: str | Path, status: int = 0, **options: Any) -> Result:
+    """Run a command, which must end with this status."""
+    done = runner.invoke(cli.app, [*map(str, arguments)], **options)
+    assert done.exit_code == status, done.output
+    return done
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +38,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }.items():
         (folder / name).mkdir()
         (folder / name / "one.md").write_text(f"# {name.title()}\n\n{text}\n", encoding="utf-8")
-    done = runner.invoke(
-        cli.app, ["ingest", str(folder / "rockets"), str(folder / "missions"), "--store", str(folder / "kb")]
-    )
-    assert done.exit_code == 0, done.output
+    done = invoke("ingest", folder / "rockets", folder / "missions", "--store", folder / "kb")
     assert "2 added" in done.output
     assert "rockets: 1 documents, 1 chunks" in done.output
     return folder / "kb"
@@ -42,8 +47,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_ask_without_a_key_gives_extracts(store: Path) -> None:
     """Without a key ``ask`` prints numbered extracts and says how to get more."""
-    done = runner.invoke(cli.app, ["ask", "How tall was the Saturn V?", "--store", str(store)])
-    assert done.exit_code == 0, done.output
+    done = invoke("ask", "How tall was the Saturn V?", "--store", store)
     assert "[1] Rockets" in done.output
     assert "110.6 m tall" in done.output
     assert "OPENAI_API_KEY" in done.output
@@ -66,8 +70,7 @@ def test_a_terminal_shows_what_is_done(
 
     monkeypatch.setattr(cli, "Watch", Seen)
     monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-    done = runner.invoke(cli.app, ["ask", "How tall was it?", "--store", str(store)])
-    assert done.exit_code == 0, done.output
+    invoke("ask", "How tall was it?", "--store", store)
     assert ("".join(seen) == "It was 110.6 m tall [ref_id:0].", "\x1b[2K" in out.getvalue()) == (terminal, terminal)
     assert (len(seen) > 1) == terminal
     assert "It was 110.6 m tall [1]." in out.getvalue().rsplit("Answer", 1)[1]
@@ -97,16 +100,13 @@ def test_commands_that_need_no_model_load_none(store: Path, tmp_path: Path) -> N
 def test_repair_tells_what_it_did(store: Path, tmp_path: Path) -> None:
     """A whole store is left alone; ``--rebuild`` builds its indexes again; damaged documents are refused."""
     kept = Path(shutil.copytree(store, tmp_path / "kb"))
-    done = runner.invoke(cli.app, ["repair", "--store", str(kept)])
-    assert (done.exit_code, "The store is whole: 2 documents, 2 chunks" in done.output) == (0, True), done.output
+    assert "The store is whole: 2 documents, 2 chunks" in invoke("repair", "--store", kept).output
     shutil.rmtree(kept / "lexical")
-    done = runner.invoke(cli.app, ["repair", "--store", str(kept), "--rebuild"])
-    assert done.exit_code == 0, done.output
+    done = invoke("repair", "--store", kept, "--rebuild")
     assert "built again: the indexes of 2 documents, 2 chunks" in " ".join(done.output.split())
-    done = runner.invoke(cli.app, ["ask", "How tall was the Saturn V?", "--store", str(kept), "--json"])
-    assert done.exit_code == 0, done.output
+    invoke("ask", "How tall was the Saturn V?", "--store", kept, "--json")
     (kept / "documents.db").write_bytes(b"nothing")
-    assert runner.invoke(cli.app, ["repair", "--store", str(kept)]).exit_code == 1
+    invoke("repair", "--store", kept, status=1)
 
 
 @pytest.mark.slow
@@ -117,31 +117,27 @@ def test_what_is_left_out_is_named(tmp_path: Path) -> None:
     (docs / "good.md").write_text("Snow falls.")
     for at in range(25):
         (docs / f"{at}.png").write_bytes(b"\x89PNG")
-    arguments = ["ingest", str(docs), "--store", str(tmp_path / "kb")]
-    done = runner.invoke(cli.app, arguments)
-    shown = " ".join(done.output.split())
-    assert (done.exit_code, "1 added" in shown, "25 skipped" in shown) == (3, True, True), done.output
+    arguments = ("ingest", docs, "--store", tmp_path / "kb")
+    shown = " ".join(invoke(*arguments, status=3).output.split())
+    assert ("1 added" in shown, "25 skipped" in shown) == (True, True)
     assert "0.png:isofakindthatisnotread(.png)" in shown.replace(" ", "")  # a long path is wrapped
     assert "and 5 more" in shown
     (docs / "bad.json").write_text("{")
-    assert (
-        runner.invoke(cli.app, arguments).exit_code,
-        runner.invoke(cli.app, ["list", *arguments[2:]]).exit_code,
-    ) == (1, 0)
+    invoke(*arguments, status=1)
+    invoke("list", *arguments[2:])
 
 
 @pytest.mark.slow
 def test_a_path_that_is_not_there_is_an_error(store: Path, tmp_path: Path) -> None:
     """No empty store is made of a slip of the pen; one that is there takes the other paths, and the status says so."""
-    done = runner.invoke(cli.app, ["ingest", str(tmp_path / "TYPO"), "--store", str(tmp_path / "kb")])
-    assert (done.exit_code, (tmp_path / "kb").exists()) == (1, False)
+    invoke("ingest", tmp_path / "TYPO", "--store", tmp_path / "kb", status=1)
+    assert not (tmp_path / "kb").exists()
     kept = Path(shutil.copytree(store, tmp_path / "kept"))
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "titan.md").write_text("---\nacl_public: true\n---\nTitan has lakes.", encoding="utf-8")
-    paths = [str(tmp_path / "TYPO"), str(tmp_path / "more")]
-    stamp = ["--tenant", "acme", "--group", "hr", "--group", "it"]
-    done = runner.invoke(cli.app, ["ingest", *paths, "--store", str(kept), *stamp])
-    assert (done.exit_code, "1 added" in done.output) == (1, True), done.output
+    stamp = ("--tenant", "acme", "--group", "hr", "--group", "it")
+    done = invoke("ingest", tmp_path / "TYPO", tmp_path / "more", "--store", kept, *stamp, status=1)
+    assert "1 added" in done.output
     with KnowledgeStore.open(kept) as opened:
         (node,) = opened.nodes("more")
     access = {key: value for key, value in node.metadata.items() if key.startswith(("tenant", "acl_"))}
@@ -167,9 +163,7 @@ def test_errors_are_short(
 @pytest.mark.slow
 def test_demo_shows_extracts_and_the_recorded_answer(tmp_path: Path) -> None:
     """The demo prints extracts over all three sources, then the recorded answer with its real sources."""
-    done = runner.invoke(cli.app, ["demo", "--store", str(tmp_path / "demo")])
-    assert done.exit_code == 0, done.output
-    before, after = done.output.split("RECORDED")
+    before, after = invoke("demo", "--store", tmp_path / "demo").output.split("RECORDED")
     assert "Extracts (" in before
     for source in ("missions", "vehicles", "destinations"):
         assert source in before
@@ -184,30 +178,28 @@ def test_demo_shows_extracts_and_the_recorded_answer(tmp_path: Path) -> None:
 
 def test_a_store_is_looked_at_and_emptied(store: Path, tmp_path: Path) -> None:
     """``list``, ``info`` and ``doctor`` show a store, ``remove`` takes a source away; what is not there is an error."""
-    kept = str(shutil.copytree(store, tmp_path / "kb"))
-    assert runner.invoke(cli.app, ["--version"]).output.startswith("0.")
-    assert runner.invoke(cli.app, ["--"]).exit_code == 2
-    assert "rockets: 1 documents, 1 chunks" in runner.invoke(cli.app, ["list", "--store", kept]).output
-    assert "all-MiniLM-L6-v2" in runner.invoke(cli.app, ["info", "--store", kept]).output
-    checked = runner.invoke(cli.app, ["doctor", "--store", kept])
-    assert (checked.exit_code, "store: 2 sources" in checked.output) == (0, True)
-    assert runner.invoke(cli.app, ["doctor", "--store", str(tmp_path / "none")]).exit_code == 1
-    assert runner.invoke(cli.app, ["remove", "rockets", "--store", kept]).exit_code == 0
-    assert "rockets" not in runner.invoke(cli.app, ["list", "--store", kept]).output
+    kept = shutil.copytree(store, tmp_path / "kb")
+    assert invoke("--version").output.startswith("0.")
+    invoke("--", status=2)
+    assert "rockets: 1 documents, 1 chunks" in invoke("list", "--store", kept).output
+    assert "all-MiniLM-L6-v2" in invoke("info", "--store", kept).output
+    assert "store: 2 sources" in invoke("doctor", "--store", kept).output
+    invoke("doctor", "--store", tmp_path / "none", status=1)
+    invoke("remove", "rockets", "--store", kept)
+    assert "rockets" not in invoke("list", "--store", kept).output
 
 
 @pytest.mark.slow
 def test_ask_searches_what_is_named(store: Path) -> None:
     """``--source`` and ``--filter`` narrow a question; a source that the store lacks is an error."""
-    asked = ["ask", "How tall was the Saturn V?", "--store", str(store)]
-    narrowed = runner.invoke(cli.app, [*asked, "--source", "missions", "--json"])
+    asked = ("ask", "How tall was the Saturn V?", "--store", store)
+    narrowed = invoke(*asked, "--source", "missions", "--json")
     found = RetrievalResponse.parse(narrowed.stdout).references
     assert {reference.knowledge_source_name for reference in found} == {"missions"}
-    none = runner.invoke(cli.app, [*asked, "--filter", "title eq 'Nothing'", "--json"])
+    none = invoke(*asked, "--filter", "title eq 'Nothing'", "--json")
     assert not RetrievalResponse.parse(none.stdout).references
-    refused = runner.invoke(cli.app, [*asked, "--source", "moons"])
-    assert "moons" in str(refused.exception)
-    assert "rockets" in str(refused.exception)
+    refused = str(invoke(*asked, "--source", "moons", status=1).exception)
+    assert ("moons" in refused, "rockets" in refused) == (True, True)
 
 
 def test_options_stand_in_a_file(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,23 +207,22 @@ def test_options_stand_in_a_file(store: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     config = Path("agentic-kb.toml")
     config.write_text(f'store = "{store}"\n[ask]\neffort = "minimal"\n', encoding="utf-8")
-    assert "rockets" in runner.invoke(cli.app, ["list"]).output
-    assert "rockets" not in runner.invoke(cli.app, ["list", "--store", "elsewhere"]).output
+    assert "rockets" in invoke("list").output
+    invoke("list", "--store", "elsewhere", status=1)
     for text, unknown in (("[ask]\neffrt = 1\n", "ask.effrt"), ("ask = 1", "ask"), ("[aks]\n", "aks")):
         config.write_text(text, encoding="utf-8")
-        assert f"unknown: {unknown};" in str(runner.invoke(cli.app, ["list"]).exception)
+        assert f"unknown: {unknown};" in str(invoke("list", status=1).exception)
     config.write_text("store = ", encoding="utf-8")
-    assert "TOML" in str(runner.invoke(cli.app, ["list"]).exception)
+    assert "TOML" in str(invoke("list", status=1).exception)
 
 
 @pytest.mark.slow
 def test_a_chat_remembers(store: Path, server: LoopbackOpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     """``chat`` answers line after line with the turns before it, and needs a model."""
-    assert "language model" in str(runner.invoke(cli.app, ["chat", "--store", str(store)]).exception)
+    assert "language model" in str(invoke("chat", "--store", store, status=1).exception)
     monkeypatch.setenv("OPENAI_API_BASE", server.base_url)
     lines = "How tall was the Saturn V?\nWho flew on it?\n\n"
-    done = runner.invoke(cli.app, ["chat", "--store", str(store)], input=lines)
-    assert done.exit_code == 0, done.output
+    done = invoke("chat", "--store", store, input=lines)
     assert done.output.count("It was 110.6 m tall [1].") == 2
     assert done.output.count("\n  [1] ") == 2
     assert "  [2] " not in done.output
