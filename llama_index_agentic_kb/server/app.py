@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import cache, partial
-from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
@@ -20,7 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from llama_index.core.llms import LLM
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, JSONResponse, Response
@@ -34,14 +33,14 @@ from llama_index_agentic_kb.schema import RetrievalRequest, RetrievalResponse
 from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.server import catalog
 from llama_index_agentic_kb.server.access import Access, FairQueue, JwksVerifier, Limits, Rates, TokenVerifier
-from llama_index_agentic_kb.server.azure import SESSION, definition_routes, retrieval_routes
+from llama_index_agentic_kb.server.azure import REF, definition_routes, retrieval_routes
 from llama_index_agentic_kb.server.catalog import KnowledgeBaseDefinition, Setting, SourceDefinition
+from llama_index_agentic_kb.server.errors import ErrorBody
 from llama_index_agentic_kb.server.google import PREFIX, google_routes
 from llama_index_agentic_kb.server.http import Gateway, JsonFormatter, ServerContext, error_response
 from llama_index_agentic_kb.server.mcp_tool import mcp_routes
 from llama_index_agentic_kb.server.service import Index, KnowledgeService
 from llama_index_agentic_kb.sources import KnowledgeSource
-from llama_index_agentic_kb.wire.azure import VERSIONS
 
 FILES: Final = Path(__file__).parent / "static"
 _TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -171,88 +170,19 @@ _NOTE: Final = (
     "such as /knowledgebases('kb')/retrieve; /agents is an older name of /knowledgebases. Google's Answer API is at "
     "/v1, and MCP at /knowledgebases/{name}/mcp."
 )
-_REF: Final = "#/components/schemas/{model}"
-_COMMON: Final = ("400", "401", "403", "429", "503")
-
-
-class _Error(BaseModel):
-    code: str
-    message: str
-    target: str = ""
-    details: list[JsonObject] = []
-    innererror: dict[str, str] = {}
-
-
-class ErrorBody(BaseModel):
-    """The body of every error."""
-
-    error: _Error
-
-
-_Operation: TypeAlias = tuple[str, type[BaseModel] | None]  # the statuses of its responses, and the model of its body
-
-
-def _of_kind(kind: str, model: type[BaseModel]) -> dict[str, _Operation]:
-    return {
-        f"list_{kind}s": ("200", None),
-        f"create_{kind}": ("201 409 413", model),
-        f"put_{kind}": ("200 201 409 412 413", model),
-        f"get_{kind}": ("200 404", None),
-        f"delete_{kind}": ("204 404 409 412", None),
-    }
-
-
-_OPERATIONS: Final[dict[str, _Operation]] = {
-    "retrieve": ("200 206 404 406 413 502", RetrievalRequest),
-    "get_passage": ("200 404", None),
-    "get_source_status": ("200 404", None),
-    "get_service_statistics": ("200", None),
-    **_of_kind("knowledgeBase", KnowledgeBaseDefinition),
-    **_of_kind("knowledgeSource", SourceDefinition),
-}
 
 
 def _described(app: FastAPI) -> JsonObject:
-    """Return the OpenAPI description of an application."""
+    """Return the OpenAPI description of an application, with the schemas of bodies that routes read themselves."""
     schema = get_openapi(title=app.title, version=app.version, description=_NOTE, routes=app.routes)
     sent = [(one, "validation") for one in (RetrievalRequest, KnowledgeBaseDefinition, SourceDefinition)]
     returned = [(one, "serialization") for one in (RetrievalResponse, ErrorBody)]
-    schema["components"] = {
-        "schemas": models_json_schema([*sent, *returned], ref_template=_REF)[1]["$defs"],  # type: ignore[list-item]
-        "securitySchemes": {
-            "apiKey": {"type": "apiKey", "in": "header", "name": "api-key"},
-            "bearer": {"type": "http", "scheme": "bearer"},
-        },
-    }
+    made = models_json_schema([*sent, *returned], ref_template=REF)[1]["$defs"]  # type: ignore[list-item]
+    schema["components"]["schemas"] = made
     for path in schema["paths"].values():
         for operation in path.values():
-            if known := _OPERATIONS.get(operation.get("operationId", "")):
-                _complete(operation, *known)
             operation.get("responses", {}).pop("422", None)  # parameters that are refused get 400
     return schema
-
-
-def _complete(operation: JsonObject, statuses: str, body: type[BaseModel] | None) -> None:
-    """Add parameters, body, responses and security to the description of an operation."""
-    text, versions = {"type": "string"}, {"type": "string", "enum": [*VERSIONS]}
-    operation.setdefault("parameters", []).append({"name": "api-version", "in": "query", "schema": versions})
-    operation["security"] = [{"apiKey": []}, {"bearer": []}]
-    if body is not None:
-        operation["requestBody"] = {"required": True, "content": _json_of(body)}
-    operation["responses"] = responses = {}
-    for status in (*statuses.split(), *_COMMON):
-        content = _json_of(ErrorBody) if status >= "400" else {"application/json": {"schema": {"type": "object"}}}
-        responses[status] = {"description": HTTPStatus(int(status)).phrase, "content": content}
-    if body is RetrievalRequest:
-        operation["parameters"].append({"name": SESSION, "in": "header", "schema": text})
-        responses["206"]["content"] = _json_of(RetrievalResponse)
-        responses["200"]["content"] = {**_json_of(RetrievalResponse), "text/event-stream": {"schema": text}}
-    if "204" in responses:
-        del responses["204"]["content"]
-
-
-def _json_of(model: type[BaseModel]) -> JsonObject:
-    return {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
 
 
 # -- the configuration file, the service made from it, and its running -------------------------------------------------

@@ -10,13 +10,15 @@ from collections.abc import AsyncGenerator, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Self, TypeAlias
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request, Security
+from fastapi.security import APIKeyHeader, HTTPBearer
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.schema import BaseNode, NodeWithScore
 from llama_index.core.vector_stores import SimpleVectorStore
+from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from llama_index_agentic_kb._aio import Call
@@ -39,7 +41,7 @@ from llama_index_agentic_kb.schema import (
 )
 from llama_index_agentic_kb.schema.answer import NEW_SESSION
 from llama_index_agentic_kb.server.catalog import MODELS, Kind, Stored
-from llama_index_agentic_kb.server.errors import ForbiddenError, NotAcceptableError, error_body, status_of
+from llama_index_agentic_kb.server.errors import ForbiddenError, NotAcceptableError, described, error_body, status_of
 from llama_index_agentic_kb.server.http import ServerContext, logger, read_body, request_id, streamed
 from llama_index_agentic_kb.server.service import KnowledgeService
 from llama_index_agentic_kb.sources import KnowledgeSource, ShardedSource
@@ -47,6 +49,7 @@ from llama_index_agentic_kb.sources.index import kind_of
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.wire.azure import VERSIONS, decode_retrieve, encode_response, known_version
 
+REF: Final = "#/components/schemas/{model}"
 STREAMING_SINCE: Final = "2026-08-01-preview"
 HEARTBEAT_SECONDS: Final = 15.0
 _EVENTS: Final = "text/event-stream"
@@ -58,6 +61,20 @@ _COUNTERS: Final = (
     "aliasesCount documentCount indexesCount indexersCount dataSourcesCount storageSize synonymMaps skillsetCount "
     "vectorIndexSize knowledgeBasesCount knowledgeSourcesCount"
 ).split()
+
+
+_COMMON: Final = described(400, 401, 403, 429, 503)
+_CREDENTIALS: Final = [  # described alone: ``Access`` reads them
+    Security(APIKeyHeader(name="api-key", scheme_name="apiKey", auto_error=False)),
+    Security(HTTPBearer(scheme_name="bearer", auto_error=False)),
+]
+_Version: TypeAlias = Annotated[str, Query(alias="api-version", json_schema_extra={"enum": [*VERSIONS]})]
+
+
+def _body(model: type[BaseModel]) -> JsonObject:
+    """Return the description of a body that a route reads itself."""
+    schema = {"$ref": REF.format(model=model.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def wants_events(accept: str) -> bool:
@@ -178,13 +195,25 @@ def _event(name: str, data: str) -> bytes:
 
 def retrieval_routes(context: ServerContext) -> APIRouter:
     """Return the routes of ``retrieve`` and of passages."""
-    router = APIRouter(tags=["knowledge bases"])
+    router = APIRouter(tags=["knowledge bases"], dependencies=_CREDENTIALS, responses=_COMMON)
+    answered: JsonObject = {"model": RetrievalResponse}
+    streamed_too = {**answered, "content": {_EVENTS: {"schema": {"type": "string"}}}}
 
-    @router.post("/knowledgebases/{name}/retrieve", operation_id="retrieve")
-    async def retrieve(name: str, request: Request) -> Response:
+    @router.post(
+        "/knowledgebases/{name}/retrieve",
+        operation_id="retrieve",
+        responses={200: streamed_too, 206: answered, **described(404, 406, 413, 502)},
+        openapi_extra=_body(RetrievalRequest),
+    )
+    async def retrieve(
+        name: str,
+        request: Request,
+        asked_version: _Version = "",
+        session: Annotated[str | None, Header(alias=SESSION)] = None,
+    ) -> Response:
         """Answer a question, or return its evidence; with ``Accept: text/event-stream`` as events."""
         principal, tenant = await context.access.asker(request)
-        version = known_version(request.query_params.get("api-version", ""))
+        version = known_version(asked_version)
         streams = wants_events(request.headers.get("accept", ""))
         if streams and version < STREAMING_SINCE:
             raise NotAcceptableError(f"{_EVENTS}: api-version {STREAMING_SINCE} and later stream; this is {version}")
@@ -192,8 +221,8 @@ def retrieval_routes(context: ServerContext) -> APIRouter:
         sent = decode_retrieve(await read_body(request, context.limits.body_bytes), api_version=version)
         known: JsonObject = {"principal": principal}
         state = None
-        if (named := request.headers.get(SESSION)) is not None:
-            state = await KeptState.opened(context.service.sessions, principal, named)
+        if session is not None:
+            state = await KeptState.opened(context.service.sessions, principal, session)
             known |= parsed_states({} if state.is_new else await state.store.aget_states(state.owner, state.id))
         asked = served.request(sent, **known)
         retrieval = Retrieval(served.base, asked, context, str(request.base_url), tenant, state)
@@ -201,7 +230,7 @@ def retrieval_routes(context: ServerContext) -> APIRouter:
             return await streamed(request, retrieval.chunks(), f"{_EVENTS}; charset=utf-8", retrieval.headers)
         return await context.answered(request, tenant, partial(retrieval.respond, version))
 
-    @router.get("/knowledgebases/{name}/passage", operation_id="get_passage")
+    @router.get("/knowledgebases/{name}/passage", operation_id="get_passage", responses=described(404))
     async def get_passage(name: str, source: str, id: str, request: Request) -> Response:  # noqa: A002 (a parameter)
         """Return a passage with its document's fields."""
         principal, _ = await context.access.asker(request)
@@ -300,15 +329,15 @@ def _node(source: KnowledgeSource, node_id: str, visible: FilterNode | None) -> 
 def definition_routes(context: ServerContext) -> APIRouter:
     """Return the routes of definitions."""
 
-    async def check_admin(request: Request) -> None:
+    async def check_admin(request: Request, version: _Version = "") -> None:
         await context.access.caller(request, admin=True)
-        known_version(request.query_params.get("api-version", ""))
+        known_version(version)
 
-    router = APIRouter(tags=["definitions"], dependencies=[Depends(check_admin)])
+    router = APIRouter(tags=["definitions"], dependencies=[*_CREDENTIALS, Depends(check_admin)], responses=_COMMON)
     _add(router, context.service, "knowledgeBase")
     _add(router, context.service, "knowledgeSource")
 
-    @router.get("/knowledgesources/{name}/status", operation_id="get_source_status")
+    @router.get("/knowledgesources/{name}/status", operation_id="get_source_status", responses=described(404))
     async def source_status(name: str) -> Response:
         """Return the state of a source; its documents are ingested by command, so that it is always active."""
         found = await context.service.find("knowledgeSource", name)
@@ -331,6 +360,7 @@ def definition_routes(context: ServerContext) -> APIRouter:
 def _add(router: APIRouter, service: KnowledgeService, kind: Kind) -> None:
     """Add the routes that list, create, replace, return and delete the definitions of a kind."""
     path, model = f"/{kind.lower()}s", MODELS[kind]
+    sent = _body(model)
 
     @router.get(path, operation_id=f"list_{kind}s")
     async def list_all(
@@ -346,14 +376,18 @@ def _add(router: APIRouter, service: KnowledgeService, kind: Kind) -> None:
             page["@odata.nextLink"] = str(request.url.include_query_params(after=found[size - 1]["name"]))
         return JSONResponse(page)
 
-    @router.post(path, operation_id=f"create_{kind}", status_code=201)
+    @router.post(
+        path, operation_id=f"create_{kind}", status_code=201, responses=described(409, 413), openapi_extra=sent
+    )
     async def create(request: Request) -> Response:
         """Store a new definition."""
         definition = model.parse(await read_body(request, MAX_BYTES))
         stored, _ = await service.put(kind, definition, create=True)
         return _shown(stored, 201)
 
-    @router.put(path + "/{name}", operation_id=f"put_{kind}")
+    replaced: dict[int | str, JsonObject] = {201: {"content": {"application/json": {}}}, **described(409, 412, 413)}
+
+    @router.put(path + "/{name}", operation_id=f"put_{kind}", responses=replaced, openapi_extra=sent)
     async def put(name: str, request: Request) -> Response:
         """Store a definition, new or in place of another; ``If-Match`` and ``If-None-Match`` are obeyed."""
         definition = model.parse(await read_body(request, MAX_BYTES))
@@ -362,13 +396,13 @@ def _add(router: APIRouter, service: KnowledgeService, kind: Kind) -> None:
         stored, is_new = await service.put(kind, definition, request.headers)
         return _shown(stored, 201 if is_new else 200)
 
-    @router.get(path + "/{name}", operation_id=f"get_{kind}")
+    @router.get(path + "/{name}", operation_id=f"get_{kind}", responses=described(404))
     async def get(name: str) -> Response:
         """Return a definition."""
         found = await service.find(kind, name)
         return JSONResponse(found, headers={"ETag": found["@odata.etag"]})
 
-    @router.delete(path + "/{name}", operation_id=f"delete_{kind}", status_code=204)
+    @router.delete(path + "/{name}", operation_id=f"delete_{kind}", status_code=204, responses=described(404, 409, 412))
     async def delete(name: str, request: Request) -> Response:
         """Delete a definition; a source that a knowledge base uses is kept."""
         await service.remove(kind, name, request.headers)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from pydantic import BaseModel
+
 from llama_index_agentic_kb._text import printable, redacted
 from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, RetrievalError, SynthesisError
@@ -85,6 +87,25 @@ class UnavailableError(RequestError):
 
 _OTHER_STATUSES: Final = ((SynthesisError, 502), (DeadlineExceededError, 502))
 """The statuses of errors whose class has none: the model's server is a gateway's upstream here."""
+
+
+class _Error(BaseModel):
+    code: str
+    message: str
+    target: str = ""
+    details: list[JsonObject] = []
+    innererror: dict[str, str] = {}
+
+
+class ErrorBody(BaseModel):
+    """The body of every error."""
+
+    error: _Error
+
+
+def described(*statuses: int) -> dict[int | str, JsonObject]:
+    """Return the description of a route's errors, as FastAPI takes it."""
+    return {status: {"model": ErrorBody} for status in statuses}
 
 
 def status_of(error: BaseException) -> int:

@@ -25,7 +25,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from llama_index_agentic_kb.server.app import _OPERATIONS, _register_traces, create_app
+from llama_index_agentic_kb.server.app import _register_traces, create_app
+from llama_index_agentic_kb.server.catalog import MODELS
 from tests.kills_sessions.postgres import why_not
 from tests.server.replicas import Load, replace_and_kill
 from tests.server.serving import ADMIN, space_service
@@ -33,6 +34,9 @@ from tests.server.serving import ADMIN, space_service
 EXAMPLES = int(os.environ.get("SERVER_EXAMPLES", "15"))
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
+OPERATIONS = ["retrieve", "get_passage", "get_source_status", "get_service_statistics"]
+OPERATIONS += [f"{verb}_{kind}" for verb in ("create", "put", "get", "delete") for kind in MODELS]
+OPERATIONS += [f"list_{kind}s" for kind in MODELS]
 FRAMING = {"connection", "content-length", "expect", "host", "te", "transfer-encoding", "upgrade"}
 """Headers of HTTP itself: with odd values uvicorn refuses the request before any route, in plain text."""
 
@@ -43,7 +47,7 @@ def schema(url: str) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("operation", [*_OPERATIONS])
+@pytest.mark.parametrize("operation", OPERATIONS)
 def test_no_request_breaks_the_server(url: str, schema: Any, operation: str) -> None:
     """Whatever is sent, the status, type and body are among those described, and no failure of the server."""
     described = schema.find_operation_by_id(operation)
@@ -61,15 +65,25 @@ def test_no_request_breaks_the_server(url: str, schema: Any, operation: str) -> 
 
 
 def test_every_route_is_described(tmp_path: Any) -> None:
-    """Each operation of the description is completed, and each of the completed ones exists."""
+    """With credentials, the version, the common errors and, where one is sent, the body, whose schema is there."""
     service = space_service(tmp_path / "server.db", None)
     app: Any = create_app(service)
-    paths = app._app.openapi()["paths"]
+    schema = app._app.openapi()
     service.close()
-    ids = {
-        one["operationId"] for path, methods in paths.items() for one in methods.values() if path.startswith("/know")
-    }
-    assert ids <= {*_OPERATIONS} <= ids | {"get_service_statistics"}
+    found = [
+        one for path, own in schema["paths"].items() if path.startswith(("/know", "/serv")) for one in own.values()
+    ]
+    assert sorted(one["operationId"] for one in found) == sorted(OPERATIONS)
+    for one in found:
+        assert one["security"] == [{"apiKey": []}, {"bearer": []}]
+        assert {"400", "401", "403", "429", "503"} <= one["responses"].keys()
+        versioned = any(parameter["name"] == "api-version" for parameter in one["parameters"])
+        assert versioned or one["operationId"] == "get_passage"
+    bodies = [
+        one["requestBody"]["content"]["application/json"]["schema"]["$ref"] for one in found if "requestBody" in one
+    ]
+    assert len(bodies) == 5
+    assert {ref.rpartition("/")[2] for ref in bodies} <= schema["components"]["schemas"].keys()
 
 
 REQUEST_ID = "agentic_kb.request_id"
