@@ -36,7 +36,7 @@ from llama_index_agentic_kb.server.access import Access, FairQueue, JwksVerifier
 from llama_index_agentic_kb.server.azure import REF, definition_routes, retrieval_routes
 from llama_index_agentic_kb.server.catalog import KnowledgeBaseDefinition, Setting, SourceDefinition
 from llama_index_agentic_kb.server.errors import ErrorBody
-from llama_index_agentic_kb.server.google import PREFIX, google_routes
+from llama_index_agentic_kb.server.google import google_routes
 from llama_index_agentic_kb.server.http import Gateway, JsonFormatter, ServerContext, error_response
 from llama_index_agentic_kb.server.mcp_tool import mcp_routes
 from llama_index_agentic_kb.server.service import Index, KnowledgeService
@@ -115,8 +115,8 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         return JSONResponse(body, error.status_code, error.headers)
     if isinstance(error, RequestValidationError):
         found = "; ".join(f"{problem['loc'][-1]}: {problem['msg']}" for problem in error.errors())
-        return error_response(InvalidRequestError(f"query parameters: {found}"))
-    return error_response(error, as_google=request.url.path.startswith(PREFIX))
+        error = InvalidRequestError(f"query parameters: {found}")
+    return error_response(error, request.url.path)
 
 
 def _add_own_routes(app: FastAPI, context: ServerContext) -> None:

@@ -21,13 +21,12 @@ from llama_index_agentic_kb.knowledge_base import KnowledgeBase
 from llama_index_agentic_kb.schema import Principal
 from llama_index_agentic_kb.schema.answer import AnswerQuery, AnswerResponse
 from llama_index_agentic_kb.search.rerank import arank
-from llama_index_agentic_kb.server.http import ServerContext, logger, read_body, streamed
+from llama_index_agentic_kb.server.http import GOOGLE, ServerContext, logger, read_body, streamed
 from llama_index_agentic_kb.server.service import ServedBase
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.wire import google as codec
 from llama_index_agentic_kb.wire import google_messages as names
 
-PREFIX: Final = "/v1/"
 _KINDS: Final = ("answers", "sessions", "servingConfigs", "groundingConfigs", "rankingConfigs")
 _SECONDS: Final = 30.0  # time limit of a check or a ranking
 _STREAM_TYPE: Final = "application/json; charset=UTF-8"
@@ -61,7 +60,7 @@ class _Call:
 
 def google_routes(context: ServerContext) -> APIRouter:
     """Return the routes; one path takes all resource names, as they hold slashes and a method after a colon."""
-    router = APIRouter(prefix=PREFIX.rstrip("/"), tags=["Google"])
+    router = APIRouter(prefix=GOOGLE.rstrip("/"), tags=["Google"])
 
     @router.api_route("/{name:path}", methods=["GET", "POST", "PATCH", "DELETE"], include_in_schema=False)
     async def handle(name: str, request: Request) -> Response:

@@ -57,6 +57,7 @@ _ALLOWED_HEADERS: Final = (
     "x-agentic-kb-session"
 )
 _EXPOSED_HEADERS: Final = "request-id, x-ms-client-request-id, x-agentic-kb-session, etag, retry-after"
+GOOGLE: Final = "/v1/"  # what the paths of Google's methods begin with: errors have Google's form there
 GONE: Final = Response(status_code=499)  # to a client that disconnected: nginx's status, for log and metrics
 _METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"})
 _ALWAYS_OPEN: Final = frozenset({"/healthz", "/readyz", "/metrics"})  # served even if too many requests run
@@ -129,7 +130,7 @@ class Gateway:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(raw=message["headers"])
+                headers = MutableHeaders(raw=[*message["headers"]])
                 for name, value in added.items():
                     headers.setdefault(name, value)
                 message["headers"] = headers.raw
@@ -164,7 +165,7 @@ class Gateway:
             await Response(status_code=204)(scope, receive, send)
         elif self._running > self._max_running and scope["path"] not in _ALWAYS_OPEN:
             error = OverloadedError(f"the server runs {self._max_running} requests already; try again")
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
         else:
             with suppress(Exception):  # it was logged, and a response sent: Starlette raises it again
                 await self._app(scope, receive, send)
@@ -221,9 +222,10 @@ def plain_path(path: str) -> str:
     return f"/{kind}{inner}{rest or ''}"
 
 
-def error_response(error: BaseException, *, as_google: bool = False) -> JSONResponse:
-    """Return the response that tells a client of an error, in Azure's or Google's form; an unexpected one is logged."""
-    status, body = encode_error(error) if as_google else (status_of(error), error_body(error, request_id.get()))
+def error_response(error: BaseException, path: str) -> JSONResponse:
+    """Return the response with an error, in the form of the path's API, Azure's or Google's; log an unexpected one."""
+    is_googles = path.startswith(GOOGLE)
+    status, body = encode_error(error) if is_googles else (status_of(error), error_body(error, request_id.get()))
     if status == 500:  # noqa: PLR2004 (the status of errors that nobody foresaw)
         logger.error("a request failed", exc_info=error)
     return JSONResponse(body, status, dict(error.headers) if isinstance(error, RequestError) else {})

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
 
 from llama_index_agentic_kb._text import byte_offsets, error_message
-from llama_index_agentic_kb.errors import AgenticKBError, InvalidAnswerError, InvalidRequestError
+from llama_index_agentic_kb.errors import AgenticKBError, InvalidAnswerError, InvalidRequestError, SynthesisError
 from llama_index_agentic_kb.schema import answer as answers
 from llama_index_agentic_kb.schema import grounding
 from llama_index_agentic_kb.schema._model import describe
@@ -48,6 +48,7 @@ _STATUS: Final = {
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
 }
+_NEAREST: Final = {413: 400, 502: 503}  # statuses that Google's list lacks
 DEFAULT_RANKER: Final = "semantic-ranker-512@latest"
 DEFAULT_PAGE: Final = 50
 MAX_PAGE: Final = 1_000
@@ -368,8 +369,8 @@ def encode_error(error: BaseException) -> tuple[int, list[Fields]]:
     if isinstance(error, AgenticKBError):
         text, metadata = error_message(error), {"remedy": error.remedy, "docs": error.docs}
         details = [{"@type": _ERROR_INFO, "reason": error.code, "domain": "agentic-kb", "metadata": metadata}]
-        found = 504 if isinstance(error, TimeoutError) else error.status_code
-        found = 503 if found == 502 else found  # noqa: PLR2004 (Google's list of statuses has no bad gateway)
+        found = 502 if isinstance(error, SynthesisError) else error.status_code or status
+        found = 504 if isinstance(error, TimeoutError) else _NEAREST.get(found, found)
         status = found if found in _STATUS else status
     return status, [{"error": {"code": status, "message": text, "status": _STATUS[status], "details": details}}]
 

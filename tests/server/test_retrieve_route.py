@@ -276,14 +276,17 @@ def test_a_failure_that_nobody_foresaw_is_logged(
 
 
 def test_running_requests_have_a_limit(tmp_path: Path) -> None:
-    """A request beyond the limit gets 503 and the time to wait; health is served all the same."""
+    """A request beyond the limit gets 503 in its API's form, and the time to wait; health is served all the same."""
     with (
-        serving(tmp_path / "s.db", options={"running_requests": 1}, latency=1.0) as client,
+        serving(tmp_path / "s.db", options={"running_requests": 1}, latency=2.0) as client,
         ThreadPoolExecutor(4) as threads,
     ):
         begun = [threads.submit(client.post, PATH, json=ASK) for _ in range(4)]
         assert client.get("/healthz").status_code == 200
+        googles = threads.submit(client.post, GOOGLE.replace("space", "kb"), json=GOOGLES).result()
         assert {one.result().status_code for one in begun} == {200, 503}
+    assert (googles.status_code, googles.json()[0]["error"]["status"]) == (503, "UNAVAILABLE")
+    assert int(googles.headers["retry-after"]) >= 1
 
 
 def test_a_citation_leads_to_its_passage(client: httpx.Client) -> None:

@@ -285,6 +285,7 @@ def test_a_stream_is_an_array(answers: Any) -> None:
         ({"serving_config": CONFIG.replace("space", "absent")}, exceptions.NotFound),
         ({"query": g.Query(text="")}, exceptions.BadRequest),
         ({"session": f"{ENGINE}/sessions/absent"}, exceptions.NotFound),
+        ({"query": g.Query(text="x" * 5_000_000)}, exceptions.BadRequest),
     ],
 )
 def test_errors_are_googles(answers: Any, change: dict[str, Any], error: type[Exception]) -> None:

@@ -63,7 +63,9 @@ UNDERSTANDING, GENERATION, PARAMS = "queryUnderstandingSpec", "answerGenerationS
         (f"{GENERATION}.answerLanguageCode", "de", {"language": "de"}),
         (f"{GENERATION}.ignoreAdversarialQuery", True, {"ignoreAdversarialQuery": True}),
         (f"{GENERATION}.ignoreNonAnswerSeekingQuery", True, {"ignoreNonAnswerSeekingQuery": True}),
-        (f"{GENERATION}.ignoreLowRelevantContent", False, {"ignoreLowRelevantContent": False}),
+        *((f"{GENERATION}.ignoreLowRelevantContent", one, {"ignoreLowRelevantContent": one}) for one in (True, False)),
+        (GENERATION, {"ignoreLowRelevantContent": None, "promptSpec": None}, {}),
+        ("session", None, {}),
         (f"{GENERATION}.ignoreJailBreakingQuery", True, {"ignoreJailBreakingQuery": True}),
         (f"{PARAMS}.maxReturnResults", 7, {"maxOutputDocuments": 7}),
         (f"{PARAMS}.filter", 'color: ANY("red")', {"filters": EXACTLY_RED}),
@@ -165,6 +167,7 @@ def test_ranking_goes_both_ways() -> None:
         (errors.NotFoundError("session: there is no session of this name"), 404, "no session"),
         (errors.RetrievalError("all sources failed"), 503, "all sources"),
         (errors.DeadlineExceededError("late"), 504, "late"),
+        (errors.SynthesisError("the model failed"), 503, "the model failed"),
         (KeyError("sk-secret-123456"), 500, "Internal error."),
         (errors.InvalidRequestError("password=hunter22"), 400, "password=***"),
     ],
@@ -287,18 +290,6 @@ def test_the_path_and_the_body_name_one_serving_config() -> None:
     assert codec.decode_answer_query(body(servingConfig=name)) == codec.decode_answer_query(body(), serving_config=name)
     with pytest.raises(errors.InvalidRequestError, match="servingConfig: the body names another one"):
         codec.decode_answer_query(body(servingConfig=name), serving_config=name + "2")
-
-
-def test_null_is_not_set_and_false_is_not_null() -> None:
-    """Null leaves a field at its default; the relevance gate tells false from unset."""
-    generation = {"ignoreLowRelevantContent": None, "promptSpec": None}
-    assert (
-        codec.decode_answer_query(body(answerGenerationSpec=generation, session=None)).ignore_low_relevant_content
-        is None
-    )
-    for value in (True, False):
-        query = codec.decode_answer_query(body(answerGenerationSpec={"ignoreLowRelevantContent": value}))
-        assert query.ignore_low_relevant_content is value
 
 
 def test_results_that_are_brought_along_are_read_in_their_order() -> None:
