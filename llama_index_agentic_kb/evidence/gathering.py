@@ -177,8 +177,8 @@ async def gather_evidence(
     first = None if untouched else proof
     order = await _off_loop(partial(_order, reranking, candidates, options, limit, first), len(candidates))
     seen, found_by, left = list[Candidate](), list[str](), PostprocessedNodes([])
-    for item in order[:ranked]:
-        seen.append(candidates[item.key])
+    for key in order[:ranked]:
+        seen.append(candidates[key])
         found_by.append(seen[-1].search.source.name)
     nodes: Iterable[NodeWithScore] = map(Candidate.evidence, seen)  # only those that are looked at are copied
     if options.postprocessors:
@@ -238,8 +238,8 @@ def _order(
     options: EvidenceOptions,
     limit: int,
     proof: Sequence[Proof] | None,
-) -> list[Fused[NodeKey]]:
-    """Fuse the lists (by reranker scores if all lists have them), and add sub-query ids to candidates' ``best_for``.
+) -> list[NodeKey]:
+    """Return the fused keys (by reranker scores if all lists have them), and note whose ``best_for`` candidates are.
 
     With ``proof``, supporting passages come first, then the best of each revision and of each step without an answer,
     then the rest, then near-duplicates. If it is None, the lists are only interleaved, for unprocessed results.
@@ -248,8 +248,10 @@ def _order(
     for one in reranking.lists:
         if one.ranked.keys and one.sub_query.id not in (served := candidates[one.ranked.keys[0]].best_for):
             served.append(one.sub_query.id)
+    if not proof and len(lists) == 1 and options.fusion is interleave and not reranking.read:
+        return list(dict.fromkeys(lists[0].keys))  # their order stays
     if proof is None:
-        return interleave(lists)
+        return list(map(attrgetter("key"), interleave(lists)))
     with outside_loop():  # the user's may start a loop of its own
         fused = options.fusion(lists)
     rated = [one for one in reranking.lists if one.ranked.keys and one.processed] if reranking.read else []
@@ -261,7 +263,7 @@ def _order(
         fused.sort(key=lambda item: places.get(item.key, len(places)))
         again = _near_duplicates([item.key for item in fused[:DUPLICATES_DEPTH]], candidates)
         fused.sort(key=lambda item: item.key in again)
-    return with_coverage(fused, lists, places=limit)
+    return list(map(attrgetter("key"), with_coverage(fused, lists, places=limit)))
 
 
 def _first_places(
