@@ -482,9 +482,8 @@ class Steps:
 
     def served(self, searches: Iterable[str] | None = None) -> set[str]:
         """Return the steps for which these searches, by default all, provide results."""
-        return set[str]().union(
-            *[self._serves.get(name, ()) for name in (self._serves if searches is None else searches)]
-        )
+        names = self._serves if searches is None else filter(self._serves.__contains__, searches)
+        return set[str]().union(*map(self._serves.__getitem__, names))
 
     def answers_of(self, step: str, *, partial: bool = False) -> list[Finding]:
         """Return a step's answers, the best of each of its searches first; partial ones only if ``partial`` is True."""

@@ -111,21 +111,18 @@ def with_coverage(fused: Sequence[Fused[K]], lists: Sequence[Ranked[K]], *, plac
     if len(fused) <= places and max(map(len, map(attrgetter("keys"), lists)), default=0) < DEPTH:
         return [*fused]  # none is deep
     bests = {ranked.keys[0] for ranked in lists if ranked.keys and ranked.weight > 0}
-    head: list[Fused[K]] = []
+    head: list[K] = []
     for item in fused:
         if len(head) == places or (item.best_rank >= DEPTH - 1 and item.key not in bests):
             break
-        head.append(item)
-    if bests.issubset(map(attrgetter("key"), head)):
+        head.append(item.key)
+    if bests.issubset(head):
         return [*fused]
-    tail = fused[len(head) :]
-    late = [item for item in tail if item.key in bests]
-    others = [item for item in head if item.key not in bests]
-    too_many = max(0, len(head) + len(late) - places)
-    down = others[max(0, len(others) - too_many) :]
-    moved = {item.key for item in down}
-    kept = [item for item in head if item.key not in moved]
-    return [*kept, *late, *down, *[item for item in tail if item.key not in bests]]
+    late = [item.key for item in fused[len(head) :] if item.key in bests]
+    others = [key for key in head if key not in bests]
+    down = others[max(0, len(others) - max(0, len(head) + len(late) - places)) :]
+    order = dict.fromkeys(head, 0) | dict.fromkeys(late, 1) | dict.fromkeys(down, 2)
+    return sorted(fused, key=lambda item: order.get(item.key, 3))
 
 
 def _reciprocal(ranked: Ranked[K], k: int) -> list[float]:
