@@ -219,11 +219,6 @@ class SourceParams(_Sent):
     results_processing: ResultsProcessing | None = None  # defaults to the request's setting, then the retriever's
     max_output_documents: Documents | None = None
 
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        """The names of the unknown fields, which have no effect."""
-        return tuple(sorted(self.model_extra or ()))
-
     @model_serializer(mode="wrap")
     def _as_given(self, serialize: SerializerFunctionWrapHandler) -> JsonObject:
         data: JsonObject = serialize(self)
@@ -232,10 +227,8 @@ class SourceParams(_Sent):
             data.pop(to_camel(name), None)
         return data
 
-    def over(self, stored: SourceParams | None) -> SourceParams:
+    def over(self, stored: SourceParams) -> SourceParams:
         """Return these parameters, with the stored ones where a field is not given."""
-        if stored is None:
-            return self
         given = {name: getattr(self, name) for name in self.model_fields_set}
         if self.always_query_source or self.never_query_source:  # what is stored may say the opposite
             given = {"always_query_source": False, "never_query_source": False, **given}

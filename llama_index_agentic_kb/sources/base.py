@@ -33,6 +33,7 @@ from llama_index_agentic_kb.guard.resilience import NO_RETRIES, CallProgress, He
 from llama_index_agentic_kb.schema import (
     FilterNode,
     Principal,
+    ResultsProcessing,
     RetrievalRequest,
     SourceData,
     SourceParams,
@@ -189,6 +190,7 @@ class KnowledgeSource(NotPickled):
         self.metadata_reader = metadata_reader
         self.fields = fields
         self.params = params
+        self.no_params = SourceParams(knowledge_source_name=name)  # of a request that has none for it
         self.weight = weight
         self.similarity_top_k = similarity_top_k
         self.resilience = resilience
@@ -401,6 +403,7 @@ def select(
             OData, its filter uses a permission field, or no source remains.
         DeniedError: The principal may search none of the sources. The error contains the reason for each.
     """
+    given: dict[str, SourceParams] = {}
     for params in request.knowledge_source_params:
         name, source = params.knowledge_source_name, sources.get(params.knowledge_source_name)
         if source is None:
@@ -410,7 +413,8 @@ def select(
             raise InvalidRequestError(
                 f"knowledgeSourceParams: {name!r} is of kind {source.kind!r}, not {params.kind!r}"
             )
-    selected = _allowed(sources, request, filters, calibrated=calibrated)
+        given[name] = params
+    selected = _allowed(sources, given, request.results_processing, filters, calibrated=calibrated)
     if all(map(attrgetter("denied"), selected.values())):
         reasons = {name: chosen.denied or "" for name, chosen in selected.items()}
         why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
@@ -420,12 +424,19 @@ def select(
 
 
 def _allowed(
-    sources: Mapping[str, KnowledgeSource], request: RetrievalRequest, filters: FilterNode | None, *, calibrated: bool
+    sources: Mapping[str, KnowledgeSource],
+    given: Mapping[str, SourceParams],
+    processing: ResultsProcessing | None,
+    filters: FilterNode | None,
+    *,
+    calibrated: bool,
 ) -> dict[str, SelectedSource]:
     principal, selected = current_principal(), {}
     for name, source in sources.items():
-        params = request.params_for(name).over(source.params)
-        if reason := params.contradiction(request.results_processing):
+        params = given.get(name) or source.params or source.no_params
+        if source.params is not None and name in given:
+            params = params.over(source.params)
+        if reason := params.contradiction(processing):
             raise InvalidRequestError(f"knowledgeSourceParams[{name}]: {reason}")
         permitted, denied = None, None
         try:
@@ -440,7 +451,7 @@ def _allowed(
         caller = all_of(permitted, filters, params.filters, add_on)
         if params.never_query_source:
             continue
-        ignored = [*params.ignored]
+        ignored = sorted(params.model_extra or ())
         if params.reranker_threshold is not None and not calibrated:
             ignored.append("rerankerThreshold (no calibrated reranker scores this source)")
         warning = f"ignored parameters: {', '.join(ignored)}" if ignored else None

@@ -354,8 +354,8 @@ def test_a_request_of_the_sdk_loads_as_ours() -> None:
     index, web = ours.knowledge_source_params
     assert (index.kind, index.filter_add_on, index.reranker_threshold) == ("searchIndex", "State eq 'WA'", 2.5)
     assert (index.always_query_source, index.fail_on_error, index.include_reference_source_data) == (True, True, True)
-    assert (index.results_processing, index.ignored) == ("rerank", ("enableImageServing",))
-    assert (web.kind, web.never_query_source, web.ignored) == ("web", True, ("count", "market"))
+    assert (index.results_processing, {*(index.model_extra or ())}) == ("rerank", {"enableImageServing"})
+    assert (web.kind, web.never_query_source, {*(web.model_extra or ())}) == ("web", True, {"count", "market"})
 
 
 def test_a_request_of_ours_loads_as_the_sdks() -> None:
