@@ -20,34 +20,35 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextvars
+import inspect
+import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from llama_index_agentic_kb._aio.calls import (
     END,
+    NO_SCOPE,
     Call,
     Job,
     Scope,
+    WorkerPool,
     as_exception,
     call_deadline,
-    cancel,
-    close_unstarted,
+    current_scope,
     deadline_after,
     earliest,
-    emit,
-    emitting,
-    gather,
     on_loop,
-    outside_loop,
     read_ahead,
+    receiver,
+    reset_after_fork,
     set_deadline,
     start,
-    wait,
+    start_in_background,
 )
-from llama_index_agentic_kb._aio.threads import WorkerPool, reset_after_fork
 from llama_index_agentic_kb._types import Work
 
 __all__ = [
@@ -73,6 +74,7 @@ __all__ = [
     "run",
     "set_deadline",
     "start",
+    "start_in_background",
     "wait",
 ]
 
@@ -214,3 +216,100 @@ def _close(loop: asyncio.AbstractEventLoop, *last: Work[None]) -> None:
     finally:
         loop.close()
         _open_loops.discard(loop)
+
+
+# -- waiting for jobs -------------------------------------------------------------------------------------------------
+
+
+async def wait(jobs: Sequence[Job[object]], *, deadline: float | None = None, first: bool = False) -> None:
+    """Wait until all jobs are done (with ``first``: any of them), or the deadline passes.
+
+    Errors of jobs are not raised here; ``Job.done`` tells which jobs have ended. Other coroutines always get a turn.
+    """
+    tasks = [job.task for job in jobs if not job.done]
+    if not tasks or (first and len(tasks) < len(jobs)):
+        await asyncio.sleep(0)
+        return
+    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+    await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED if first else asyncio.ALL_COMPLETED)
+
+
+async def cancel(job: Job[object]) -> None:
+    """Stop a job, and give its coroutine a turn to clean up."""
+    job.cancel()
+    await asyncio.sleep(0)
+
+
+async def gather(works: Iterable[Work[T] | Call[T]], *, deadline: float | None = None) -> list[Job[T]]:
+    """Run coroutines and calls concurrently, and return their jobs in order; late ones are cancelled."""
+    jobs = [start(work) for work in works]
+    await wait(jobs, deadline=deadline)
+    for job in jobs:
+        if not job.done:
+            await cancel(job)
+    return jobs
+
+
+# -- items that a coroutine emits -------------------------------------------------------------------------------------
+
+
+async def emit(item: object) -> None:
+    """Pass an item to the reader of ``iterate`` or ``aiterate``; ``run`` and ``arun`` discard it."""
+    receive = receiver.get()
+    if receive is not None:
+        receive(item)
+    await asyncio.sleep(0)  # a reader that waits for the item goes first
+
+
+async def emitting(work: Awaitable[T], change: Callable[[Any], object], rest: Callable[[], object] | None = None) -> T:
+    """Await a coroutine, and replace each item that it emits by the result of ``change``, unless that is empty.
+
+    ``rest`` returns one last item to emit after the coroutine has returned, unless it is empty.
+    """
+    receive = receiver.get()
+
+    def changed(item: object) -> None:
+        out = change(item)
+        if out and receive is not None:
+            receive(out)
+
+    token = receiver.set(changed)
+    try:
+        result = await work
+    finally:
+        receiver.reset(token)
+    last = rest() if rest is not None else None
+    if last:
+        await emit(last)
+    return result
+
+
+# -- the loop ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def outside_loop() -> Iterator[None]:
+    """Hide the private loop of a sync entry point while user code runs, so that this code may start its own loop.
+
+    With an async entry point the user's own loop stays visible. A worker thread has no loop to hide.
+    """
+    loop = asyncio._get_running_loop()  # noqa: SLF001 (None if no loop runs)
+    if loop is None or not (current_scope.get(NO_SCOPE)).threads:
+        yield
+        return
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.tasks._leave_task(loop, task)  # noqa: SLF001 (documented for third-party task implementations)
+    asyncio._set_running_loop(None)  # noqa: SLF001 (the hook that event loops use)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(loop)  # noqa: SLF001
+        if task is not None:
+            asyncio.tasks._enter_task(loop, task)  # noqa: SLF001
+
+
+def close_unstarted(work: Work[object]) -> None:
+    """Close a coroutine that was never started, so that Python does not warn that it was never awaited."""
+    if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+        work.close()

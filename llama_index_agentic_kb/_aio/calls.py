@@ -1,4 +1,4 @@
-"""Leaf calls, streams with deadlines, concurrent jobs, and items that a coroutine emits.
+"""Leaf calls on the threads of bounded pools or on event loops, concurrent jobs, and streams, all with deadlines.
 
 An error of a leaf call is always delivered as an ``Exception``: a ``SystemExit`` or a ``CancelledError`` that a source
 raises ends neither a loop nor a thread, and blocks no caller. No caller waits for a cancellation either, which may
@@ -12,23 +12,153 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
+import itertools
 import math
+import os
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import weakref
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
-from llama_index_agentic_kb._aio.threads import BACKGROUND, SHARED_POOL, WorkerPool, start_in_background
 from llama_index_agentic_kb._types import Work
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+
+# -- threads ----------------------------------------------------------------------------------------------------------
+
+# ``concurrent.futures`` is unsuitable: its threads prevent the interpreter from exiting while one of them hangs, and
+# the event loop's default pool is shared, so that one source that hangs would block the healthy ones.
+
+IDLE_SECONDS = 10.0
+"""The time in seconds after which an idle thread ends."""
+
+
+class Resettable(Protocol):
+    """State that a forked child must not share: locks, threads, and counts of work that runs in the parent only."""
+
+    def reset(self) -> None:
+        """Return to the empty state."""
+
+
+_resettable: weakref.WeakSet[Resettable] = weakref.WeakSet()
+
+
+def reset_after_fork(item: Resettable) -> None:
+    """Register an object, which is reset in each forked child as long as it exists."""
+    _resettable.add(item)
+
+
+def _reset_all() -> None:
+    for item in list(_resettable):
+        item.reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_all)
+
+
+class WorkerPool:
+    """Runs submitted work on at most ``max_workers`` daemon threads, in order of arrival.
+
+    Threads are started when needed and end when idle. Work that never returns occupies its thread, and no other pool's.
+    """
+
+    def __init__(self, name: str, max_workers: int = 8) -> None:
+        if max_workers < 1:
+            raise ValueError(f"max_workers must be at least 1, got {max_workers}")
+        self.name = name
+        self.max_workers = max_workers
+        self.reset()
+        reset_after_fork(self)
+
+    def reset(self) -> None:
+        """Clear the pool; in a forked child the parent's threads do not run."""
+        self.threads = 0
+        """The number of live threads, idle or working."""
+        self._changed = threading.Condition()
+        self._work: deque[Callable[[], None]] = deque()
+        self._idle = 0  # waiting threads, including those that are notified and have not taken their work yet
+        self._serial = itertools.count(1)
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Run ``work``, which never raises, on a thread of the pool as soon as one is free."""
+        with self._changed:
+            self._work.append(work)
+            if self._idle >= len(self._work):
+                self._changed.notify()
+                return
+            if self.threads >= self.max_workers:
+                return
+            self.threads += 1
+            name = f"agentic-kb-{self.name}-{next(self._serial)}"
+        threading.Thread(target=self._serve, name=name, daemon=True).start()
+
+    def _serve(self) -> None:
+        """Run submitted work until no more arrives for ``IDLE_SECONDS``."""
+        while (work := self._take()) is not None:
+            work()
+            del work  # so that an idle thread has no reference to it
+
+    def _take(self) -> Callable[[], None] | None:
+        with self._changed:
+            self._idle += 1
+            came = self._changed.wait_for(self._work.__len__, timeout=IDLE_SECONDS)
+            self._idle -= 1
+            if came:
+                return self._work.popleft()
+            self.threads -= 1
+            return None
+
+
+SHARED_POOL = WorkerPool("shared", max_workers=64)
+"""The pool for calls without a pool of their own: language models, postprocessors."""
+
+
+class _BackgroundLoop:
+    """The long-lived event loop on which sync entry points await async-only clients, so that connections persist."""
+
+    def __init__(self) -> None:
+        self._left_behind: list[asyncio.AbstractEventLoop] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.reset()
+        reset_after_fork(self)
+
+    def reset(self) -> None:
+        """Drop the loop, since its thread does not run in a forked child; ``get`` starts a new one."""
+        if self._loop is not None:
+            self._left_behind.append(self._loop)  # garbage collection would close the parent's sockets
+        self._lock = threading.Lock()
+        self._loop = None
+        self.thread: threading.Thread | None = None
+
+    def get(self) -> asyncio.AbstractEventLoop:
+        """Return the running loop; the first call starts it."""
+        with self._lock:
+            if self._loop is None or self._loop.is_closed():
+                self._loop = asyncio.new_event_loop()
+                self.thread = threading.Thread(target=self._loop.run_forever, name="agentic-kb-loop", daemon=True)
+                self.thread.start()
+            return self._loop
+
+
+_BACKGROUND = _BackgroundLoop()
+
+
+def start_in_background(work: Work[None], context: contextvars.Context) -> Callable[[], object]:
+    """Start a coroutine on the background loop in a copy of a context, and return a function that cancels it, once."""
+    return context.run(asyncio.run_coroutine_threadsafe, work, _BACKGROUND.get()).cancel
+
+
+# -- deadlines and scopes ----------------------------------------------------------------------------------------------
 
 _STOPPED: Final = "stopped before it was done"
 
@@ -41,7 +171,8 @@ Deliver: TypeAlias = Callable[[Any, "Exception | None"], None]
 
 _NOTHING: Final = nullcontext()
 
-_emit: contextvars.ContextVar[Callable[[object], None] | None] = contextvars.ContextVar("agentic_kb_emit", default=None)
+receiver = contextvars.ContextVar[Callable[[object], None] | None]("agentic_kb_receiver", default=None)
+"""What is called with each item that is emitted in the context."""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +219,7 @@ def set_deadline(deadline: float | None) -> _Bound:
     return bound
 
 
-_scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("agentic_kb_scope", default=None)
+current_scope = contextvars.ContextVar["Scope"]("agentic_kb_scope")
 
 
 class Scope:
@@ -100,8 +231,8 @@ class Scope:
     def __init__(self, *, threads: bool) -> None:
         self.threads = threads
         self.tasks: set[asyncio.Task[object]] = set()
-        self._outer = _scope.get()
-        self._on_background = threads and threading.current_thread() is BACKGROUND.thread  # and so blocks its loop
+        self._outer = current_scope.get(None)
+        self._on_background = threads and threading.current_thread() is _BACKGROUND.thread  # and so blocks its loop
         self._closed = False
 
     @property
@@ -113,9 +244,15 @@ class Scope:
         self, work: Work[T], context: contextvars.Context, receive: Callable[[object], None] | None = None
     ) -> Job[T]:
         """Start the coroutine of this scope; ``receive`` is called with each item that is emitted in the context."""
-        context.run(_scope.set, self)
-        context.run(_emit.set, receive)
+        context.run(current_scope.set, self)
+        context.run(receiver.set, receive)
         return start(work, context, self)
+
+    def abandon(self, task: asyncio.Task[None]) -> None:
+        """Cancel the task of a call for which nobody waits any more; it has until the scope is closed to end."""
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        cancel_once(task)
 
     async def close(self) -> None:
         """Cancel all running tasks; sync calls are abandoned on their threads."""
@@ -128,7 +265,7 @@ class Scope:
             await asyncio.sleep(0)
 
 
-_NO_DOOR: Final = Scope(threads=False)
+NO_SCOPE: Final = Scope(threads=False)
 """The scope of coroutines that are awaited outside of all entry points: on the caller's loop, with async clients."""
 
 
@@ -173,7 +310,7 @@ class Call(Generic[T]):
         deadline = earliest(deadline, self.deadline, call_deadline())
         if deadline is not None and time.monotonic() >= deadline:
             raise DeadlineExceededError(f"{self.what} was not begun: its deadline had passed")
-        context, loop, scope = contextvars.copy_context(), asyncio.get_running_loop(), _scope.get() or _NO_DOOR
+        context, loop, scope = contextvars.copy_context(), asyncio.get_running_loop(), current_scope.get(NO_SCOPE)
         bound = _Bound(deadline, _bound.get())
         answer: asyncio.Future[T] = loop.create_future()
         context.run(_bound.set, bound)
@@ -181,9 +318,7 @@ class Call(Generic[T]):
         abandon: Callable[[], object] | None = None
         if self.native is not None and not scope.threads:
             task = loop.create_task(_awaited(self.native, within, deliver, answer), context=context)
-            scope.tasks.add(task)
-            task.add_done_callback(scope.tasks.discard)
-            abandon = partial(cancel_once, task)
+            abandon = partial(scope.abandon, task)
         elif self.sync is not None:
             work = partial(context.run, self.sync)
             (pool or self.pool or SHARED_POOL).submit(partial(_run_on_thread, work, within, deliver, answer))
@@ -344,41 +479,12 @@ def start(work: Work[T] | Call[T], context: contextvars.Context | None = None, s
 
     It is cancelled when its scope ends, by default that of the current context.
     """
-    tasks = (scope or _scope.get() or _NO_DOOR).tasks
+    tasks = (scope or current_scope.get(NO_SCOPE)).tasks
     coroutine = work.perform() if isinstance(work, Call) else work
     job = Job(asyncio.get_running_loop().create_task(coroutine, context=context), tasks)
     tasks.add(job.task)
     job.task.add_done_callback(job.end)
     return job
-
-
-async def wait(jobs: Sequence[Job[object]], *, deadline: float | None = None, first: bool = False) -> None:
-    """Wait until all jobs are done (with ``first``: any of them), or the deadline passes.
-
-    Errors of jobs are not raised here; ``Job.done`` tells which jobs have ended. Other coroutines always get a turn.
-    """
-    tasks = [job.task for job in jobs if not job.done]
-    if not tasks or (first and len(tasks) < len(jobs)):
-        await asyncio.sleep(0)
-        return
-    left = None if deadline is None else max(0.0, deadline - time.monotonic())
-    await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED if first else asyncio.ALL_COMPLETED)
-
-
-async def cancel(job: Job[object]) -> None:
-    """Stop a job, and give its coroutine a turn to clean up."""
-    job.cancel()
-    await asyncio.sleep(0)
-
-
-async def gather(works: Iterable[Work[T] | Call[T]], *, deadline: float | None = None) -> list[Job[T]]:
-    """Run coroutines and calls concurrently, and return their jobs in order; late ones are cancelled."""
-    jobs = [start(work) for work in works]
-    await wait(jobs, deadline=deadline)
-    for job in jobs:
-        if not job.done:
-            await cancel(job)
-    return jobs
 
 
 # -- streams ----------------------------------------------------------------------------------------------------------
@@ -457,68 +563,3 @@ async def read_ahead(
         job.cancel()
         if timer is not None:
             timer.cancel()
-
-
-# -- items that a coroutine emits -------------------------------------------------------------------------------------
-
-
-async def emit(item: object) -> None:
-    """Pass an item to the reader of ``iterate`` or ``aiterate``; ``run`` and ``arun`` discard it."""
-    receive = _emit.get()
-    if receive is not None:
-        receive(item)
-    await asyncio.sleep(0)  # a reader that waits for the item goes first
-
-
-async def emitting(work: Awaitable[T], change: Callable[[Any], object], rest: Callable[[], object] | None = None) -> T:
-    """Await a coroutine, and replace each item that it emits by the result of ``change``, unless that is empty.
-
-    ``rest`` returns one last item to emit after the coroutine has returned, unless it is empty.
-    """
-    receive = _emit.get()
-
-    def changed(item: object) -> None:
-        out = change(item)
-        if out and receive is not None:
-            receive(out)
-
-    token = _emit.set(changed)
-    try:
-        result = await work
-    finally:
-        _emit.reset(token)
-    last = rest() if rest is not None else None
-    if last:
-        await emit(last)
-    return result
-
-
-# -- the loop ---------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def outside_loop() -> Iterator[None]:
-    """Hide the private loop of a sync entry point while user code runs, so that this code may start its own loop.
-
-    With an async entry point the user's own loop stays visible. A worker thread has no loop to hide.
-    """
-    loop = asyncio._get_running_loop()  # noqa: SLF001 (None if no loop runs)
-    if loop is None or not (_scope.get() or _NO_DOOR).threads:
-        yield
-        return
-    task = asyncio.current_task()
-    if task is not None:
-        asyncio.tasks._leave_task(loop, task)  # noqa: SLF001 (documented for third-party task implementations)
-    asyncio._set_running_loop(None)  # noqa: SLF001 (the hook that event loops use)
-    try:
-        yield
-    finally:
-        asyncio._set_running_loop(loop)  # noqa: SLF001
-        if task is not None:
-            asyncio.tasks._enter_task(loop, task)  # noqa: SLF001
-
-
-def close_unstarted(work: Work[object]) -> None:
-    """Close a coroutine that was never started, so that Python does not warn that it was never awaited."""
-    if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
-        work.close()

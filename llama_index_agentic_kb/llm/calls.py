@@ -212,7 +212,8 @@ class ModelCalls:
         except Exception as error:  # noqa: BLE001 (raised again, in one kind)
             self._raise(error, deadline)
         finally:
-            permit.hang_up()
+            if permit.ended is None:
+                permit.hang_up()
 
     def _raise(self, error: Exception, deadline: float | None) -> NoReturn:
         """Raise a failed call's error: ``DeadlineExceededError`` after the deadline, else that of ``as_failure``."""

@@ -34,8 +34,7 @@ from llama_index.core.tools import AsyncBaseTool, BaseTool, FunctionTool, ToolMe
 from pydantic import BaseModel, JsonValue, StringConstraints, TypeAdapter, ValidationError, create_model
 from pydantic_core import SchemaError, to_jsonable_python
 
-from llama_index_agentic_kb._aio import Call, call_deadline, deadline_after, run
-from llama_index_agentic_kb._aio.threads import start_in_background
+from llama_index_agentic_kb._aio import Call, call_deadline, deadline_after, run, start_in_background
 from llama_index_agentic_kb._text import normalize, one_line, redacted_excerpt
 from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.account.logs import logger

@@ -25,7 +25,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from llama_index_agentic_kb import _text
-from llama_index_agentic_kb._aio.threads import WorkerPool, reset_after_fork
+from llama_index_agentic_kb._aio import WorkerPool, reset_after_fork
 from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, DeadlineExceededError, SessionStoreError
 

@@ -37,7 +37,7 @@ from llama_index_agentic_kb._aio import (
     read_ahead,
     start,
 )
-from llama_index_agentic_kb._aio import threads as workers
+from llama_index_agentic_kb._aio import calls as workers
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.testing import MemoryRetriever
 from tests.aio.conftest import until
