@@ -76,7 +76,7 @@ from llama_index_agentic_kb.search.prototypes import ScopeIndex
 from llama_index_agentic_kb.search.rerank import Reranker, as_reranker
 from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.sources.base import SelectedSource, as_source, by_name, select
-from llama_index_agentic_kb.sources.fan_out import FanOut, missing_parts, raise_if_lost
+from llama_index_agentic_kb.sources.fan_out import FanOut, missing_parts
 from llama_index_agentic_kb.sources.tool import ToolSource
 
 MEMORY_SECONDS: Final = 5.0
@@ -379,9 +379,8 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             turn, outcome = ToolTurn(None), await search_question(task)
         if self._verbose:
             _print_searches(log.records)
-        if not turn.reply:
-            raise_if_lost(outcome.searches)
-        missing = [*forgotten, *missing_parts(outcome.searches), *fan_out.left_out, *outcome.withheld]
+        failed = missing_parts(outcome.searches, answered=bool(turn.reply))
+        missing = [*forgotten, *failed, *fan_out.left_out, *outcome.withheld]
         made = Retrieval(
             outcome, log, budget, whole, self.sources, selected, missing, dialogue=turn.state, reply=turn.reply
         )
@@ -394,7 +393,8 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             await self._gather(request, made, task, bundle, narrowing, limit)
             if request.scope_state is not None and narrowing.turn is not None:
                 made.scope_state = conversation.after(narrowing.turn, made.nodes)
-        fan_out.forget(outcome.searches)
+        if failed:
+            fan_out.forget(outcome.searches)
         return made
 
     async def _gather(

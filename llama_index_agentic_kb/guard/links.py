@@ -165,11 +165,11 @@ class LinkFilter(TextFilter):
     def _plain(self, text: str, *, ends_here: bool) -> str:
         """Return a text without bare addresses; it ends with the stream, or before a Markdown or HTML construct."""
         self._ends_here = ends_here
-        return _BARE.sub(self._bare, self._after_address(text, ended=True))
+        return _BARE.sub(self._bare, self._after_address(text, ended=True) if self._swallows else text)
 
     def _but_the_last_word(self, text: str) -> str:
         """Return a filtered text without its last word, which is buffered, since it may become an address."""
-        text = self._after_address(text, ended=False)
+        text = self._after_address(text, ended=False) if self._swallows else text
         head = text.rstrip(_URL_SIGNS)
         word = text[len(head) :]
         clean = _BARE.sub(self._bare, head)
@@ -190,9 +190,8 @@ class LinkFilter(TextFilter):
 
     def _after_address(self, text: str, *, ended: bool) -> str:
         """Return a text without the rest of an address that was too long to buffer."""
-        if self._swallows:
-            text = text.lstrip(_URL_SIGNS)
-            self._swallows = not text and not ended
+        text = text.lstrip(_URL_SIGNS)
+        self._swallows = not text and not ended
         return text
 
     def _bare(self, found: re.Match[str]) -> str:

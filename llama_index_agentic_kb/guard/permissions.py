@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
+from functools import cached_property
 from itertools import filterfalse, permutations
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -41,7 +42,7 @@ _NOBODY: Final = "no principal was given: pass principal= or use acting_as(...)"
 _current: ContextVar[Principal | None] = ContextVar("agentic_kb_principal", default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Permissions:
     """The metadata fields that say who may see a document.
 
@@ -181,14 +182,17 @@ class Permissions:
         """Return a copy of metadata without the permission fields."""
         return {key: value for key, value in metadata.items() if not self.declares(key)}
 
+    @cached_property
+    def _prefixes(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.users, self.groups)))
+
     def declares(self, key: str) -> bool:
         """Return whether a metadata key is a permission field."""
-        return key == self.tenant or self.hides(key)
+        return key in (self.tenant, self.owner, self.public) or key.startswith(self._prefixes)
 
     def hides(self, key: str) -> bool:
         """Return whether a metadata key is a permission field other than the tenant: readers may not filter on it."""
-        shared = (self.users is not None and key.startswith(self.users)) or key in (self.owner, self.public)
-        return shared or (self.groups is not None and key.startswith(self.groups))
+        return key != self.tenant and self.declares(key)
 
 
 def _key(prefix: str, name: str) -> str:
@@ -216,9 +220,10 @@ def acting_as(principal: Principal) -> Iterator[None]:
         _current.reset(token)
 
 
-def current_principal() -> Principal | None:
-    """Return the principal on whose behalf this code runs, if any."""
-    return _current.get()
+current_principal: Final = _current.get
+"""Returns the principal on whose behalf this code runs, if any."""
+set_principal: Final = _current.set
+"""Sets the principal of the current context, so that nested calls, such as other knowledge bases, act for it."""
 
 
 def merge_principals(*given: Principal | None, required: bool = False) -> Principal | None:
@@ -236,11 +241,6 @@ def merge_principals(*given: Principal | None, required: bool = False) -> Princi
     if required and not distinct:
         raise DeniedError(_NOBODY)
     return next(iter(distinct), None)
-
-
-def set_principal(principal: Principal | None) -> None:
-    """Set the principal of the current context, so that nested calls, such as other knowledge bases, act for it."""
-    _current.set(principal)
 
 
 searched_under: Final[ContextVar[Permissions | None]] = ContextVar("agentic_kb_searched_under", default=None)

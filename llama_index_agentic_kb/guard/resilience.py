@@ -22,7 +22,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from functools import partial
+from functools import cached_property, partial
 from typing import Final, Literal, NamedTuple, TypeVar
 
 from llama_index_agentic_kb._aio import Call, WorkerPool, call_deadline, earliest, on_loop, reset_after_fork
@@ -127,7 +127,7 @@ class BreakerPolicy:
         _check(self, 0, "cool_down")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Resilience:
     """Resilience settings for the calls of a service that may fail or hang.
 
@@ -162,7 +162,7 @@ class Resilience:
         if grace not in ("auto", None) and (isinstance(grace, str | bool) or not (math.isfinite(grace) and grace >= 0)):
             raise ConfigurationError(f"Resilience.straggler_grace must be 0 or more, None, or 'auto', got {grace!r}")
 
-    @property
+    @cached_property
     def grace(self) -> float | None:
         """The wait in seconds for a slow source after the others have answered; None waits for its whole timeout."""
         if self.straggler_grace == "auto":
@@ -236,8 +236,8 @@ class CircuitBreaker:
         self._name = name
         self._policy = policy
         self._clock = clock
-        self._in_a_row = 0
-        self._open_until: float | None = None
+        self.in_a_row = 0
+        self.open_until: float | None = None
         self._reason = ""
         self.reset()
         reset_after_fork(self)
@@ -251,17 +251,17 @@ class CircuitBreaker:
     def state(self) -> CircuitState:
         """The current state of the circuit."""
         with self._lock:
-            if self._open_until is None:
+            if self.open_until is None:
                 return CircuitState.CLOSED
-            return CircuitState.OPEN if self._clock() < self._open_until else CircuitState.HALF_OPEN
+            return CircuitState.OPEN if self._clock() < self.open_until else CircuitState.HALF_OPEN
 
     @property
     def reason(self) -> str | None:
         """Why the circuit is open, and until when; None if it is closed. It has no message of another request."""
         with self._lock:
-            if self._open_until is None:
+            if self.open_until is None:
                 return None
-            until = datetime.now(UTC) + timedelta(seconds=max(0.0, self._open_until - self._clock()))
+            until = datetime.now(UTC) + timedelta(seconds=max(0.0, self.open_until - self._clock()))
             return f"circuit open until {until:%H:%M:%S} UTC ({self._reason})"
 
     def admit(self) -> bool:
@@ -271,9 +271,9 @@ class CircuitBreaker:
             CircuitOpenError: The circuit is open, or half open with a probe running.
         """
         with self._lock:
-            if self._open_until is None:
+            if self.open_until is None:
                 return False
-            if self._clock() < self._open_until or self._probing:
+            if self._clock() < self.open_until or self._probing:
                 raise CircuitOpenError(f"{self._name} was not asked: {self.reason}")
             self._probing = True
             return True
@@ -292,25 +292,25 @@ class CircuitBreaker:
             if dropped:
                 return
             if error is None or not is_outage(error):
-                self._in_a_row = 0
+                self.in_a_row = 0
                 if probe:
-                    self._open_until = None
+                    self.open_until = None
                     logger.info("%s answers again: its circuit is closed", self._name)
                 return
-            self._in_a_row += 1
-            if probe or (self._open_until is None and self._in_a_row >= self._policy.failures):
-                because = "the probe failed" if probe else f"{self._in_a_row} failures in a row"
+            self.in_a_row += 1
+            if probe or (self.open_until is None and self.in_a_row >= self._policy.failures):
+                because = "the probe failed" if probe else f"{self.in_a_row} failures in a row"
                 self._reason = f"{because}; the last: {type(error).__name__} at {datetime.now(UTC):%H:%M:%S} UTC"
-                self._open_until = self._clock() + self._policy.cool_down
-                self._in_a_row = 0
+                self.open_until = self._clock() + self._policy.cool_down
+                self.in_a_row = 0
                 logger.warning("%s: %s", self._name, self.reason)
 
     def came_late(self) -> None:
         """Record that an abandoned call has returned: the service is slow, not down, so a probe is allowed now."""
         with self._lock:
-            self._in_a_row = 0
-            if self._open_until is not None:
-                self._open_until = min(self._open_until, self._clock())
+            self.in_a_row = 0
+            if self.open_until is not None:
+                self.open_until = min(self.open_until, self._clock())
 
 
 # -- bulkhead ----------------------------------------------------------------------------------------------------------
@@ -388,27 +388,33 @@ class Bulkhead:
         permit = permit or Permit()
         permit.bulkhead = self
         try:
-            await self._enter(permit, call.what, deadline, call.deadline)
+            with self.lock:
+                granted = None
+                if len(self.held) < self.max_concurrency and not self._waiting:
+                    self.held.add(permit)
+                else:
+                    granted = self._queued(permit, call.what)
+            if granted is not None:
+                await self._wait(permit, granted, call.what, earliest(deadline, call.deadline, call_deadline()))
             return await call.perform(deadline, self._pool, permit)
         finally:
             if permit.ended is None:
                 self.leave(permit)
 
-    async def _enter(self, permit: Permit, what: str, *deadlines: float | None) -> None:
+    def _queued(self, permit: Permit, what: str) -> asyncio.Future[None]:
+        """Return a future that is done when a permit that now waits is woken."""
+        self._refuse_if_hung(what)
+        if (waiting := len(self._waiting)) >= MAX_WAITING:
+            raise BulkheadFullError(
+                f"{what} was not begun: {self.max_concurrency} calls are under way, and {waiting} wait already"
+            )
         loop = asyncio.get_running_loop()
-        with self.lock:
-            if len(self.held) < self.max_concurrency and not self._waiting:
-                self.held.add(permit)
-                return
-            self._refuse_if_hung(what)
-            if (waiting := len(self._waiting)) >= MAX_WAITING:
-                raise BulkheadFullError(
-                    f"{what} was not begun: {self.max_concurrency} calls are under way, and {waiting} wait already"
-                )
-            granted = loop.create_future()
-            permit.wake = partial(on_loop, loop, granted.set_result, None)
-            self._waiting[permit] = None
-        deadline = earliest(*deadlines, call_deadline())
+        granted: asyncio.Future[None] = loop.create_future()
+        permit.wake = partial(on_loop, loop, granted.set_result, None)
+        self._waiting[permit] = None
+        return granted
+
+    async def _wait(self, permit: Permit, granted: asyncio.Future[None], what: str, deadline: float | None) -> None:
         while True:
             left = HANGS_AFTER if deadline is None else min(HANGS_AFTER, max(0.0, deadline - time.monotonic()))
             await asyncio.wait([granted], timeout=left)
@@ -436,7 +442,7 @@ class Bulkhead:
             self._waiting.pop(permit, None)
             if permit not in self.held:  # released already, or granted in the parent of a forked child
                 return
-            if permit.at_work:
+            if permit.began is not None and permit.ended is None:  # it is at work
                 permit.abandoned_at = permit.abandoned_at or time.monotonic()
                 return
             self.held.discard(permit)
@@ -459,11 +465,6 @@ class CallProgress:
     given_up: str | None = None
     """The reason why the search was cancelled before its deadline; None if it was not."""
     permits: list[Permit] = field(default_factory=list)
-
-    @property
-    def retries(self) -> int:
-        """The number of retries."""
-        return max(0, self.attempts - self.calls)
 
     @property
     def at_work_since(self) -> float | None:
@@ -535,7 +536,7 @@ class ResilientCalls:
     async def _attempt(self, call: Call[T], progress: CallProgress, deadline: float | None) -> T:
         """Make one attempt; its cancellation counts as a failure only if the search was given up for being slow."""
         permit, breaker = Permit(self._returned), self._breaker
-        probe = breaker is not None and breaker.admit()
+        probe = breaker is not None and breaker.open_until is not None and breaker.admit()
         progress.attempts += 1
         progress.permits.append(permit)
         failure: BaseException | None = None
@@ -546,7 +547,7 @@ class ResilientCalls:
             failure = DeadlineExceededError(given_up) if given_up else error
             raise
         finally:
-            if breaker is not None:
+            if breaker is not None and (failure is not None or probe or breaker.in_a_row):
                 breaker.ended(failure, None if permit.began is None else time.monotonic() - permit.began, probe=probe)
             failure = None  # its frames include this one, and would be kept until a garbage collection
 

@@ -80,8 +80,6 @@ class Fields:
 
 def _as_json(value: object) -> JsonValue:
     """Return a metadata value as JSON-compatible data without lone surrogates; other types become text."""
-    if isinstance(value, str):
-        return without_surrogates(value)
     try:
         text = json.dumps(to_jsonable_python(value, fallback=str, inf_nan_mode="null"), ensure_ascii=False)
     except ValueError:  # a circular reference, or bytes that are not UTF-8
@@ -342,7 +340,11 @@ class KnowledgeSource(NotPickled):
             terms += map(str, value) if isinstance(value, (list, tuple)) else [str(value)] if value else []
         shown: JsonObject = {}
         for name, value in (metadata if self.permissions is None else self.permissions.without(metadata)).items():
-            if not name.startswith("_") and name != _INTERNAL:
+            if name.startswith("_") or name == _INTERNAL:
+                continue
+            if isinstance(value, str):
+                shown[name] = without_surrogates(value)
+            else:
                 shown[name] = value if type(value) in (int, bool) else _as_json(value)
         return SourceData(
             doc_key=without_surrogates(str(key)),

@@ -353,7 +353,7 @@ class FanOut:
             dropped_by_filter=by_filter,
             dropped_as_unusable=unusable or None,
             lanes=lanes,
-            retries=progress.retries or None,
+            retries=max(0, progress.attempts - progress.calls) or None,
         )
 
     async def _search_shards(self, search: SourceSearch, source: ShardedSource, chosen: SelectedSource) -> None:
@@ -421,7 +421,7 @@ class FanOut:
             outcome=Outcome.DENIED if isinstance(error, DeniedError) else ended,
             count=0,
             error=describe_error(error, name, search.stage),
-            retries=search.progress.retries or None,
+            retries=max(0, search.progress.attempts - search.progress.calls) or None,
         )
         asked, stage = search.sub_query.id, search.stage
         logger.warning("source %r did not answer %s (%s): %s", name, asked, stage, error_message(error))
@@ -480,41 +480,44 @@ class FanOut:
 # -- what failed searches mean for their request ----------------------------------------------------------------------
 
 
-def raise_if_lost(searches: Sequence[SourceSearch]) -> None:
-    """Raise if all searches failed, or one of a source with ``failOnError``: ``DeniedError`` or ``RetrievalError``."""
-    failed, strict = list[tuple[SourceSearch, Exception]](), list[tuple[SourceSearch, Exception]]()
+def missing_parts(searches: Sequence[SourceSearch], *, answered: bool = False) -> list[MissingPart]:
+    """Return a ``MissingPart`` for each failed search, and for each list that failed beside one that succeeded.
+
+    Raises:
+        DeniedError, RetrievalError: All searches failed, or one of a source with ``failOnError``; unless the request
+            is ``answered`` without them.
+    """
+    made, failed, strict = list[MissingPart](), list[tuple[SourceSearch, Exception]](), False
     for search in searches:
+        errors = [("", search.error)]
         if search.error is not None:
             failed.append((search, search.error))
-            strict += [failed[-1]] if search.must_answer else []
-    if not strict and len(failed) < max(1, len(searches)):
-        return
-    causes: dict[str, Exception] = {}
-    reasons: dict[str, str] = {}
-    failures = []
-    for search, error in strict or failed:
-        name, query, described = search.source.name, search.sub_query.query, describe_error(error)
-        causes[f"{name}: {query}"] = error
-        reasons.setdefault(name, error_message(error))
-        failures.append(FailedSearch(name, search.stage, described.code, described.message, query))
-    kind = DeniedError if all(isinstance(error, DeniedError) for error in causes.values()) else RetrievalError
-    what = "a source with failOnError failed" if strict else "every selected source failed"
-    raise kind(f"{what}: " + "; ".join(f"{name}: {reason}" for name, reason in reasons.items()), causes, failures)
-
-
-def missing_parts(searches: Sequence[SourceSearch]) -> list[MissingPart]:
-    """Return a ``MissingPart`` for each failed search, and for each list that failed beside one that succeeded."""
-    made = []
-    for search in searches:
-        failed = [("", search.error)]
+            strict = strict or search.must_answer
         for ranked in search.lists:
             for part in ranked.parts or [ranked]:
                 where = f"in shard {part.shard!r} " if part.shard else ""
-                failed.append((f"its {part.kind} search {where}failed: ", part.error))
-        for what, error in failed:
+                errors.append((f"its {part.kind} search {where}failed: ", part.error))
+        for what, error in errors:
             if error is not None:
                 late = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
                 outcome = late if what else search.record.outcome or Outcome.ERROR
                 reason, name = what + error_message(error), search.source.name
                 made.append(MissingPart(what=name, outcome=outcome, reason=reason, sub_query_id=search.sub_query.id))
+    if not answered and (strict or len(failed) >= max(1, len(searches))):
+        raise _lost([one for one in failed if one[0].must_answer or not strict], strict=strict)
     return made
+
+
+def _lost(failed: Sequence[tuple[SourceSearch, Exception]], *, strict: bool) -> DeniedError | RetrievalError:
+    """Return the error of a request whose searches, or those of its ``strict`` sources, failed."""
+    what = "a source with failOnError failed" if strict else "every selected source failed"
+    causes: dict[str, Exception] = {}
+    reasons: dict[str, str] = {}
+    failures = []
+    for search, error in failed:
+        name, query, described = search.source.name, search.sub_query.query, describe_error(error)
+        causes[f"{name}: {query}"] = error
+        reasons.setdefault(name, error_message(error))
+        failures.append(FailedSearch(name, search.stage, described.code, described.message, query))
+    kind = DeniedError if all(isinstance(error, DeniedError) for error in causes.values()) else RetrievalError
+    return kind(f"{what}: " + "; ".join(f"{name}: {reason}" for name, reason in reasons.items()), causes, failures)
