@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.llm.openai_compatible import OpenAICompatible as OpenAICompatible
     from llama_index_agentic_kb.planning import DEFAULT_LIMITS as DEFAULT_LIMITS
     from llama_index_agentic_kb.planning import EffortLimits as EffortLimits
-    from llama_index_agentic_kb.planning.effort import InputLimits as InputLimits
     from llama_index_agentic_kb.query_engine import AgenticQueryEngine as AgenticQueryEngine
     from llama_index_agentic_kb.query_engine import cited_nodes as cited_nodes
     from llama_index_agentic_kb.retriever import AgenticRetriever as AgenticRetriever
@@ -73,6 +72,7 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.schema.answer import Answer as Answer
     from llama_index_agentic_kb.schema.answer import AnswerQuery as AnswerQuery
     from llama_index_agentic_kb.schema.answer import AnswerResponse as AnswerResponse
+    from llama_index_agentic_kb.schema.request import InputLimits as InputLimits
     from llama_index_agentic_kb.search.embedding import EmbeddingCache as EmbeddingCache
     from llama_index_agentic_kb.search.fusion import interleave as interleave
     from llama_index_agentic_kb.search.fusion import reciprocal_rank_fusion as reciprocal_rank_fusion
@@ -118,13 +118,13 @@ guard.resilience: NO_RETRIES BreakerPolicy Resilience RetryPolicy
 index: AgenticVectorStoreIndex
 knowledge_base: KnowledgeBase
 llm.openai_compatible: OpenAICompatible
-planning.effort: InputLimits
 planning: DEFAULT_LIMITS EffortLimits
 query_engine: AgenticQueryEngine cited_nodes
 retriever: AgenticRetriever RetrieverOptions
 schema.answer: Answer AnswerQuery AnswerResponse
 schema: DialogueStage DialogueState Finding GroundingLedger OutputMode Principal QueryPlan ReasoningEffort
     ResultsProcessing RetrievalRequest RetrievalResponse ScopeState SkippedReason SourceParams parse_odata
+schema.request: InputLimits
 search.embedding: EmbeddingCache
 search.fusion: interleave reciprocal_rank_fusion relative_score_fusion
 search.rerank: Calibration Reranker arank rank

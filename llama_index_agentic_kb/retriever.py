@@ -40,14 +40,7 @@ from llama_index_agentic_kb.guard.spotlighting import Spotlighting, as_spotlight
 from llama_index_agentic_kb.llm import LanguageModel, billed, resolve_llm
 from llama_index_agentic_kb.planning import ClassificationSpec, EffortLimits, Scope
 from llama_index_agentic_kb.planning.contraction import Conversation, Narrowing
-from llama_index_agentic_kb.planning.effort import (
-    DEFAULT_INPUT_LIMITS,
-    MAX_RANKED,
-    InputLimits,
-    as_effort,
-    as_limits,
-    planned_use,
-)
+from llama_index_agentic_kb.planning.effort import MAX_RANKED, as_effort, as_limits
 from llama_index_agentic_kb.planning.planner import PlanningModel, Task
 from llama_index_agentic_kb.planning.rounds import PlanOutcome, search_question
 from llama_index_agentic_kb.planning.tool_turn import ToolTurn, search_turn
@@ -67,7 +60,7 @@ from llama_index_agentic_kb.schema import (
     ScopeState,
     SourceActivity,
 )
-from llama_index_agentic_kb.schema.request import INSTRUCTING
+from llama_index_agentic_kb.schema.request import DEFAULT_INPUT_LIMITS, INSTRUCTING, InputLimits
 from llama_index_agentic_kb.search.embedding import SHARED_CACHE, EmbeddingCache
 from llama_index_agentic_kb.search.filters import FilterLike, to_tree
 from llama_index_agentic_kb.search.follow_up import FollowUp
@@ -416,7 +409,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             CBEventType.AGENT_STEP,
             logical_reasoning_effort=task.effort,
             retrieval_reasoning_effort=task.effort if outcome.planned else ReasoningEffort.MINIMAL,
-            planned=planned_use(task.limits, outcome.planned, budget),
+            planned=outcome.allowed(task.limits, budget),
             findings=outcome.findings or None,
             signals=outcome.signals,
             decision=outcome.decision or None,

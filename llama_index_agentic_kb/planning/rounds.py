@@ -29,6 +29,7 @@ from llama_index_agentic_kb.account import Budget, current_budget
 from llama_index_agentic_kb.errors import LLMError, PlanningError
 from llama_index_agentic_kb.evidence.candidates import Proof
 from llama_index_agentic_kb.llm import Usage
+from llama_index_agentic_kb.planning.effort import MAX_RANKED, MAX_SOURCES, EffortLimits
 from llama_index_agentic_kb.planning.findings import (
     MAX_BRANCHES,
     MAX_PASSAGES,
@@ -88,6 +89,21 @@ class PlanOutcome:
     planned: bool = False
     decision: str = ""  # explanation of why a model planned or not, and why the search stopped
     signals: dict[str, float] | None = None  # strength of the unplanned question's evidence, if it was rated
+
+    def allowed(self, limits: EffortLimits, budget: Budget) -> EffortUse:
+        """Return the resources that the search may use; without a planning model they are one round and no tokens."""
+        seconds, planned = limits.seconds, self.planned
+        if budget.retrieval_deadline is not None:
+            seconds = min(seconds, budget.retrieval_deadline - budget.started)
+        return EffortUse(
+            sub_queries=limits.sub_queries * planned,
+            sources=MAX_SOURCES,
+            waves=limits.rounds if planned else 1,
+            revisions=limits.revisions * planned,
+            tokens=limits.tokens * planned,
+            seconds=round(seconds, 3),
+            documents_ranked=MAX_RANKED,
+        )
 
     def spent(self, budget: Budget, ranked: int) -> EffortUse:
         """Return the resources that the search used; ``ranked`` is the number of ranked documents."""

@@ -14,7 +14,7 @@ from llama_index_agentic_kb import (
     RetrievalRequest,
     RetrieverOptions,
 )
-from llama_index_agentic_kb.planning.effort import DEFAULT_INPUT_LIMITS
+from llama_index_agentic_kb.schema.request import DEFAULT_INPUT_LIMITS
 from llama_index_agentic_kb.testing import MemoryRetriever
 
 SMALL = InputLimits(question_characters=10, conversation_characters=15, entries=2, filter_values=3)
