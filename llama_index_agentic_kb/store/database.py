@@ -317,10 +317,6 @@ class DocumentDatabase(ABC):
         )
         return {row[1]: StoredDocument(*row) for row in rows}
 
-    def settings(self, source: str) -> list[str]:
-        """Return the distinct ingestion settings recorded with the documents of a source."""
-        return [row[0] for row in self.rows("SELECT DISTINCT settings FROM documents WHERE source = ?", (source,))]
-
     def chunks(self, source: str) -> list[Chunk]:
         """Return the chunks of a source, in reading order."""
         return self._chunks("source = ? ORDER BY path, chunk_index", [source])

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.store.database import StoredDocument
 
 BATCH: Final = 128  # the maximum number of files that an actor is given together; their chunks are embedded together
-AHEAD: Final = 2
-"""The number of batches at an actor: the next one waits there. No more are sent, however many files there are."""
 TRIES: Final = 5  # how often a batch is tried whose actor died or whose store could not be reached
 PAUSE: Final = 5.0
 """Seconds before a batch is tried again whose store could not be reached; the store itself has waited before."""
@@ -286,7 +284,7 @@ class _Cluster:
 
     def batches(self, files: Sequence[File]) -> deque[list[File]]:
         """Return files in batches, each actor's share in two of them or more."""
-        size = max(1, min(BATCH, len(files) // (AHEAD * len(self.workers))))
+        size = max(1, min(BATCH, len(files) // (2 * len(self.workers))))
         return deque(list(files[start : start + size]) for start in range(0, len(files), size))
 
     def perform(
@@ -296,19 +294,22 @@ class _Cluster:
         known: Mapping[str, StoredDocument],
         advance: Callable[[int, str], None],
     ) -> list[IngestReport]:
-        """Have all batches ingested; raise ``IngestionError`` if the store can't be reached again and again."""
+        """Have all batches ingested; raise ``IngestionError`` if the store can't be reached again and again.
+
+        An actor has one batch at a time: another that waited there would die with the first, and be blamed.
+        """
         reports: list[IngestReport] = []
         running: dict[Any, tuple[Any, list[File]]] = {}
         tries: Counter[str] = Counter()
+        idle = list(self.workers)
         while batches or running:
-            for worker in self.workers:
-                # After a death nothing waits behind a batch: it would die with it, and be blamed.
-                while batches and sum(at is worker for at, _ in running.values()) < (1 if tries else AHEAD):
-                    batch = batches.popleft()
-                    stored = {path: known[path] for _, path, _ in batch if path in known}
-                    running[worker.ingest.remote(source, batch, stored)] = worker, batch
+            while batches and idle:
+                worker, batch = idle.pop(), batches.popleft()
+                stored = {path: known[path] for _, path, _ in batch if path in known}
+                running[worker.ingest.remote(source, batch, stored)] = worker, batch
             (ended,), _ = self.ray.wait(list(running), num_returns=1)
-            _, batch = running.pop(ended)
+            worker, batch = running.pop(ended)
+            idle.append(worker)
             try:
                 reports.append(self.ray.get(ended))
             except self.ray.exceptions.RayError as error:

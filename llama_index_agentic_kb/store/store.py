@@ -192,7 +192,8 @@ class KnowledgeStore(DocumentDatabase, Closing):
 
     def check_permissions(self, source: str, permissions: Permissions) -> None:
         """Raise ``ConfigurationError`` if the permission fields of a source's documents may come from their files."""
-        if names := unprotected(permissions, self.settings(source)):
+        rows = self.rows("SELECT DISTINCT settings FROM documents WHERE source = ?", (source,))
+        if names := unprotected(permissions, (settings for (settings,) in rows)):
             raise ConfigurationError(
                 f"permissions: files of the source {source!r} may have set {', '.join(names)} themselves. Ingest them "
                 "again with ingest(..., permissions=, stamp=), or --tenant and --group."

@@ -128,15 +128,11 @@ def test_a_batch_whose_actor_died_is_given_to_another() -> None:
     assert performed(lambda _: next(deaths, None), files("a", "b"), files("c")) == ({"a", "b", "c"}, [])
 
 
-def test_what_waits_behind_a_death_is_not_blamed() -> None:
-    """An actor that dies takes the batch with it that waits there; only the file that kills is reported."""
-    dead: list[bool] = []
+def test_a_file_that_kills_its_actor_is_reported_alone() -> None:
+    """Those beside it in its batch, and other batches, are ingested."""
 
     def fails(batch: list[File]) -> DiedError | None:
-        bad = any(path == "bad" for _, path, _ in batch)
-        waited = bool(dead) and dead.pop()
-        dead[:] = [True] if bad and len(batch) > 1 else []
-        return DiedError() if bad or waited else None
+        return DiedError() if any(path == "bad" for _, path, _ in batch) else None
 
     assert performed(fails, files("a", "bad", "c"), files("x"), files("y")) == ({"a", "c", "x", "y"}, ["s3://b/bad"])
 
