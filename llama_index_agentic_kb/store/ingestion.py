@@ -155,20 +155,8 @@ def ingest(
         if documents:
             selection.add_documents(source or DEFAULT_SOURCE, documents)
         access = Access(permissions, stamp, trust_urls)
-        run = Ingestion(store, (chunk_size, chunk_overlap), reader, progress, selection, access)
-        for name, group in sorted(selection.sources.items()):
-            if group.files and store.source_state(name) is None:
-                _ = run.chunker  # first: sizes that don't fit the model leave no source
-            store.put_source(name, description)
-            run.known = store.documents(name)
-            files: Iterable[FoundFile] = group.files.values()
-            if show_progress:
-                from llama_index.core.utils import get_tqdm_iterable  # noqa: PLC0415 (loads LlamaIndex)
-
-                files = get_tqdm_iterable(list(files), show_progress, f"Ingesting {name}")
-            run.take(name, files, group.roots)
-            run.finish(name, group)
-    return run.report(time.monotonic() - started)
+        run = Ingestion(store, (chunk_size, chunk_overlap), reader, progress, selection, access, began=started)
+        return run.perform(description, show_progress=show_progress)
 
 
 @dataclass
@@ -181,6 +169,7 @@ class Ingestion:
     progress: ProgressCallback | None
     selection: Selection
     access: Access
+    began: float = field(default_factory=time.monotonic)
     added: list[str] = field(default_factory=list)
     updated: list[str] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
@@ -199,6 +188,26 @@ class Ingestion:
 
         return Chunker(self.store.embed_model, *self.sizes)
 
+    def perform(self, description: str | None, *, show_progress: bool = False) -> IngestReport:
+        """Take the selected files, source by source, and delete the documents whose files are gone."""
+        for source, group in sorted(self.selection.sources.items()):
+            if group.files and self.store.source_state(source) is None:
+                _ = self.chunker  # first: sizes that don't fit the model leave no source
+            self.store.put_source(source, description)
+            self.known = self.store.documents(source)
+            files: Iterable[FoundFile] = group.files.values()
+            if show_progress:
+                from llama_index.core.utils import get_tqdm_iterable  # noqa: PLC0415 (loads LlamaIndex)
+
+                files = get_tqdm_iterable(list(files), show_progress, f"Ingesting {source}")
+            self.take(source, files, group.roots)
+            # Last, so that a renamed file can reuse the vectors stored under its old name.
+            for path, known in self.known.items():
+                if path not in group.files and _is_gone(known, group, shared=self.store.shared):
+                    self._remove(path)
+            self.store.update_indexes(source)
+        return self.report()
+
     def take(self, source: str, files: Iterable[FoundFile], roots: set[str]) -> None:
         """Read, cut, embed and store those files that differ from ``known``."""
         for file in files:
@@ -207,18 +216,11 @@ class Ingestion:
                 self._flush(source)
         self._flush(source)
 
-    def finish(self, source: str, group: SourceFiles) -> None:
-        """Delete the documents of ``known`` without a file, and update the source's indexes."""
-        # Last, so that a renamed file can reuse the vectors stored under its old name.
-        for path, known in self.known.items():
-            if path not in group.files and _is_gone(known, group, shared=self.store.shared):
-                self._remove(path)
-        self.store.update_indexes(source)
-
-    def report(self, seconds: float) -> IngestReport:
+    def report(self) -> IngestReport:
         """Return what was done."""
         stored = tuple(self.added), tuple(self.updated), tuple(self.unchanged), tuple(self.deleted)
         failed, skipped = tuple(self.selection.failed), tuple(self.selection.skipped)
+        seconds = time.monotonic() - self.began
         return IngestReport(*stored, failed, len(skipped), self.chunks_embedded, seconds, skipped)
 
     def _take(self, source: str, file: FoundFile, roots: set[str]) -> None:
@@ -300,12 +302,16 @@ class Ingestion:
             self.deleted.append(known.document_id)
 
     def _file_done(self, file: FoundFile, reason: str = "") -> None:
-        self.done += 1
+        shown = printable(file.origin or file.path)
         if reason:
-            self.selection.failed.append((printable(file.origin or file.path), reason))
+            self.selection.failed.append((shown, reason))
+        self.advance(1, shown)
+
+    def advance(self, files: int, last: str) -> None:
+        """Report the progress after so many more files."""
+        self.done += files
         if self.progress is not None:
-            total = sum(len(group.files) for group in self.selection.sources.values())
-            self.progress(self.done, total, printable(file.origin or file.path))
+            self.progress(self.done, sum(len(group.files) for group in self.selection.sources.values()), last)
 
 
 def _within(seconds: float, chunks: Iterator[Chunk]) -> Iterator[Chunk]:

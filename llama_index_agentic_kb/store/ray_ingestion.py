@@ -16,9 +16,9 @@ import re
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -112,7 +112,6 @@ class _Worker:
 
     def ingest(self, source: str, batch: Sequence[File], known: Mapping[str, StoredDocument]) -> IngestReport:
         """Ingest a batch; see ``Ingestion.take``."""
-        began = time.monotonic()
         with FileReader(self._job.max_bytes) as reader, tempfile.TemporaryDirectory() as folder:
             run = Ingestion(self._store, self._job.sizes, reader, None, Selection(), self._job.access, known=known)
             files = []
@@ -121,7 +120,23 @@ class _Worker:
                 path.parent.mkdir()
                 files.append(RemoteFile(path, relative, root, url, self._job.folders[root]))
             run.take(source, files, {root for *_, root in batch})
-        return run.report(time.monotonic() - began)
+        return run.report()
+
+
+@dataclass
+class _OnRay(Ingestion):
+    """An ingestion whose files are taken by the actors of a cluster."""
+
+    cluster: _Cluster = field(kw_only=True)
+
+    def take(self, source: str, files: Iterable[FoundFile], roots: set[str]) -> None:  # noqa: ARG002 (the files' own)
+        """Have the actors take the files; see ``Ingestion.take``."""
+        batches = self.cluster.batches([(file.origin, file.relative, file.root) for file in files])
+        for report in self.cluster.perform(source, batches, self.known, self.advance):
+            for kind in ("added", "updated", "unchanged", "deleted"):
+                getattr(self, kind).extend(getattr(report, kind))
+            self.selection.failed += report.failed
+            self.chunks_embedded += report.chunks_embedded
 
 
 def ingest_on_ray(
@@ -167,35 +182,16 @@ def ingest_on_ray(
     check_sizes(chunk_size, chunk_overlap, None)
     if callable(stamp):
         raise ConfigurationError("stamp: expected grants for all files: on Ray a file has no path of its own.")
-    started = time.monotonic()
-    with KnowledgeStore.open(store, embed_model=embed_model, create=True) as opened:
+    started, selection = time.monotonic(), Selection()
+    with KnowledgeStore.open(store, embed_model=embed_model, create=True) as opened, FileReader() as reader:
         if not opened.shared:
             raise ConfigurationError(f"--on ray needs a shared store (postgresql://...): {store!r} has one writer.")
         sizes, access = (chunk_size, chunk_overlap), Access(None, stamp, trust_urls)
-        with FileReader() as reader:
-            run = Ingestion(opened, sizes, reader, None, Selection(), access)
-            _ = run.chunker  # first: sizes that don't fit the model leave no source
-            groups, folders = _listed(urls, source, run.selection.skipped)
-            total = sum(len(group.files) for group in groups.values())
-            job = _Job(store, embed_model, sizes, access, max_file_bytes, folders)
-
-            def advance(files: int, last: str) -> None:
-                run.done += files
-                if progress is not None:
-                    progress(run.done, total, last)
-
-            with _cluster(address, job, cpus, gpus) as cluster:
-                for name, group in groups.items():
-                    opened.put_source(name, description)
-                    run.known = opened.documents(name)
-                    listed = [(file.origin, file.relative, file.root) for file in group.files.values()]
-                    for report in cluster.perform(name, cluster.batches(listed), run.known, advance):
-                        for kind in ("added", "updated", "unchanged", "deleted"):
-                            getattr(run, kind).extend(getattr(report, kind))
-                        run.selection.failed += report.failed
-                        run.chunks_embedded += report.chunks_embedded
-                    run.finish(name, group)
-        return run.report(time.monotonic() - started)
+        groups, folders = _listed(urls, source, selection.skipped)
+        selection.sources.update(groups)
+        with _cluster(address, _Job(store, embed_model, sizes, access, max_file_bytes, folders), cpus, gpus) as cluster:
+            run = _OnRay(opened, sizes, reader, progress, selection, access, began=started, cluster=cluster)
+            return run.perform(description)
 
 
 # -- object storage ---------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import os
 from base64 import b64encode
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, IngestionError
 from llama_index_agentic_kb.store import KnowledgeStore, ingest, ray_ingestion
+from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.store.files import Access
 from llama_index_agentic_kb.store.ray_ingestion import (
     TRIES,
@@ -30,6 +32,7 @@ from llama_index_agentic_kb.store.ray_ingestion import (
 from llama_index_agentic_kb.store.reading import IRREGULAR, UnreadableError
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.loopback import Asked, Loopback
+from tests.store.conftest import written
 
 MODEL = HashEmbedding()
 SIZES = (254, 32)
@@ -64,27 +67,32 @@ def test_a_folder_without_files_is_an_error(url: str) -> None:
         _listed([url], None, [])
 
 
-def test_an_actor_stores_what_ingest_stores(bucket: str, tmp_path: Path) -> None:
-    """The same files give the same documents and vectors; a second time all are unchanged."""
-    for name in ("a.md", "sub/b.txt"):
-        path = tmp_path / "manuals" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"Rain in {name}.")
+def test_actors_store_what_ingest_stores(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same files give the same documents and vectors; a second time all are unchanged; deleted files go."""
+
+    @contextmanager
+    def cluster(_address: object, job: _Job, *_: object) -> Iterator[_Cluster]:
+        ray = SimpleNamespace(wait=lambda calls, num_returns: (calls[:1], calls[1:]), get=lambda report: report)
+        yield _Cluster(ray, [SimpleNamespace(ingest=SimpleNamespace(remote=_Worker(job).ingest))])
+
+    monkeypatch.setattr(ray_ingestion, "_cluster", cluster)
+    monkeypatch.setattr(DirectoryStore, "shared", True)
+    texts = {name: f"Rain in {name}." for name in ("a.md", "sub/b.txt")}
+    seen: list[tuple[int, int, str]] = []
     with KnowledgeStore.open(tmp_path / "one", embed_model=MODEL, create=True) as store:
-        ingest(tmp_path / "manuals", store)
+        ingest(written(tmp_path / "manuals", texts), store)
         expected = {node.id_: node.text for node in store.nodes("manuals")}
-    with KnowledgeStore.open(tmp_path / "other", embed_model=MODEL, create=True) as store:
-        store.put_source("manuals")
-        groups, folders = _listed([bucket], None, [])
-        access = Access(None, None, trust_urls=False)
-        worker = _Worker(_Job(str(tmp_path / "other"), MODEL, SIZES, access, 1_000, folders))
-        files = groups["manuals"].files.values()
-        batch: list[File] = [(file.origin, file.relative, file.root) for file in files]
-        first = worker.ingest("manuals", batch, {})
-        again = worker.ingest("manuals", batch, store.documents("manuals"))
+    first, again = (
+        ingest_on_ray([bucket], str(tmp_path / "other"), embed_model=MODEL, progress=lambda *one: seen.append(one))
+        for _ in range(2)
+    )
+    with KnowledgeStore.open(tmp_path / "other", embed_model=MODEL) as store:
         assert {node.id_: node.text for node in store.nodes("manuals")} == expected
-    assert (len(first.added), first.failed) == (2, ())
+    assert (len(first.added), first.failed, first.skipped_files[0][0]) == (2, (), "/bucket/manuals/c.exe")
     assert (again.unchanged, again.chunks_embedded) == (first.added, 0)
+    assert seen == [(at, 2, f"{bucket.replace('//', '///')}/{name}") for at, name in enumerate(texts, start=1)] * 2
+    fsspec.filesystem("memory").rm("/bucket/manuals/a.md")
+    assert ingest_on_ray([bucket], str(tmp_path / "other"), embed_model=MODEL).deleted == ("manuals/a.md",)
 
 
 class DiedError(Exception):
