@@ -82,15 +82,20 @@ def test_python_use_is_short() -> None:
     assert len([line for line in first.splitlines() if line.strip()]) <= 15
 
 
+def write_user_files(folder: Path) -> None:
+    """Write what README and docs speak of: folders of documents, and a set of questions."""
+    documents = {"manuals/pump.md": "# Pump\n\nHold the red button.\n", "notes/today.txt": "Reset on Monday.\n"}
+    for name, text in documents.items():
+        (folder / name).parent.mkdir()
+        (folder / name).write_text(text, encoding="utf-8")
+    write_set(folder / "myset")
+
+
 @pytest.mark.slow
 def test_shell_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pages' commands exist as make targets, or run as they stand on a user's folders."""
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    documents = {"manuals/pump.md": "# Pump\n\nHold the red button.\n", "notes/today.txt": "Reset on Monday.\n"}
-    for name, text in documents.items():
-        (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    write_set(tmp_path / "myset")
+    write_user_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shown: dict[str, str] = {}

@@ -140,17 +140,13 @@ def test_answers_cite_joined_chunks() -> None:
     assert "tells of the rover on day 39" in str(llm.calls[-1])
 
 
-def hierarchy(*documents: Document) -> tuple[VectorStoreIndex, StorageContext]:
-    parser = HierarchicalNodeParser.from_defaults(chunk_sizes=[512, 128, 32], chunk_overlap=0)
-    nodes = parser.get_nodes_from_documents(list(documents))
-    context = StorageContext.from_defaults()
-    context.docstore.add_documents(nodes)
-    return VectorStoreIndex(get_leaf_nodes(nodes), storage_context=context, embed_model=HashEmbedding()), context
-
-
 def test_auto_merging_retrieval_is_a_source() -> None:
     """Parents that LlamaIndex puts in the place of their children are cited like any other node."""
-    index, context = hierarchy(rover(), Document(text="The moon is far.", metadata={"title": "Moon"}))
+    parser = HierarchicalNodeParser.from_defaults(chunk_sizes=[512, 128, 32], chunk_overlap=0)
+    nodes = parser.get_nodes_from_documents([rover(), Document(text="The moon is far.", metadata={"title": "Moon"})])
+    context = StorageContext.from_defaults()
+    context.docstore.add_documents(nodes)
+    index = VectorStoreIndex(get_leaf_nodes(nodes), storage_context=context, embed_model=HashEmbedding())
     leaves: Any = index.as_retriever(similarity_top_k=12)
     merging = AutoMergingRetriever(leaves, context, simple_ratio_thresh=0.3)
     over = AgenticRetriever([KnowledgeSource("docs", retriever=merging)], effort="minimal", similarity_top_k=9)

@@ -6,7 +6,6 @@ Downloads every dependency and takes minutes.
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -14,11 +13,7 @@ import venv
 from pathlib import Path
 from typing import Any
 
-from tests.evaluation.tiny_set import write_set
-
-ROOT = Path(__file__).parents[1]
-
-_BLOCKS = re.compile(r"^```(\w+)(?: continuation)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+from tests.test_readme import PAGES, ROOT, write_user_files
 
 
 def main() -> int:
@@ -39,24 +34,17 @@ def main() -> int:
 
 def _follow(python: Path, folder: Path) -> None:
     folder.mkdir()
-    _write_user_files(folder)
+    write_user_files(folder)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI", "PYTHONPATH"))}
     environment["PATH"] = f"{python.parent}:{environment['PATH']}"
-    blocks = _BLOCKS.findall((ROOT / "README.md").read_text(encoding="utf-8"))
-    commands = [line for language, code in blocks if language == "bash" for line in code.splitlines() if line.strip()]
+    blocks = PAGES["README.md"]
+    bash = [code for language, _, code in blocks if language == "bash"]
+    commands = [line for code in bash for line in code.splitlines() if line.strip()]
     for command in commands:
         if not command.startswith(("make", "pip", "git", "cd ")):
             _run(command, cwd=folder, env=environment, shell=True)
-    first = next(code for language, code in blocks if language == "python")
+    first = next(code for language, _, code in blocks if language == "python")
     _run([python, "-c", first], cwd=folder, env=environment)
-
-
-def _write_user_files(folder: Path) -> None:
-    documents = {"manuals/pump.md": "# Pump\n\nHold the red button.\n", "notes/today.txt": "Reset on Monday.\n"}
-    for name, text in documents.items():
-        (folder / name).parent.mkdir()
-        (folder / name).write_text(text, encoding="utf-8")
-    write_set(folder / "myset")
 
 
 def _run(command: Any, **options: Any) -> None:

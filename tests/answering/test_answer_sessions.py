@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -101,11 +101,8 @@ def test_engines_at_once_keep_turns_whole(sessions: SessionStore, memory: Sessio
         for at in range(4):
             engine.chat(f"Rocket {number}.{at}?")
 
-    threads = [threading.Thread(target=speak, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(speak, range(2)))
     turns = stored(sessions, memory)
     assert all(answer == f"Answer to {question}" for question, answer in turns)
     for number in range(2):

@@ -51,13 +51,6 @@ def _answered(response: RetrievalResponse) -> ModelAnswerSynthesisActivity:
     return next(one for one in response.activity or [] if isinstance(one, ModelAnswerSynthesisActivity))
 
 
-def _without_links(response: RetrievalResponse, removed: int) -> None:
-    assert "evil" not in response.text, response.text
-    assert links_in(response.text) == [], response.text
-    assert _answered(response).links_removed == removed
-    assert f"{removed} links to no reference were removed" in str(_answered(response).warning)
-
-
 @fault(AREA, "a passage closes the evidence and speaks as the system", "it stays inside one block, its tags escaped")
 def breakout() -> None:
     llm = ScriptedLLM("Old [ref_id:0].")
@@ -100,7 +93,10 @@ def controls() -> None:
 def echoleak() -> None:
     llm = ScriptedLLM(f"Old [ref_id:0].\n\n![x][b] [more][b]\n\n[b]: {EVIL}\n")
     response = _kb(llm, "The tower.").retrieve("the tower")
-    _without_links(response, 1)
+    assert "evil" not in response.text, response.text
+    assert links_in(response.text) == [], response.text
+    assert _answered(response).links_removed == 1
+    assert "1 links to no reference were removed" in str(_answered(response).warning)
 
 
 @fault(AREA, "a link is split over the tokens of a stream", "no delta, nor all of them, leads to a stranger")
@@ -174,18 +170,14 @@ def steps(count: int, **fields: Any) -> str:
     return json.dumps({"sub_queries": sub_queries})
 
 
-def warnings_of(response: RetrievalResponse) -> str:
-    told = [one.warning for one in response.activity or [] if isinstance(one, ModelQueryPlanningActivity)]
-    return "; ".join(filter(None, [*told, *(response.plan.warnings if response.plan else [])]))
-
-
 def bounded(plan: str, *, told: bool = True) -> None:
     """Plan, and see that no more is searched than the effort allows, and one call is made."""
     counted = Counted(plan)
     response = counted.ask(retrieval_reasoning_effort="low")
     assert counted.calls == 1
     assert counted.searches <= 2 * (LOW.sub_queries + 1), counted.searches
-    assert not told or warnings_of(response)
+    planning = [one for one in response.activity or [] if isinstance(one, ModelQueryPlanningActivity)]
+    assert not told or any(one.warning for one in planning) or (response.plan and response.plan.warnings)
     assert response.references
 
 

@@ -19,7 +19,7 @@ from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalResp
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.llm.calls import calls_of
-from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, ModelQueryPlanningActivity, Outcome
+from llama_index_agentic_kb.schema import MissingPart, ModelAnswerSynthesisActivity, ModelQueryPlanningActivity, Outcome
 from llama_index_agentic_kb.schema.answer import AnswerState
 from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, MemoryRetriever, Reply
 from llama_index_agentic_kb.testing.openai_api import Connection
@@ -77,11 +77,11 @@ def record_of(response: RetrievalResponse, kind: type[Any]) -> Any:
     return next(record for record in response.activity or [] if isinstance(record, kind))
 
 
-def missing_answer(response: RetrievalResponse) -> Outcome:
-    """The outcome of the answer, which has to be named as missing."""
+def missing_answer(response: RetrievalResponse) -> MissingPart:
+    """The answer, which has to be named as missing."""
     assert response.status_code == 206
     (part,) = [part for part in response.missing if part.what == "answer"]
-    return part.outcome
+    return part
 
 
 def all_threads_are_free(kb: KnowledgeBase) -> bool:
@@ -90,37 +90,27 @@ def all_threads_are_free(kb: KnowledgeBase) -> bool:
     return until(lambda: not bulkhead.state.abandoned and not bulkhead.state.at_work, LATE)
 
 
-def _retried(answers: Sequence[Any]) -> list[float]:
-    """Answer in the end, after as many HTTP requests; returns when they arrived."""
+def _retried(answers: Sequence[Any], waits: float) -> None:
+    """Answer in the end, after as many HTTP requests and some seconds."""
     with model([*answers, SAID]) as server:
         response = ask(base(server))
         assert (response.status_code, response.text) == (200, SAID)
         assert len(server.requests) == len(answers) + 1
-        return [request.arrived for request in server.requests]
+        assert server.requests[-1].arrived - server.requests[0].arrived >= waits
 
 
-def _answered_after(answers: Sequence[Any]) -> None:
-    _retried(answers)
-
-
-for injected, answers in (
-    ("status 500 once", [Fault.status(500)]),
-    ("status 429 without Retry-After, twice", [Fault.status(429), Fault.status(429)]),
-    ("connection reset, then body cut midway", [Fault.reset(), Fault.cut()]),
+for injected, answers, waits in (
+    ("status 500 once", [Fault.status(500)], 0),
+    ("status 429 without Retry-After, twice", [Fault.status(429), Fault.status(429)], 0),
+    ("connection reset, then body cut midway", [Fault.reset(), Fault.cut()], 0),
+    ("status 503 with Retry-After 0.3 s", [Fault.status(503, retry_after=0.3)], 0.29),
 ):
-    promise = f"the answer, after {len(answers) + 1} HTTP requests"
-    fault(AREA, injected, promise)(partial(_answered_after, answers))
-
-
-@fault(AREA, "status 503 with Retry-After 0.3 s", "it is waited for, then the answer, after 2 HTTP requests")
-def busy_for_a_moment() -> None:
-    first, second = _retried([Fault.status(503, retry_after=0.3)])
-    assert second - first >= 0.29
+    promise = f"{'it is waited for, then ' if waits else ''}the answer, after {len(answers) + 1} HTTP requests"
+    fault(AREA, injected, promise)(partial(_retried, answers, waits))
 
 
 def _extracted_instead(response: RetrievalResponse, why: str) -> None:
-    assert response.status_code == 206
-    (part,) = [part for part in response.missing if part.what == "answer"]
+    part = missing_answer(response)
     assert part.outcome is Outcome.ERROR
     assert why in part.reason
     assert {extract.content for extract in response.extracts} == set(TEXTS)
@@ -198,7 +188,7 @@ def _extracted_in_time(answer: Fault, *, in_a_loop: bool) -> float:
     with model(lambda _: answer) as server:
         kb = base(server, seconds=SOON)
         response, waited = timed(lambda: ask(kb, in_a_loop=in_a_loop))
-        assert missing_answer(response) is Outcome.TIMEOUT
+        assert missing_answer(response).outcome is Outcome.TIMEOUT
         assert {extract.content for extract in response.extracts} == set(TEXTS)
         assert len(server.requests) <= 1
         assert record_of(response, ModelAnswerSynthesisActivity).outcome is Outcome.TIMEOUT
@@ -308,7 +298,7 @@ def too_long() -> None:
     with model(lambda _: Fault.length("It rains in")) as server:
         response = ask(base(server))
         assert response.text == "It rains in"
-        assert missing_answer(response) is Outcome.ERROR
+        assert missing_answer(response).outcome is Outcome.ERROR
         assert "cut" in record_of(response, ModelAnswerSynthesisActivity).warning
 
 
@@ -397,7 +387,7 @@ def stream_reset() -> None:
 def stream_hangs() -> float:
     told, account, _, waited = _streamed(Fault.stream_hang(content=SAID), DeadlineExceededError, seconds=SOON)
     assert SAID.startswith(told)
-    assert missing_answer(account) is Outcome.TIMEOUT
+    assert missing_answer(account).outcome is Outcome.TIMEOUT
     return waited
 
 

@@ -298,21 +298,11 @@ def nested() -> None:
 # -- keys -------------------------------------------------------------------------------------------------------------
 
 NOWHERE = "its key is in no log, activity, error, event or page"
-QUOTING = (
-    f"GET http://me:{KEYS['password']}@db:8000/search?api_key={KEYS['query']} failed, "
-    f"headers {{'x-chroma-token': '{KEYS['chroma']}', 'Authorization': 'Bearer {KEYS['key']}'}}"
-)
 RAIN = ["Rain in Paris.", "Rain in Oslo."]
 
 
 def docs(name: str = "docs", **fields: Any) -> KnowledgeSource:
     return KnowledgeSource(name, retriever=MemoryRetriever(RAIN, **fields))
-
-
-def quoted_model(address: str) -> OpenAI:
-    """The real client, with keys wherever it takes some."""
-    headers = {"x-chroma-token": KEYS["header"]}
-    return OpenAI(model="gpt-4o-mini", api_key=KEYS["key"], api_base=address, default_headers=headers)
 
 
 def watched(witness: Witness, *sources: KnowledgeSource, **fields: Any) -> KnowledgeBase:
@@ -327,9 +317,10 @@ def watched(witness: Witness, *sources: KnowledgeSource, **fields: Any) -> Knowl
 def nobody_there() -> None:
     witness = Witness()
     with Echo() as gone:
-        address = gone.address
+        headers = {"x-chroma-token": KEYS["header"]}  # the real client, with keys wherever it takes some
+        llm = OpenAI(model="gpt-4o-mini", api_key=KEYS["key"], api_base=gone.address, default_headers=headers)
     with witness.watching():
-        response = watched(witness, llm=quoted_model(address)).retrieve("rain")
+        response = watched(witness, llm=llm).retrieve("rain")
         witness.shown(response)
         assert response.status_code == 206
     assert "connection" in witness.text

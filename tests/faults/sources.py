@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -333,11 +334,8 @@ def its_bulkhead_is_exhausted() -> None:
     with MemoryRetriever(TEXTS, fault="hang") as hung:
         source = KnowledgeSource("busy", retriever=hung, resilience=Resilience(max_concurrency=2, breaker=None))
         kb = base(source, well(), seconds=SOON)
-        threads = [threading.Thread(target=lambda: kb.retrieve("rain")) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(kb.retrieve, ["rain"] * 3))
         assert source.health.abandoned == 2
         response, waited = timed(lambda: kb.retrieve("rain", max_runtime_in_seconds=30))
         assert_partial(response, "busy", Outcome.ERROR)
