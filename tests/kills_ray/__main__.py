@@ -22,7 +22,6 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # has no types
 
-from llama_index_agentic_kb import default_embed_model
 from llama_index_agentic_kb.store import KnowledgeStore
 from llama_index_agentic_kb.store.chunking import Chunker
 from llama_index_agentic_kb.store.files import Access, FoundFile
@@ -45,11 +44,8 @@ def write_documents(folder: Path, count: int, corpora: Sequence[Path] = ()) -> N
         (folder / f"{number}.md").write_text(text)
 
 
-def drive(folder: str, url: str, *, embeds: bool) -> None:
-    if embeds:
-        report = ingest_on_ray([folder], url)
-    else:
-        report = ingest_on_ray([folder], url, embed_model=HashEmbedding(latency=0.2), cpus=0.5)
+def drive(folder: str, url: str) -> None:
+    report = ingest_on_ray([folder], url, embed_model=HashEmbedding(latency=0.2), cpus=0.5)
     print(len(report.added), len(report.unchanged), report.failed, flush=True)
     sys.exit(bool(report.failed))
 
@@ -106,17 +102,16 @@ class Series:
                 self._server.start()
 
 
-def compare(folder: Path, url: str, *, embeds: bool) -> tuple[int, int]:
+def compare(folder: Path, url: str) -> tuple[int, int]:
     """Return how many chunks are lost and how many doubled, beside those into which the documents are cut here."""
-    model = default_embed_model() if embeds else HashEmbedding()
-    chunker = Chunker(model, DEFAULT_CHUNK_SIZE, DEFAULT_CHUNK_OVERLAP)
+    chunker = Chunker(HashEmbedding(), DEFAULT_CHUNK_SIZE, DEFAULT_CHUNK_OVERLAP)
     right: Counter[str] = Counter()
     with FileReader() as reader:
         for path in folder.iterdir():
             file = FoundFile(path, path.name, str(folder), str(path))
             cut = chunker.chunks(folder.name, file, file.parsed(reader), Access(None, None, trust_urls=False))
             right.update(chunk.node_id for chunk in cut)
-    with KnowledgeStore.open(url, embed_model=model) as store:
+    with KnowledgeStore.open(url, embed_model=HashEmbedding()) as store:
         found = Counter(node.node_id for node in store.nodes(folder.name))
     print(f"{right.total()} chunks expected, {found.total()} stored", flush=True)
     return (right - found).total(), (found - right).total()
@@ -128,20 +123,19 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--corpora", type=Path, nargs="*", default=[], help="Files in BEIR form, for real texts.")
-    parser.add_argument("--embed", action="store_true", help="By the default model, not by a stand-in.")
     parser.add_argument("--pause", type=float, default=1.75, help="The mean time between kills in seconds.")
     parser.add_argument("--drive", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.drive:
-        drive(*given.drive, embeds=given.embed)
+        drive(*given.drive)
     with tempfile.TemporaryDirectory() as root, PostgresServer() as server:
         folder = Path(root) / "docs"
         folder.mkdir()
         write_documents(folder, given.documents, given.corpora)
-        driven = ["--drive", str(folder), server.url, *(["--embed"] if given.embed else [])]
-        began, series = time.monotonic(), Series(driven, server, given.pause, given.seed)
+        began = time.monotonic()
+        series = Series(["--drive", str(folder), server.url], server, given.pause, given.seed)
         series.run(given.kills)
-        lost, doubled = compare(folder, server.url, embeds=given.embed)
+        lost, doubled = compare(folder, server.url)
     print(f"killed: {dict(series.killed)}; {series.drivers} drivers in {time.monotonic() - began:.0f} s")
     print(f"{lost} lost, {doubled} doubled")
     sys.exit(bool(lost or doubled or series.killed.total() < given.kills))
