@@ -35,10 +35,6 @@ class Weather(BaseModel):
     rain: bool
 
 
-def source() -> KnowledgeSource:
-    return KnowledgeSource("docs", retriever=MemoryRetriever(TEXTS, similarity_top_k=3))
-
-
 def base(reply: Any, texts: list[str] | None = None, **fields: Any) -> KnowledgeBase:
     source = KnowledgeSource("docs", retriever=MemoryRetriever(texts or TEXTS, similarity_top_k=3))
     settings = {"effort": "minimal", "max_runtime_in_seconds": 0.6, **fields}
@@ -198,8 +194,8 @@ async def test_a_reply_without_end_is_cut(mode: str, *, streaming: bool) -> None
 async def test_a_stream_that_brought_nothing_is_the_evidence() -> None:
     """Late or of a server that is gone; in a chat it is text."""
     with LoopbackOpenAI("x") as server:
-        llm = server.llm(max_retries=0)
-    for kb in (base(HANGS), KnowledgeBase([source()], llm=llm, effort="minimal")):
+        gone = KnowledgeBase([*base("").sources.values()], llm=server.llm(max_retries=0), effort="minimal")
+    for kb in (base(HANGS), gone):
         response = kb.as_query_engine(streaming=True).query("Rain?")
         assert isinstance(response, AgenticStreamingResponse)
         extracts = json.loads("".join(response.response_gen))
