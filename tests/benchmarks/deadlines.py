@@ -11,7 +11,6 @@ import gc
 import logging
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,27 +21,16 @@ from typing import Final
 
 import numpy as np
 from llama_index.core.retrievers import BaseRetriever
-from llama_index.core.schema import Document, NodeWithScore, QueryBundle
+from llama_index.core.schema import Document
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, KnowledgeStore, Resilience, ingest
 from llama_index_agentic_kb.errors import RetrievalError
-from llama_index_agentic_kb.testing import HashEmbedding
+from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
 from tests.benchmarks.measure import busy
 
 DEADLINE: Final = 1.0
 REQUESTS: Final = 50
 ROUNDS: Final = 4
-
-
-class Hanging(BaseRetriever):
-    """Answers when the test is over."""
-
-    over = threading.Event()
-
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        del query_bundle
-        self.over.wait()
-        return []
 
 
 @contextmanager
@@ -64,12 +52,12 @@ def _pauses() -> Iterator[list[float]]:
         gc.callbacks.remove(watch)
 
 
-def _knowledge_base(folder: Path) -> KnowledgeBase:
+def _knowledge_base(folder: Path, hanging: BaseRetriever) -> KnowledgeBase:
     documents = [Document(text=f"Pump {number} makes {number} rpm. " * 5, id_=f"{number}") for number in range(300)]
     store = KnowledgeStore.open(folder / "store", embed_model=HashEmbedding(), create=True)
     ingest(store=store, documents=documents, source="docs")
     well = KnowledgeSource("docs", index=store.index("docs"), hybrid=store.lexical("docs"))
-    hangs = KnowledgeSource("hangs", retriever=Hanging(), resilience=Resilience(breaker=None))
+    hangs = KnowledgeSource("hangs", retriever=hanging, resilience=Resilience(breaker=None))
     return KnowledgeBase([well, hangs], effort="minimal", max_runtime_in_seconds=DEADLINE).warm_up()
 
 
@@ -110,8 +98,8 @@ def main(processes: int = 4) -> None:
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     print(f"{os.cpu_count()} cores, {processes} busy processes, load before: {load}", flush=True)
     with ExitStack() as stack:
-        kb = _knowledge_base(Path(stack.enter_context(TemporaryDirectory())))
-        stack.callback(Hanging.over.set)
+        folder, hanging = stack.enter_context(TemporaryDirectory()), MemoryRetriever([], fault="hang")
+        kb = _knowledge_base(Path(folder), stack.enter_context(hanging))
         stack.enter_context(busy(processes))
         for name in ("sync", "async"):
             with _pauses() as pauses:
