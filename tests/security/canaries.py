@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from llama_index.core.callbacks.base_handler import BaseCallbackHandler
+from llama_index.core.callbacks import LlamaDebugHandler
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index_instrumentation import get_dispatcher
 from pydantic import PrivateAttr
@@ -64,25 +64,6 @@ def told_of(error: BaseException) -> str:
     return "\n".join(told)
 
 
-class _Callbacks(BaseCallbackHandler):
-    def __init__(self, told: list[str]) -> None:
-        super().__init__([], [])
-        self._told = told
-
-    def on_event_start(self, event_type: Any, payload: Any = None, event_id: str = "", *_: Any, **__: Any) -> str:
-        self._told.append(f"callback {event_type} start {payload!r}")
-        return event_id
-
-    def on_event_end(self, event_type: Any, payload: Any = None, event_id: str = "", **_: Any) -> None:
-        self._told.append(f"callback {event_type} end {payload!r}")
-
-    def start_trace(self, trace_id: str | None = None) -> None:
-        pass
-
-    def end_trace(self, trace_id: str | None = None, trace_map: Any = None) -> None:
-        pass
-
-
 class _Events(BaseEventHandler):
     _told: list[str] = PrivateAttr()
 
@@ -101,11 +82,11 @@ class Witness:
 
     def __init__(self) -> None:
         self.told: list[str] = []
-        self.handler = _Callbacks(self.told)
+        self.handler = LlamaDebugHandler(print_trace_on_end=False)
 
     @property
     def text(self) -> str:
-        return "\n".join(self.told)
+        return "\n".join([*self.told, *map(repr, self.handler.get_events())])
 
     @contextmanager
     def watching(self) -> Iterator[Witness]:
