@@ -10,12 +10,8 @@ from typing import Any
 
 import pytest
 from llama_index.core.callbacks import CallbackManager, CBEventType, EventPayload, LlamaDebugHandler
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
-from llama_index.core.instrumentation.events import BaseEvent
-from llama_index.core.instrumentation.events.query import QueryEndEvent
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index_instrumentation import get_dispatcher
-from pydantic import PrivateAttr
 
 from llama_index_agentic_kb import (
     ConfigurationError,
@@ -36,6 +32,7 @@ from llama_index_agentic_kb.schema.response import SkippedReason
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedReply
 from tests.answering.retrieving import GOOD, QUESTION, TEXTS, Model, base
+from tests.test_llama_events import Events
 
 GERMAN = withheld_text([SkippedReason.LOW_GROUNDED_ANSWER], QUESTION, "de")
 LOW, POLICY = SkippedReason.LOW_GROUNDED_ANSWER, SkippedReason.CUSTOMER_POLICY_VIOLATION
@@ -206,27 +203,17 @@ def test_what_is_against_a_policy_is_not_answered(name: str, what: str) -> None:
     assert bool(answer.references) == (what == "answer")
 
 
-class Heard(BaseEventHandler):
-    """Keeps the responses that the dispatcher announces."""
-
-    _texts: list[str] = PrivateAttr(default_factory=list)
-
-    def handle(self, event: BaseEvent, **_kwargs: Any) -> None:
-        if isinstance(event, QueryEndEvent):
-            self._texts.append(f"{event.response} {event.response.metadata}")
-
-
 @pytest.mark.parametrize(("answer", "reason"), [(GOOD, "customerPolicyViolation"), (BAD, "lowGroundedAnswer")])
 def test_a_withheld_answer_is_announced_as_such(answer: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Callback handlers and the dispatcher's listeners see what the response shows."""
-    dispatcher, heard, callbacks = get_dispatcher(), Heard(), LlamaDebugHandler(print_trace_on_end=False)
+    dispatcher, heard, callbacks = get_dispatcher(), Events(), LlamaDebugHandler(print_trace_on_end=False)
     monkeypatch.setattr(dispatcher, "event_handlers", [*dispatcher.event_handlers, heard])
     kb = base(Model(answer), policy=AnswerPolicy(answer=hook), callback_manager=CallbackManager([callbacks]))
     kb.answer(QUESTION, filtering_level="low")
     ((_, end),) = callbacks.get_event_pairs(CBEventType.QUERY)
     response = (end.payload or {})[EventPayload.RESPONSE]
-    (said,) = heard._texts
-    for text in (f"{response} {response.metadata}", said):
+    said = heard.one("QueryEndEvent").response
+    for text in (f"{response} {response.metadata}", f"{said} {said.metadata}"):
         assert reason in text
         assert "110.6 m tall. Apollo" not in text
     assert "green" not in str(response)
