@@ -304,7 +304,8 @@ class AnswerFilter(TextFilter):
 
     def checked(self, text: str) -> CheckedText:
         """Filter a text to its end, such as a whole answer."""
-        text = self.feed(text, final=True)
+        for stage in self._stages:
+            text = stage.feed(text, final=True)
         return CheckedText(text, self._markers.removed + self._own.removed, self._links.removed, self._hidden.removed)
 
 

@@ -44,7 +44,7 @@ _SURE_RIVAL: Final = 0.5  # minimum strength at which a differing statement of a
 _WHOLE: Final = 0.3  # weight of the whole of a claim with several markers, beside its weakest part (docs/proof.md)
 _SHORT_PARTS: Final = 0.1  # added to these, because the model's scores of short statements are lower
 _MOST_BY_PARTS: Final = 0.95  # maximum of the sum: the score of a statement that stands in a passage to the letter
-_SETTLED: Final = (Verdict.SUPPORTED, Verdict.NOT_CHECKABLE)
+_SETTLED: Final = frozenset({Verdict.SUPPORTED, Verdict.NOT_CHECKABLE})
 _BORNE: Final = (Verdict.SUPPORTED, Verdict.PARTIALLY_SUPPORTED)
 _LONGEST_VALUE: Final = 4  # maximum number of words of a bare value
 _UNBOUND: Final = 0.5  # the highest score of a bare value that no cited sentence repeats
@@ -92,8 +92,8 @@ async def ground(
                 await _add_parts(scored, sources, scorer, threshold, deadline)
                 if len(scored) > 1:
                     _bind_lead(scored)
-                faulty = {score.verdict for score in scores}.difference(_SETTLED)
-                if faulty and not isinstance(scorer, LLMJudge):  # its calls cost money
+                is_faulty = not _SETTLED.issuperset(map(attrgetter("verdict"), scores))
+                if is_faulty and not isinstance(scorer, LLMJudge):  # its calls cost money
                     await _mark_lacking(scored, sources, scorer, deadline)
             except Exception as error:  # noqa: BLE001 (any error of a user's scorer leaves the claims unscored)
                 what = "the parts of the answer's claims" if scores else "the answer's claims"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Annotated, Final, Literal, Self, TypeAlias
@@ -124,6 +124,11 @@ Text: TypeAlias = Annotated[
 
 _SIZES: Final = ("maxOutputSizeInTokens", "max_output_size_in_tokens", "maxOutputSize", "max_output_size")
 """The accepted names of the token budget of a response, the newest first."""
+_SET_BY_PROGRAMS: Final[Mapping[str, tuple[type, str]]] = {
+    "principal": (Principal, "authenticated its caller"),
+    "dialogue": (DialogueState, "keeps the conversation"),
+    **dict.fromkeys(("scope_state", "scopeState"), (ScopeState, "keeps the conversation")),
+}
 Documents: TypeAlias = Annotated[int, Strict(), Field(ge=1, le=MAX_DOCUMENTS)]
 Tokens: TypeAlias = Annotated[int, Strict(), Field(ge=1, le=MAX_TOKENS)]
 Seconds: TypeAlias = Annotated[
@@ -279,11 +284,10 @@ class RetrievalRequest(_Sent):
         """Reject a principal or a state in the data, and of several names of the token budget use only the newest."""
         if not isinstance(data, dict):
             return data
-        states = {"dialogue": DialogueState, "scope_state": ScopeState, "scopeState": ScopeState}
-        for name, kind in {"principal": Principal, **states}.items():
-            if not isinstance(data.get(name), kind | None):
-                program = "keeps the conversation" if name in states else "authenticated its caller"
-                raise ValueError(f"{name} can't be sent in a request: the program that {program} sets it")  # noqa: TRY004 (pydantic reports a ValueError)
+        for name in data.keys() & _SET_BY_PROGRAMS.keys():
+            kind, program = _SET_BY_PROGRAMS[name]
+            if data[name] is not None and not isinstance(data[name], kind):
+                raise ValueError(f"{name} can't be sent in a request: the program that {program} sets it")
         if len(data.keys() & _SIZES) > 1:
             older = [name for name in _SIZES if data.get(name) is not None][1:]
             return {name: value for name, value in data.items() if name not in older}
