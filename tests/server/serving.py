@@ -110,18 +110,10 @@ class Served:
 
     def __enter__(self) -> str:
         """Start, and return the URL."""
-        started = threading.Event()
-        startup = self._server.startup
-
-        async def announce(*arguments: Any, **options: Any) -> None:
-            try:
-                await startup(*arguments, **options)
-            finally:
-                started.set()
-
-        self._server.startup = announce  # type: ignore[method-assign]
         self._thread.start()
-        assert started.wait(60)
+        while not self._server.started:  # uvicorn announces it in no other way
+            assert self._thread.is_alive()
+            time.sleep(0.01)
         return f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
 
     def __exit__(self, *_: object) -> None:
