@@ -245,15 +245,15 @@ class _Answering:
             self.made.warnings.append(f"there is no answer: {synthesis.lacking}")
             return
         if grounding is None:
-            cited = []
-            for one in split_claims(synthesis.text):
-                ids = [*map(str, one.cited)]
-                claim = GroundedClaim(text=one.text, span=one.span, check_required=one.check_required, cited=ids)
-                cited.append(claim)
-            synthesis.text, self.unchecked = strip_markers(synthesis.text, GroundingLedger(claims=cited))
+            synthesis.text, self.unchecked = strip_markers(synthesis.text, _own_citations(synthesis.text))
         await self._judge(self.answered)
-        model = getattr(self.engine.synthesizer, "model", None)
-        if not self.skipped and query.related_questions and model is not None:
+        if not self.skipped and query.related_questions:
+            await self._relate(retrieval)
+
+    async def _relate(self, retrieval: Retrieval) -> None:
+        """Set the related questions, if the synthesizer has a model."""
+        query, model = self.query, getattr(self.engine.synthesizer, "model", None)
+        if model is not None:
             with recorded_calls(retrieval.log, "relatedQuestions"):
                 self.made.answer.related_questions, warnings = await related_questions(
                     model,
@@ -308,6 +308,15 @@ class _Answering:
             made.account = shown.response(include_activity=query.request.include_activity)
             made.missing += retrieval.missing
         return made
+
+
+def _own_citations(text: str) -> GroundingLedger:
+    """Return a ledger of a text's claims with the model's own citations, unchecked."""
+    claims = [
+        GroundedClaim(text=one.text, span=one.span, check_required=one.check_required, cited=[*map(str, one.cited)])
+        for one in split_claims(text)
+    ]
+    return GroundingLedger(claims=claims)
 
 
 # -- the settings of each stage ----------------------------------------------------------------------------------------

@@ -358,17 +358,22 @@ def unanswered_parts(retrieval: Retrieval) -> list[MissingPart]:
     )
     missing = []
     for name, branches in parts.items():
-        ended = [outcome for branch in branches for outcome in outcomes.get(branch.id, [])]
-        outcome = Outcome.OK
-        if Outcome.OK not in ended:
-            nothing = Outcome.EMPTY if Outcome.EMPTY in ended else Outcome.SKIPPED
-            outcome = next((one for one in ended if one.failed), nothing)
-        elif not read or name not in waited_for or {name, *(branch.id for branch in branches)} & answered:
-            continue
-        reason = f"{one_line(branches[0].query)}: {_WHY[outcome]}"
-        ended_as = Outcome.EMPTY if outcome is Outcome.OK else outcome
-        missing.append(MissingPart(what=SUB_QUESTION, outcome=ended_as, reason=reason, sub_query_id=branches[0].id))
+        outcome = _outcome([outcome for branch in branches for outcome in outcomes.get(branch.id, ())])
+        is_open = read and name in waited_for and answered.isdisjoint((name, *(branch.id for branch in branches)))
+        if outcome is not Outcome.OK or is_open:
+            reason = f"{one_line(branches[0].query)}: {_WHY[outcome]}"
+            ended_as = Outcome.EMPTY if outcome is Outcome.OK else outcome
+            part = MissingPart(what=SUB_QUESTION, outcome=ended_as, reason=reason, sub_query_id=branches[0].id)
+            missing.append(part)
     return missing
+
+
+def _outcome(ended: Sequence[Outcome]) -> Outcome:
+    """Return OK if one of several searches found something, else the first failure, else whether one was made."""
+    if Outcome.OK in ended:
+        return Outcome.OK
+    nothing = Outcome.EMPTY if Outcome.EMPTY in ended else Outcome.SKIPPED
+    return next((one for one in ended if one.failed), nothing)
 
 
 def completed(

@@ -82,16 +82,9 @@ def decode_answer_query(body: object, *, serving_config: str | None = None) -> a
         raise InvalidRequestError("servingConfig: the body names another one than the request's path")
     if config := serving_config or sent.serving_config:
         names.parse_serving_config(config)
-    understanding, generation = sent.query_understanding_spec, sent.answer_generation_spec
-    rephraser = understanding.query_rephraser_spec
+    understanding = sent.query_understanding_spec
+    rephraser, safety = understanding.query_rephraser_spec, sent.safety_spec
     classes = [found for one in understanding.query_classification_spec.types if (found := member(QueryClass, one))]
-    gated, params = generation.HasField("ignore_low_relevant_content"), sent.search_spec.search_params
-    unsupported = {
-        "boostSpec": any(one.HasField("boost_spec") for one in (params, *params.data_store_specs)),
-        "orderBy": params.order_by,
-        "customSearchOperators": any(one.custom_search_operators for one in params.data_store_specs),
-        "modelVersion": generation.model_spec.model_version,
-    }
     try:
         return answers.AnswerQuery(
             request=RetrievalRequest(
@@ -111,22 +104,41 @@ def decode_answer_query(body: object, *, serving_config: str | None = None) -> a
             **_search_fields(sent.search_spec),
             classify=list(dict.fromkeys(classes)),
             max_rephrase_steps=rephraser.max_rephrase_steps or 1,
-            unsupported=[name for name, is_asked in unsupported.items() if is_asked],
-            preamble=generation.prompt_spec.preamble,
-            language=generation.answer_language_code or None,
-            include_citations=generation.include_citations,
-            ignore_adversarial_query=generation.ignore_adversarial_query,
-            ignore_non_answer_seeking_query=generation.ignore_non_answer_seeking_query,
-            ignore_jail_breaking_query=generation.ignore_jail_breaking_query,
-            ignore_low_relevant_content=generation.ignore_low_relevant_content if gated else None,
+            unsupported=_unsupported(sent),
+            **_generation_fields(sent.answer_generation_spec),
             related_questions=sent.related_questions_spec.enable,
             grounding_supports=sent.grounding_spec.include_grounding_supports,
             filtering_level=member(grounding.FilteringLevel, sent.grounding_spec.filtering_level),
-            safety=sent.safety_spec.enable,
-            safety_settings=_safety_settings(sent.safety_spec),
+            safety=safety.enable,
+            safety_settings=_safety_settings(safety),
         )
     except ValidationError as error:
         raise InvalidRequestError(describe(error)) from error
+
+
+def _unsupported(sent: Untyped) -> list[str]:
+    """Return the names of the fields that change an answer, are set, and have no effect here."""
+    params = sent.search_spec.search_params
+    is_set = {
+        "boostSpec": any(one.HasField("boost_spec") for one in (params, *params.data_store_specs)),
+        "orderBy": params.order_by,
+        "customSearchOperators": any(one.custom_search_operators for one in params.data_store_specs),
+        "modelVersion": sent.answer_generation_spec.model_spec.model_version,
+    }
+    return [name for name, value in is_set.items() if value]
+
+
+def _generation_fields(spec: Untyped) -> Fields:
+    """Return the settings of the answer, which have Google's names but for three."""
+    same = ("adversarial_query", "non_answer_seeking_query", "jail_breaking_query")
+    gated = spec.HasField("ignore_low_relevant_content")
+    return {
+        **{f"ignore_{name}": getattr(spec, f"ignore_{name}") for name in same},
+        "ignore_low_relevant_content": spec.ignore_low_relevant_content if gated else None,
+        "include_citations": spec.include_citations,
+        "preamble": spec.prompt_spec.preamble,
+        "language": spec.answer_language_code or None,
+    }
 
 
 def _safety_settings(spec: Untyped) -> list[answers.SafetySetting]:

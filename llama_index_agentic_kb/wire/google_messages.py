@@ -163,7 +163,7 @@ def _parse_error(text: str, kind: str) -> InvalidRequestError:
 def _check_bounds(message: Untyped, path: str) -> None:
     """Refuse values that the protos allow and Google's reference does not, and unknown numbers of enums."""
     for field, value in message.ListFields():
-        at = f"{path}.{field.json_name}"
+        at, values = f"{path}.{field.json_name}", value if field.is_repeated else [value]
         bounds = (bounds for end, bounds in _BOUNDS.items() if field.full_name.endswith(f".{end}"))
         least, most = next(bounds, (-math.inf, math.inf))
         if (field.is_repeated or isinstance(value, str)) and len(value) > most:
@@ -174,11 +174,10 @@ def _check_bounds(message: Untyped, path: str) -> None:
         elif field.message_type:  # maps and protobuf's own types have no bounds
             kind = field.message_type
             unbounded = kind.GetOptions().map_entry or kind.full_name.startswith("google.protobuf.")
-            for position, item in enumerate([] if unbounded else value if field.is_repeated else [value]):
+            for position, item in enumerate(() if unbounded else values):
                 _check_bounds(item, f"{at}.{position}" if field.is_repeated else at)
         elif field.enum_type:
-            known = field.enum_type.values_by_number
-            if any(number not in known for number in (value if field.is_repeated else [value])):
+            if not set(values) <= set(field.enum_type.values_by_number):
                 names = ", ".join(field.enum_type.values_by_name)
                 raise _refused(at, f"{field.enum_type.name} has no such value; it has {names}")
         elif isinstance(value, (int, float)) and not (math.isfinite(value) and least <= value <= most):
