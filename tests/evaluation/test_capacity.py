@@ -37,10 +37,6 @@ def test_a_plan_has_room_for_its_load() -> None:
     assert few.money[0] == 0
     assert few.limits == ("a day to build on one machine", "memory of one server")
     assert plan(1e5, 1, LOW).limits == ()
-
-
-def test_a_load_of_nothing_is_refused() -> None:
-    """The error names what must be above 0."""
     with pytest.raises(ConfigurationError, match="must be above 0"):
         plan(1e6, 0, LOW)
 

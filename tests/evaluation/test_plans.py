@@ -119,38 +119,31 @@ def test_a_folder_is_read(folder: Path, encoding: str) -> None:
     "qrels", ["b1\td1\t1\n", "b1 0 d1 1\n", "query-id\tcorpus-id\tscore\nb1\td1\t1\n", "b1\tQ0\td1\t1\n"]
 )
 def test_judgments_have_three_columns_or_four(tmp_path: Path, qrels: str) -> None:
-    """BEIR's with or without a header, and TREC's."""
-    assert read_dataset(write_set(tmp_path / "s", qrels=qrels)).relevant == {"b1": {"d1": 1.0}}
-
-
-def test_a_split_is_read_from_qrels(folder: Path) -> None:
-    """Without qrels.tsv, qrels/<split>.tsv is read."""
+    """BEIR's with or without a header, and TREC's; without qrels.tsv they are those of a split."""
+    folder = write_set(tmp_path / "s", qrels=qrels)
+    assert read_dataset(folder).relevant == {"b1": {"d1": 1.0}}
     (folder / "qrels").mkdir()
     (folder / "qrels.tsv").rename(folder / "qrels" / "dev.tsv")
-    assert len(read_dataset(folder, split="dev").queries) == 2
+    assert read_dataset(folder, split="dev").relevant == {"b1": {"d1": 1.0}}
     with pytest.raises(InvalidRequestError, match=r"neither qrels\.tsv nor qrels/test\.tsv"):
         read_dataset(folder)
 
 
-def test_history_and_lists_of_types_are_read(tmp_path: Path) -> None:
-    """Turns before a question come along; several types are several kinds."""
+def test_what_stands_beside_a_question_is_read(tmp_path: Path) -> None:
+    """Turns before it, several types; judgments of unknown documents count as not found, and are reported."""
     turns = [{"role": "user", "content": "hello"}]
     row = {"_id": "b1", "text": "and then?", "history": turns, "type": ["Factoid", "Short"]}
-    (query,) = read_dataset(write_set(tmp_path / "s", queries=lines(row))).queries
+    read = read_dataset(write_set(tmp_path / "s", queries=lines(row), qrels="b1\td1\t1\nb1\tnowhere\t1\n"))
+    (query,) = read.queries
     assert (query.history, query.kinds) == ((("user", "hello"),), ("Factoid", "Short"))
+    assert set(read.relevant["b1"]) == {"d1", "nowhere"}
+    assert "1 judgments name documents that are not in corpus.jsonl" in read.warnings[0]
 
 
 def test_a_draw_is_the_same_for_a_seed(folder: Path) -> None:
     """The limit is the number of questions; one above theirs takes all."""
     one, two, every = (read_dataset(folder, limit=limit, seed=3).queries for limit in (1, 1, 99))
     assert (one, len(one), len(every)) == (two, 1, 2)
-
-
-def test_judgments_of_unknown_documents_are_reported(tmp_path: Path) -> None:
-    """They stay relevant, so that they count as not found."""
-    read = read_dataset(write_set(tmp_path / "s", qrels="b1\td1\t1\nb1\tnowhere\t1\n"))
-    assert set(read.relevant["b1"]) == {"d1", "nowhere"}
-    assert "1 judgments name documents that are not in corpus.jsonl" in read.warnings[0]
 
 
 @pytest.mark.parametrize(

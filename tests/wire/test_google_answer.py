@@ -143,7 +143,7 @@ def test_values_take_protobufs_form() -> None:
     ],
 )
 def test_an_answer_that_breaks_a_rule_is_refused_by_its_field(changed: dict[str, Any], message: str) -> None:
-    """An answer is checked again before it goes out: models that were changed are not validated by themselves."""
+    """An answer is checked again before it goes out, as changed models are not; what is written is strictly v1."""
     good = a.Answer(text="é 東", citations=[a.Citation(start=0, end=3, sources=[0])], references=[a.ChunkReference()])
     assert codec.encode_answer(good)
     broken = good.model_copy(update=changed)
@@ -155,9 +155,5 @@ def test_an_answer_that_breaks_a_rule_is_refused_by_its_field(changed: dict[str,
         with pytest.raises(InvalidAnswerError) as refused:
             encode(broken)
         assert message in str(refused.value)
-
-
-def test_a_field_that_v1_does_not_have_is_refused() -> None:
-    """What is written is strictly v1."""
     with pytest.raises(InvalidAnswerError, match='no field named "blobAttachments"'):
         write("Answer", {"blobAttachments": []})
