@@ -203,6 +203,7 @@ class KnowledgeSource(NotPickled):
         self._native_async = native_async
         if native_async is None and retriever is not None:
             self._native_async = has_native_async(retriever)
+        self._prepared: PreparedSource | None = None  # of a retriever, which takes no filter
         self._calls = ResilientCalls(f"source {name!r}", resilience)
         unretried = replace(resilience, retries=NO_RETRIES)
         self._lexical_calls = ResilientCalls(f"lexical search of source {name!r}", unretried)
@@ -281,6 +282,8 @@ class KnowledgeSource(NotPickled):
 
         ``made`` is what its factory made, if it has one. Raises ``DeniedError`` if the filter can't be applied to it.
         """
+        if self._prepared is not None and filters is None:
+            return self._prepared
         if filters is not None and made is None and (reason := self.refusal(filters)) is not None:
             raise DeniedError(f"source {self.name!r} was not searched: its filter can't be applied ({reason})")
         if self.index is not None:
@@ -294,7 +297,10 @@ class KnowledgeSource(NotPickled):
         lexical = self._lexical if self.index is None or traits.kind == "dense" else None
         passes, private = None if filters is None else matcher(filters), self.permissions is not None
         calls = self._calls, self._lexical_calls
-        return PreparedSource(self.name, retriever, traits, filters, passes, *calls, lexical, is_private=private)
+        ready = PreparedSource(self.name, retriever, traits, filters, passes, *calls, lexical, is_private=private)
+        if made is self._retriever and traits.kind == "retriever":  # others may be narrowed or widened by their users
+            self._prepared = ready
+        return ready
 
     async def prepare(
         self, filters: FilterNode | None, top_k: int, progress: CallProgress | None = None

@@ -184,7 +184,7 @@ async def _checked(
     More than ``MAX_INLINE`` nodes are checked on a thread, so as not to block the event loop.
     """
     sift, checking = partial(_sift, made, source, limit), f"checking source {source.name!r}"
-    if isinstance(found, Sequence) and len(found) > MAX_INLINE:
+    if isinstance(found, (list, Sequence)) and len(found) > MAX_INLINE:
         every = cleaned = await source.calls.bulkhead.call(Call(sync=partial(sift, found), what=checking))
     else:
         every = cleaned = sift(found)
@@ -241,6 +241,7 @@ _TYPES: Final[dict[str, type]] = {
 }
 """The types that LlamaIndex's methods expect of a node's fields; code that bypasses pydantic may set any type."""
 
+_EXPECTED: Final = [*_TYPES.values()]
 _PLAIN: Final = (bool, float, NoneType)
 _COLLECTIONS: Final = (Mapping, list, tuple, set, frozenset)
 
@@ -269,7 +270,7 @@ def clean_nodes(found: object) -> CleanNodes:
         return found
     made = CleanNodes()
     made.keys = []
-    if isinstance(found, (str, bytes)) or not isinstance(found, Sequence):
+    if isinstance(found, (str, bytes)) or not isinstance(found, (list, Sequence)):
         made.why = type(found).__name__
         return made
     made.returned = len(found)
@@ -297,7 +298,7 @@ def _usable(item: Any) -> tuple[NodeWithScore, NodeKey, str | None]:
     if not isinstance(item, NodeWithScore) or not isinstance(node, BaseNode):
         raise TypeError(f"expected a NodeWithScore, got {type(item).__name__}")
     node_id: Any = node.node_id
-    text: Any = node.get_content(metadata_mode=MetadataMode.NONE)
+    text: Any = node.text if type(node) is TextNode else node.get_content(metadata_mode=MetadataMode.NONE)
     if not isinstance(node_id, str) or not 0 < len(node_id) <= MAX_ID:
         raise TypeError(f"its id is no text of up to {MAX_ID:,} characters: {one_line(str(node_id), 50)!r}")
     if not isinstance(text, str):
@@ -305,7 +306,7 @@ def _usable(item: Any) -> tuple[NodeWithScore, NodeKey, str | None]:
     flaw = f"a node of {len(text):,} characters was cut to {MAX_CHARACTERS:,}" if len(text) > MAX_CHARACTERS else None
     whole, whole_id, metadata = without_surrogates(text[:MAX_CHARACTERS]), without_surrogates(node_id), node.metadata
     update, key = JsonObject(), (node_id, text)
-    if [*map(type, map(node.__dict__.get, _TYPES))] != [*_TYPES.values()]:
+    if [*map(type, map(node.__dict__.get, _TYPES))] != _EXPECTED:
         update = _defaults(node)
     clean = _clean_metadata(metadata)
     if clean is not metadata:
@@ -332,7 +333,7 @@ def _clean_metadata(metadata: object) -> JsonObject:
     """Return metadata with text keys and clean values; the same object if nothing needs repair."""
     if metadata is None:
         return {}
-    if not isinstance(metadata, Mapping):
+    if not isinstance(metadata, (dict, Mapping)):  # the abstract class is slow to ask
         raise TypeError(f"its metadata are no mapping but {type(metadata).__name__}")
     if len(metadata) > MAX_FIELDS:
         raise TypeError(f"its metadata have {len(metadata):,} fields; at most {MAX_FIELDS:,}")
