@@ -235,18 +235,14 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
             RetrievalError: No selected source could answer.
             SynthesisError: The language model failed while answering.
         """
-        request, engine = self._asked(question, fields)
-        answered = run(engine.answer(request, observer=on_activity, announced=True))
-        return answered.response(include_activity=request.include_activity)
+        return run(self._response(question, on_activity, fields))
 
     @dispatcher.span
     async def aretrieve(
         self, question: Question, *, on_activity: Observer = None, **fields: object
     ) -> RetrievalResponse:
         """Answer a question, or return its evidence; see ``retrieve``."""
-        request, engine = self._asked(question, fields)
-        answered = await arun(engine.answer(request, observer=on_activity, announced=True))
-        return answered.response(include_activity=request.include_activity)
+        return await arun(self._response(question, on_activity, fields))
 
     @dispatcher.span
     def astream_retrieve(
@@ -258,17 +254,19 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
         """
 
         async def work() -> None:
-            request, engine = self._asked(question, fields)
-            streaming = (request.output_mode or self.output_mode) is OutputMode.ANSWER_SYNTHESIS
-            answered = await engine.answer(request, observer=on_activity, announced=True, streaming=streaming)
-            await emit(answered.response(include_activity=request.include_activity))
+            await emit(await self._response(question, on_activity, fields, streaming=True))
 
         return aiterate(work(), contextvars.copy_context())
 
-    def _asked(self, question: Question, fields: JsonObject) -> tuple[RetrievalRequest, AgenticQueryEngine]:
+    async def _response(
+        self, question: Question, observer: Observer, fields: JsonObject, *, streaming: bool = False
+    ) -> RetrievalResponse:
         request = self.request(question, **fields)
         mode = request.output_mode or self.output_mode
-        return request, self._engines.get(mode) or self._engine(mode)
+        engine = self._engines.get(mode) or self._engine(mode)
+        streaming = streaming and mode is OutputMode.ANSWER_SYNTHESIS
+        answered = await engine.answer(request, observer=observer, announced=True, streaming=streaming)
+        return answered.response(include_activity=request.include_activity)
 
     def request(self, question: Question, **fields: object) -> RetrievalRequest:
         """Return the request for a question, with this knowledge base's defaults.

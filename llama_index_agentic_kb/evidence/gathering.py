@@ -254,8 +254,7 @@ def _order(
         return list(map(attrgetter("key"), interleave(lists)))
     with outside_loop():  # the user's may start a loop of its own
         fused = options.fusion(lists)
-    rated = [one for one in reranking.lists if one.ranked.keys and one.processed] if reranking.read else []
-    if rated and all(one.judged and one.ranked.scores is not None for one in rated):
+    if reranking.read and reranking.is_comparable:
         fused = [replace(item, score=candidates[item.key].reranker_score or 0.0) for item in fused]
         fused.sort(key=lambda item: -item.score)
     if proof:
@@ -333,6 +332,12 @@ class Reranking:
     read: int = 0  # number of (sub-query, candidate) pairs that were passed to the reranker
     warning: str | None = None
 
+    @property
+    def is_comparable(self) -> bool:
+        """Whether all lists that may be reranked, and have candidates, have scores on the scale of 0 to 4."""
+        rated = [one for one in self.lists if one.ranked.keys and one.processed]
+        return bool(rated) and all(one.judged and one.ranked.scores is not None for one in rated)
+
 
 async def rerank(
     lists: Sequence[CandidateList],
@@ -348,10 +353,9 @@ async def rerank(
     A candidate has its best score, and is dropped if all are below its source's threshold. If a call fails or is
     late, the sub-query's fused order is kept, and the result's ``warning`` is set.
     """
-    made = Reranking([])
+    asked = [one for one in lists if one.processed and one.ranked.keys]
     read: dict[str, list[NodeKey]] = {}
     calls = []
-    asked = [one for one in lists if one.processed and one.ranked.keys]
     for one in asked:
         name = one.sub_query.id
         if name not in read:
@@ -369,8 +373,7 @@ async def rerank(
     reasons = [
         f"reranking failed for {', '.join(names)}, whose fused order stays: {why}" for why, names in failed.items()
     ]
-    made.warning = "; ".join(reasons) or None
-    made.read = sum(map(len, read.values()))
+    made = Reranking([], read=sum(map(len, read.values())), warning="; ".join(reasons) or None)
     for one in lists:
         said = verdicts.get(one.sub_query.id) if one.processed else None
         made.lists.append(one if said is None else _judged(one, said, candidates, reranker, selected))
@@ -378,13 +381,18 @@ async def rerank(
             shown = {*one.ranked.keys}.intersection(read.get(one.sub_query.id, ()))
             made.below |= shown & said.keys()
             made.left_out |= shown - said.keys()
+    _settle(made, candidates)
+    return made
+
+
+def _settle(made: Reranking, candidates: Mapping[NodeKey, Candidate]) -> None:
+    """Take what is in a list from what was dropped, and note the candidates that the reranker did not score."""
     alive = {key for one in made.lists for key in one.ranked.keys}
-    made.below -= alive  # further ones exceeded ``limit``
+    made.below -= alive  # further ones exceeded the limit
     made.left_out -= alive | made.below
     if any(candidate.reranked is not None for candidate in candidates.values()):
         for key in {key for one in made.lists if one.processed for key in one.ranked.keys}:
             candidates[key].unjudged = candidates[key].reranked is None
-    return made
 
 
 def _judged(
