@@ -28,11 +28,9 @@ import numpy as np
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.schema import NodeWithScore
 from llama_index.core.vector_stores.types import VectorStoreQueryResult
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
 
 from llama_index_agentic_kb._aio import call_deadline
-from llama_index_agentic_kb._text import know_secrets, redacted
+from llama_index_agentic_kb._text import redacted
 from llama_index_agentic_kb.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -44,7 +42,7 @@ from llama_index_agentic_kb.search.dialects import PostgresStoreSql, SqlConditio
 from llama_index_agentic_kb.search.prototypes import ScopeIndex
 from llama_index_agentic_kb.search.tokenizing import document_terms, query_terms
 from llama_index_agentic_kb.store.database import Floats, Piece, Row, Statements
-from llama_index_agentic_kb.store.sql import Revisions, SqlDatabase, remedy_of
+from llama_index_agentic_kb.store.sql import Revisions, SqlDatabase, parsed_url, remedy_of
 from llama_index_agentic_kb.store.store import KnowledgeStore, RepairProgress
 from llama_index_agentic_kb.store.vectors import Ranked, StoreVectorStore, Taken
 
@@ -84,13 +82,9 @@ class PostgresStore(KnowledgeStore):
 
     def __init__(self, path: str | Path, *, create: bool, timeout: float = 30.0) -> None:
         url = str(path)
-        try:
-            parsed = make_url(url)
-        except (ArgumentError, ValueError):
-            parsed = None
+        parsed = parsed_url(url)
         if parsed is None or parsed.get_backend_name() != "postgresql":
             raise ConfigurationError("The store's address is not a directory, nor postgresql://user@host/database.")
-        know_secrets(filter(None, [parsed.password and str(parsed.password)]))
         location = redacted(parsed.set(query={}).render_as_string(hide_password=True))
         try:
             database = SqlDatabase(url, DOCUMENTS, timeout=timeout, create=create)

@@ -254,17 +254,25 @@ class SqlDatabase:
             ) from error
 
 
+def parsed_url(given: str) -> URL | None:
+    """Return the URL of a database, whose password is from then on removed from errors and logs; None for no URL."""
+    try:
+        url = sa.make_url(given)
+        url.get_backend_name()
+    except (ArgumentError, NoSuchModuleError, ValueError):
+        return None
+    _text.know_secrets(filter(None, [url.password and str(url.password)]))
+    return url
+
+
 def _database_url(given: str | Path, what: str) -> URL:
     if isinstance(given, Path) or "://" not in given:
         return URL.create("sqlite", database=str(Path(given).absolute()))
-    try:
-        url = sa.make_url(given)
-        backend = url.get_backend_name()
-    except (ArgumentError, NoSuchModuleError):
-        backend = ""
-    if backend == "postgresql":
+    url = parsed_url(given)
+    backend = "" if url is None else url.get_backend_name()
+    if url is not None and backend == "postgresql":
         return url.set(drivername="postgresql+psycopg")
-    if backend != "sqlite":
+    if url is None or backend != "sqlite":
         raise ConfigurationError(f"{what}: the URL begins with sqlite:/// or postgresql://; a plain path is SQLite too")
     if not url.database or url.database == ":memory:":
         raise ConfigurationError(f"{what}: SQLite keeps them in a file; give its path")

@@ -22,12 +22,8 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # has no types
 
-from llama_index_agentic_kb.store import KnowledgeStore
-from llama_index_agentic_kb.store.chunking import Chunker
-from llama_index_agentic_kb.store.files import Access, FoundFile
-from llama_index_agentic_kb.store.ingestion import DEFAULT_CHUNK_OVERLAP, DEFAULT_CHUNK_SIZE
+from llama_index_agentic_kb.store import KnowledgeStore, ingest
 from llama_index_agentic_kb.store.ray_ingestion import ingest_on_ray
-from llama_index_agentic_kb.store.reading import FileReader
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.kills_sessions.postgres import PostgresServer
 
@@ -104,13 +100,9 @@ class Series:
 
 def compare(folder: Path, url: str) -> tuple[int, int]:
     """Return how many chunks are lost and how many doubled, beside those into which the documents are cut here."""
-    chunker = Chunker(HashEmbedding(), DEFAULT_CHUNK_SIZE, DEFAULT_CHUNK_OVERLAP)
-    right: Counter[str] = Counter()
-    with FileReader() as reader:
-        for path in folder.iterdir():
-            file = FoundFile(path, path.name, str(folder), str(path))
-            cut = chunker.chunks(folder.name, file, file.parsed(reader), Access(None, None, trust_urls=False))
-            right.update(chunk.node_id for chunk in cut)
+    with KnowledgeStore.open(folder.with_name("undisturbed"), embed_model=HashEmbedding(), create=True) as store:
+        ingest(folder, store)
+        right = Counter(node.node_id for node in store.nodes(folder.name))
     with KnowledgeStore.open(url, embed_model=HashEmbedding()) as store:
         found = Counter(node.node_id for node in store.nodes(folder.name))
     print(f"{right.total()} chunks expected, {found.total()} stored", flush=True)

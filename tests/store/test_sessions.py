@@ -428,6 +428,7 @@ def test_what_is_stored_outlives_the_store(path: Path) -> None:
     [
         ("mysql://h/d", "the URL begins with sqlite:/// or postgresql://"),
         ("://", "the URL begins with sqlite:///"),
+        ("postgresql://kb:pass@h:54x/kb", "the URL begins with sqlite:///"),
         ("sqlite://", "SQLite keeps them in a file; give its path"),
         ("sqlite:///:memory:", "SQLite keeps them in a file"),
         ("sqlite:///x.db?mode=ro", "a sqlite:/// URL takes no options; found mode"),
