@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -323,13 +324,12 @@ class PostgresWords:
         if not languages:
             return None
         words = query_terms(query, [language for (language,) in languages if language])
-        held, total = self._frequencies(connection, [form for forms in words for form in forms])
-        counts = {forms: count for forms in words if (count := sum(held[form] for form in forms))}
+        counts, total = self._counted(connection, words)
         rarities = {
             forms: math.log1p((max(0.0, total - count) + 0.5) / (count + 0.5)) for forms, count in counts.items()
         }
         rare = [forms for forms, count in counts.items() if count < COMMON * total]
-        rows = self._ranked(connection, rare, rarities, top_k, filters) if rare else []
+        rows = self._ranked(connection, rare, rarities, top_k, filters)
         if len(rows) < top_k and len(rare) < len(counts):
             rows = self._ranked(connection, list(counts), rarities, top_k, filters)
         nodes = self._store.nodes_of("id", [row for row, _ in rows], connection)
@@ -344,6 +344,8 @@ class PostgresWords:
         filters: FilterNode | None,
     ) -> list[Row]:
         """Return the best chunks with any of the words, and their scores by all words."""
+        if not words:
+            return []
         ranks = ["ts_rank(held, CAST(? AS tsquery))"] * max(map(len, rarities))
         score = " + ".join(f"? * greatest({', '.join(ranks[: len(forms)])})" for forms in rarities)
         weights = [part for forms, rarity in rarities.items() for part in (rarity, *map(_lexeme, forms))]
@@ -358,8 +360,24 @@ class PostgresWords:
         found = connection.execute(statement, (*weights, self._source, any_word, *parameters, min(top_k, 1 << 62)))
         return [tuple(row) for row in found]
 
-    def _frequencies(self, connection: Statements, terms: Sequence[str]) -> tuple[dict[str, float], int]:
-        """Return in how many chunks each term is, about, and the number of chunks."""
+    def _counted(
+        self, connection: Statements, words: Sequence[tuple[str, ...]]
+    ) -> tuple[dict[tuple[str, ...], float], int]:
+        """Return in how many chunks each word is, about, without those that are in none; and the number of chunks."""
+        shares, total = self._frequencies(connection)
+        terms = list(dict.fromkeys(chain.from_iterable(words)))
+        held = {term: shares[term] * total for term in terms if term in shares}
+        rest = [term for term in terms if term not in shares]
+        if rest:
+            some = f"SELECT 1 FROM contents WHERE of_source = ? AND words @@ CAST(? AS tsquery) LIMIT {COUNTED}"  # noqa: S608
+            one = f"(SELECT count(*) FROM ({some}) AS found)"  # noqa: S608 (constants)
+            parameters = [part for term in rest for part in (self._source, _lexeme(term))]
+            counts = connection.execute(f"SELECT {', '.join([one] * len(rest))}", parameters).fetchall()[0]
+            held |= dict(zip(rest, counts, strict=True))
+        return {forms: count for forms in words if (count := sum(held[form] for form in forms))}, total
+
+    def _frequencies(self, connection: Statements) -> tuple[dict[str, float], int]:
+        """Return the share of chunks in which each frequent term is, and the number of chunks."""
         read_at, total, shares = self._statistics
         if time.monotonic() - read_at > STATISTICS_SECONDS:
             count = "SELECT count(*) FROM contents WHERE of_source = ?"
@@ -371,15 +389,7 @@ class PostgresWords:
             elements, found = statistics[0] if statistics else ((), ())
             shares = dict(zip(elements or (), found or (), strict=False))  # the last two are the extremes
             self._statistics = (time.monotonic(), total, shares)
-        held = {term: shares[term] * total for term in terms if term in shares}
-        rest = [term for term in terms if term not in shares]
-        if rest:
-            some = f"SELECT 1 FROM contents WHERE of_source = ? AND words @@ CAST(? AS tsquery) LIMIT {COUNTED}"  # noqa: S608
-            one = f"(SELECT count(*) FROM ({some}) AS found)"  # noqa: S608 (constants)
-            parameters = [part for term in rest for part in (self._source, _lexeme(term))]
-            counts = connection.execute(f"SELECT {', '.join([one] * len(rest))}", parameters).fetchall()[0]
-            held |= dict(zip(rest, counts, strict=True))
-        return held, total
+        return shares, total
 
 
 def _ranked(row: Row) -> Ranked:

@@ -269,11 +269,10 @@ def _database_url(given: str | Path, what: str) -> URL:
     if isinstance(given, Path) or "://" not in given:
         return URL.create("sqlite", database=str(Path(given).absolute()))
     url = parsed_url(given)
-    backend = "" if url is None else url.get_backend_name()
-    if url is not None and backend == "postgresql":
-        return url.set(drivername="postgresql+psycopg")
-    if url is None or backend != "sqlite":
+    if url is None or url.get_backend_name() not in ("sqlite", "postgresql"):
         raise ConfigurationError(f"{what}: the URL begins with sqlite:/// or postgresql://; a plain path is SQLite too")
+    if url.get_backend_name() == "postgresql":
+        return url.set(drivername="postgresql+psycopg")
     if not url.database or url.database == ":memory:":
         raise ConfigurationError(f"{what}: SQLite keeps them in a file; give its path")
     if url.query:
