@@ -95,7 +95,8 @@ def _version(connection: Statements) -> int:
 class DirectoryStore(KnowledgeStore):
     """A store in a directory, which is not usable in a forked process; see `KnowledgeStore` for the methods.
 
-    A missing file is created. One that can't be opened, or is of another release, is a ``ConfigurationError``.
+    With ``create`` a missing store is made. One that can't be opened, or is of another release, is a
+    ``ConfigurationError``.
     """
 
     dialect = SqliteSql
