@@ -451,12 +451,14 @@ def _allowed(
             permitted = source.permitted(principal)
         except DeniedError as error:
             denied = str(error)
-        try:
-            add_on = None if params.filter_add_on is None else parse_odata(params.filter_add_on)
-        except InvalidRequestError as error:
-            raise InvalidRequestError(f"knowledgeSourceParams[{name}].filterAddOn: {error}") from error
-        source.refuse_hidden(all_of(params.filters, add_on))
-        caller = all_of(permitted, filters, params.filters, add_on)
+        own = params.filters
+        if params.filter_add_on is not None:
+            try:
+                own = all_of(own, parse_odata(params.filter_add_on))
+            except InvalidRequestError as error:
+                raise InvalidRequestError(f"knowledgeSourceParams[{name}].filterAddOn: {error}") from error
+        source.refuse_hidden(own)
+        caller = all_of(permitted, filters, own)
         if params.never_query_source:
             continue
         ignored = sorted(params.model_extra or ())
