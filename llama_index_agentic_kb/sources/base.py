@@ -390,10 +390,6 @@ class SelectedSource:
         shards = self.source.shards
         return [replace(self, source=shard, top_k=shard.similarity_top_k or self.top_k) for shard in shards]
 
-    def filters_for(self, planner: FilterNode | None) -> FilterNode | None:
-        """Return the effective filter of a sub-query: mandatory AND caller AND planner."""
-        return self.filters if planner is None else self.source.effective_filter(self.caller, planner)
-
 
 def select(
     sources: Mapping[str, KnowledgeSource],

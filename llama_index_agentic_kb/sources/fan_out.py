@@ -44,6 +44,7 @@ from llama_index_agentic_kb.errors import DeadlineExceededError, DeniedError, Fa
 from llama_index_agentic_kb.guard.permissions import searched_under
 from llama_index_agentic_kb.guard.resilience import STRAGGLER_GRACE, CallProgress
 from llama_index_agentic_kb.schema import (
+    FilterNode,
     MissingPart,
     Outcome,
     QueryPlan,
@@ -77,6 +78,7 @@ class SourceSearch:
     source: KnowledgeSource
     record: SourceActivity
     must_answer: bool = False  # whether the request fails if this search fails (``failOnError``)
+    filters: FilterNode | None = None  # the effective filter, which shards share
     words: str = ""  # the text that is searched: the query, which a conversation may expand
     lists: tuple[NodeList, ...] = ()  # the results, one ranked list for each search method of the source
     nodes: Sequence[NodeWithScore] = ()  # of all lists, each once, in the lists' order
@@ -166,7 +168,7 @@ class FanOut:
                 parts = whole.shards if whole.source.shards else [whole]
                 plain += [] if whole.source.shards else [search]
                 for part in parts if search.brought is None else ():
-                    prepared = self._prepare(sub_query, part)
+                    prepared = self._prepare(search, part)
                     if isinstance(prepared, PreparedSource) and prepared.traits.embed_model is not None:
                         texts = [sub_query.query] if search.follow_up is None else search.follow_up.texts
                         models += zip(repeat(prepared.traits.embed_model), texts)
@@ -188,7 +190,8 @@ class FanOut:
         if self._log.manager.handlers:
             question = SubQuestion(sub_question=sub_query.query, tool_name=name)
             payload = {EventPayload.SUB_QUESTION: SubQuestionAnswerPair(sub_q=question)}
-        filters = chosen.filters_for(sub_query.filters.get(name))
+        planner = sub_query.filters.get(name)
+        filters = chosen.filters if planner is None else chosen.source.effective_filter(chosen.caller, planner)
         record = self._log.open(
             SourceActivity,
             CBEventType.SUB_QUESTION,
@@ -200,7 +203,7 @@ class FanOut:
             arguments=SearchArguments(search=sub_query.query, filter=filters),
             warning=chosen.warning,
         )
-        search = SourceSearch(sub_query, chosen.source, record, chosen.params.fail_on_error, sub_query.query)
+        search = SourceSearch(sub_query, chosen.source, record, chosen.params.fail_on_error, filters, sub_query.query)
         if sub_query.origin is SubQueryOrigin.QUESTION:
             if self._brought is not None and self._brought.query_str.strip() == sub_query.query:
                 search.brought = self._brought
@@ -396,10 +399,9 @@ class FanOut:
         deadline = earliest(self._deadline, deadline_after(source.resilience.timeout or self._search_seconds))
         bound = set_deadline(deadline)
         try:
-            prepared = self._prepare(search.sub_query, chosen)
+            prepared = self._prepare(search, chosen)
             if prepared is None:
-                filters = chosen.filters_for(search.sub_query.filters.get(chosen.name))
-                prepared = await source.prepare(filters, limit, progress)
+                prepared = await source.prepare(search.filters, limit, progress)
             if isinstance(prepared, Exception):
                 raise prepared
             bundle = partial(self._bundle_for, search, prepared)
@@ -426,17 +428,17 @@ class FanOut:
         asked, stage = search.sub_query.id, search.stage
         logger.warning("source %r did not answer %s (%s): %s", name, asked, stage, error_message(error))
 
-    def _prepare(self, sub_query: SubQuery, chosen: SelectedSource) -> PreparedSource | Exception | None:
-        """Return the source prepared for the sub-query's effective filter, cached; None if it has a factory."""
+    def _prepare(self, search: SourceSearch, chosen: SelectedSource) -> PreparedSource | Exception | None:
+        """Return the source prepared for the search's effective filter, cached; None if it has a factory."""
         if chosen.denied is not None:
             return DeniedError(f"source {chosen.source.name!r} was not searched: {chosen.denied}")
         if chosen.source.has_factory:
             return None
-        planner = sub_query.filters.get(chosen.name)
+        planner = search.sub_query.filters.get(chosen.name)
         key = chosen.source.name, "" if planner is None else planner.model_dump_json()
         if key not in self._prepared:
             try:
-                self._prepared[key] = chosen.source.prepared(chosen.filters_for(planner), chosen.top_k or self._top_k)
+                self._prepared[key] = chosen.source.prepared(search.filters, chosen.top_k or self._top_k)
             except Exception as error:  # noqa: BLE001 (raised in each search)
                 self._prepared[key] = error
         return self._prepared[key]

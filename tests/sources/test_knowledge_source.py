@@ -288,8 +288,6 @@ def test_odata_narrows_with_the_rest() -> None:
     assert chosen["docs"].caller == all_of(B, C, d)
     assert chosen["docs"].filters == all_of(A, all_of(B, C, d))
     assert chosen["wiki"].filters == B
-    assert chosen["docs"].filters_for(A) == all_of(A, all_of(B, C, d), A)
-    assert chosen["docs"].filters_for(None) is chosen["docs"].filters
     assert selected()["wiki"].filters is None
     where = (
         r"^knowledgeSourceParams\[docs\]\.filterAddOn: OData filter, character 5: the filter ends, expected: a value"
