@@ -278,25 +278,28 @@ _PLAIN_HEADERS: Final = re.compile(r"accept|connection$|content-|host$|user-agen
 MAX_DEPTH: Final = 4  # maximum nesting depth of clients that are searched for secrets
 
 
-def secrets_of(client: object, depth: int = MAX_DEPTH) -> Iterator[str]:
+def secrets_of(client: object) -> Iterator[str]:
     """Yield the secrets of a model, a client or arguments: keys, headers, credentials in URLs and the environment."""
-    if depth == MAX_DEPTH:
-        yield from (value for name, value in os.environ.items() if _SECRET.search(name) and not value.startswith("/"))
+    yield from (value for name, value in os.environ.items() if _SECRET.search(name) and not value.startswith("/"))
+    yield from _secrets_in(client, MAX_DEPTH)
+
+
+def _secrets_in(client: object, depth: int) -> Iterator[str]:
     private = getattr(client, "__pydantic_private__", None) or {}
     fields = client if isinstance(client, Mapping) else {**getattr(client, "__dict__", {}), **private}
     for name, held in [(str(name), held) for name, held in fields.items()]:
         value = held.get_secret_value() if hasattr(held, "get_secret_value") else held
         text = str(value) if isinstance(value, str) or type(value).__name__ == "URL" else ""
-        address = urlsplit(text) if "://" in text else None
         if _SECRET.search(name):
             yield text
-        elif address is not None:
-            yield from (unquote(part) for part in (address.username or "", address.password or ""))
-            yield from (value for _, value in parse_qsl(address.query))
+        elif "://" in text:
+            address = urlsplit(text)
+            yield from map(unquote, filter(None, (address.username, address.password)))
+            yield from (part for _, part in parse_qsl(address.query))
         elif isinstance(value, Mapping) and re.search("header|query|cookie", name):
-            yield from (str(one) for header, one in value.items() if not _PLAIN_HEADERS.match(str(header)))
+            yield from (str(part) for header, part in value.items() if not _PLAIN_HEADERS.match(str(header)))
         elif depth and (isinstance(value, dict) or name.endswith("client")):
-            yield from secrets_of(value, depth - 1)
+            yield from _secrets_in(value, depth - 1)
 
 
 _CALLS: Final[dict[int, ModelCalls]] = {}

@@ -27,42 +27,33 @@ class Driver:
 
     def run(self, flow: Coroutine[Any, Any, Any]) -> Any:
         """Perform a flow as a caller in no loop, in a running loop, or of the async driver."""
-        if self.name == "sync":
-            return run(flow)
-        if self.name == "sync in a loop":
-            return asyncio.run(_in_loop(flow))
-        return asyncio.run(arun(flow))
+        return self._call(lambda: run(flow), lambda: arun(flow))
 
     def items(self, flow: Coroutine[Any, Any, Any], take: int | None = None) -> list[Any]:
         """Perform a flow and give what it emits; after ``take`` items it is closed."""
-        if self.is_async:
-            return asyncio.run(_aitems(flow, take))
+
+        def items() -> list[Any]:
+            with closing(iterate(flow)) as generator:
+                return list(islice(generator, take))
+
+        async def aitems() -> list[Any]:
+            items: list[Any] = []
+            async with aclosing(aiterate(flow)) as generator:
+                async for item in generator:
+                    items.append(item)
+                    if len(items) == take:
+                        break
+            return items
+
+        return list(self._call(items, aitems))
+
+    def _call(self, sync: Callable[[], Any], native: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        async def in_loop() -> Any:
+            return sync()
+
         if self.name == "sync":
-            return _items(flow, take)
-        return asyncio.run(_items_in_loop(flow, take))
-
-
-async def _in_loop(flow: Coroutine[Any, Any, Any]) -> Any:
-    return run(flow)
-
-
-def _items(flow: Coroutine[Any, Any, Any], take: int | None) -> list[Any]:
-    with closing(iterate(flow)) as generator:
-        return list(islice(generator, take))
-
-
-async def _items_in_loop(flow: Coroutine[Any, Any, Any], take: int | None) -> list[Any]:
-    return _items(flow, take)
-
-
-async def _aitems(flow: Coroutine[Any, Any, Any], take: int | None) -> list[Any]:
-    items: list[Any] = []
-    async with aclosing(aiterate(flow)) as generator:
-        async for item in generator:
-            items.append(item)
-            if len(items) == take:
-                break
-    return items
+            return sync()
+        return asyncio.run(native() if self.is_async else in_loop())
 
 
 @pytest.fixture(params=["sync", "sync in a loop", "async"])

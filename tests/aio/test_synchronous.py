@@ -245,6 +245,32 @@ def test_the_interpreter_exits_although_a_worker_hangs() -> None:
     assert time.monotonic() - started < 15
 
 
+@pytest.mark.parametrize("door", ["run", "list_of"])
+def test_an_interrupt_ends_a_sync_call(door: str) -> None:
+    """The user's Ctrl-C: what runs is cancelled, and nothing of asyncio's is left behind."""
+    out = in_a_process(f"""
+        import signal
+
+        async def flow():
+            await emit(1)
+            try:
+                await Call(sync=lambda: time.sleep(600))
+            finally:
+                print("closed")
+
+        def list_of(work):
+            return list(iterate(work))
+
+        interrupt = [threading.main_thread().ident, signal.SIGINT]
+        threading.Timer(0.3, signal.pthread_kill, interrupt).start()
+        try:
+            {door}(flow())
+        except KeyboardInterrupt:
+            print("interrupted")
+    """)
+    assert out.splitlines() == ["closed", "interrupted"]
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_can_run_flows() -> None:
     """After a fork the child has no threads, and makes its own: sync, native and async calls work, as in the parent."""
