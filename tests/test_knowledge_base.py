@@ -29,6 +29,7 @@ from tests.space import ANSWER
 
 QUESTION = "How tall was the rocket that launched Apollo 11?"
 ROCKETS = ["The Saturn V rocket was 110.6 m tall.", "The Ariane 5 was about 50 m tall."]
+NEVER = [{"knowledgeSourceName": name, "neverQuerySource": True} for name in ("rockets", "missions")]
 MISSIONS = ["Apollo 11 was launched by a Saturn V rocket in July 1969.", "Voyager 1 left in 1977."]
 
 
@@ -67,6 +68,7 @@ async def test_takes_every_form_of_question(server: LoopbackOpenAI, question: An
         (QUESTION, {"max_runtime_in_seconds": 0}, "max_runtime_in_seconds"),
         (QUESTION, {"knowledge_source_params": [{"knowledge_source_name": "nope"}]}, "nope"),
         (QUESTION, {"knowledge_source_params": [{"knowledgeSourceName": "rockets", "kind": "web"}]}, "rockets"),
+        (QUESTION, {"knowledge_source_params": NEVER}, "leaves no source to search"),
         (QUESTION, {"output_mode": "answerSynthesis"}, "outputMode"),
     ],
 )

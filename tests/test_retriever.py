@@ -145,12 +145,15 @@ def test_from_defaults_takes_what_can_be_searched() -> None:
     mixed = AgenticRetriever.from_defaults([index(ROCKETS).as_retriever(), own, SummaryIndex([])])
     assert list(mixed.sources) == ["source_1", "own", "source_3"]
     assert texts(mixed.retrieve("Voyager"))[0] in (*ROCKETS, MISSIONS[1])
+    with pytest.raises(ConfigurationError, match="can't search a str"):
+        AgenticRetriever.from_defaults("text")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"sources": []}, "give at least one"),
+        ({"sources": [MemoryRetriever([])]}, "expected KnowledgeSource, got MemoryRetriever"),
         ({"similarity_top_k": 0}, "similarity_top_k must be a number above 0, got 0"),
         ({"max_runtime_in_seconds": -1}, "max_runtime_in_seconds must be a number above 0"),
         ({"effort": "huge"}, "effort: 'huge' is unknown"),

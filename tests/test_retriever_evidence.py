@@ -82,7 +82,7 @@ def test_a_reranker_scores_drops_and_is_accounted_for() -> None:
 
 def test_thresholds_come_from_the_request_or_the_retriever() -> None:
     """A source's own word goes first; where no calibrated reranker is, the source's record says that it was ignored."""
-    params = [{"knowledgeSourceName": "notes", "rerankerThreshold": 1.0}]
+    params = [{"knowledgeSourceName": "notes", "rerankerThreshold": 1.0, "newField": 1}]
     strict = retrieval(retriever(reranker=calibrated(threshold=4.0)), knowledgeSourceParams=params)
     assert texts(strict) == ["height of the saturn rocket", "saturn note", "height note"]
     for options in ({}, {"reranker": OverlapReranker()}):
@@ -93,7 +93,7 @@ def test_thresholds_come_from_the_request_or_the_retriever() -> None:
         ]
         assert [one.warning for one in searches] == [
             None,
-            "ignored parameters: rerankerThreshold (no calibrated reranker scores this source)",
+            "ignored parameters: newField, rerankerThreshold (no calibrated reranker scores this source)",
         ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import pickle
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -23,7 +22,7 @@ from llama_index.core.tools import FunctionTool
 from llama_index.core.utils import get_tokenizer, set_global_tokenizer
 from llama_index.llms.openai import OpenAI
 
-from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, OpenAICompatible
+from llama_index_agentic_kb import OpenAICompatible
 from llama_index_agentic_kb._aio import Call, aiterate, arun, cancel, deadline_after, iterate, run, start
 from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError
 from llama_index_agentic_kb.guard.resilience import Permit, RetryPolicy
@@ -38,14 +37,7 @@ from llama_index_agentic_kb.llm import (
     resolve_llm,
     strip_code_fence,
 )
-from llama_index_agentic_kb.testing import (
-    ChatRequest,
-    LoopbackOpenAI,
-    MemoryRetriever,
-    Reply,
-    ScriptedLLM,
-    ScriptedReply,
-)
+from llama_index_agentic_kb.testing import LoopbackOpenAI, Reply, ScriptedLLM, ScriptedReply
 from tests.faulty_server import Fault
 
 ASK = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="Who was first on the moon?")]
@@ -151,32 +143,6 @@ def test_a_stream_is_the_same(case: tuple[str, str], places: list[int]) -> None:
         "".join(thoughts.feed(text[start:end]) for start, end in pairwise(bounds)) + thoughts.feed("", final=True)
         == shown
     )
-
-
-def think(request: ChatRequest) -> Reply:
-    thought = '<think>{"sub_queries": [{"id": "q9", "query": "SECRET thought"}]} or [ref_id:7]?</think>\n\n'
-    if "You plan searches" in request.text:
-        return Reply(thought + json.dumps({"sub_queries": [{"id": "q1", "query": "height of the Saturn V rocket"}]}))
-    return Reply(thought + "It was 110.6 m tall [ref_id:0].", chunk_size=3)
-
-
-def test_neither_plan_nor_answer_nor_claims_nor_reader_get_a_thought() -> None:
-    """Whole, as an answer, streamed and in a chat; the account counts them."""
-    with LoopbackOpenAI(think) as server:
-        source = KnowledgeSource("docs", retriever=MemoryRetriever(["The Saturn V rocket was 110.6 m tall."]))
-        kb = KnowledgeBase([source], llm=server.llm())
-        response = kb.retrieve("How tall was the Saturn V rocket?")
-        assert response.text == "It was 110.6 m tall [ref_id:0]."
-        assert "SECRET" not in response.to_json()
-        assert response.plan is not None
-        assert [sub_query.query for sub_query in response.plan.sub_queries][-1] == "height of the Saturn V rocket"
-        assert response.grounding is not None
-        assert [claim.text for claim in response.grounding.claims] == ["It was 110.6 m tall [ref_id:0]."]
-        assert "characters of thoughts were left out" in str((response.activity or [])[-1].warning)
-        assert kb.answer("How tall was the Saturn V rocket?").answer.text == "It was 110.6 m tall."
-        told = "".join(piece.text for piece in kb.stream_answer("How tall was the rocket?") if piece.kind == "text")
-        assert told == "It was 110.6 m tall."
-        assert "".join(kb.as_chat_engine().stream_chat("How tall was it?").response_gen) == response.text
 
 
 @pytest.mark.parametrize("way", ["chat", "stream"])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import pytest
 from llama_index.core import StorageContext, SummaryIndex, VectorStoreIndex
@@ -12,7 +12,7 @@ from llama_index.core.vector_stores import MetadataFilter, MetadataFilters, Simp
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
 
 from llama_index_agentic_kb import Fields, KnowledgeSource, Resilience, RetrievalRequest
-from llama_index_agentic_kb._aio import arun, run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -21,7 +21,7 @@ from llama_index_agentic_kb.errors import (
     RetrievalError,
 )
 from llama_index_agentic_kb.schema import Condition, FilterOperator, all_of
-from llama_index_agentic_kb.sources.base import SelectedSource, as_source, by_name, select
+from llama_index_agentic_kb.sources.base import SelectedSource, by_name, select
 from llama_index_agentic_kb.sources.search import clean_nodes
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
 from tests.sources.conftest import Found, MakeIndex, search, searching
@@ -51,15 +51,6 @@ class Scripted(BaseRetriever):
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return self.found
-
-
-@pytest.mark.parametrize("mode", ["sync", "async", "async_only"])
-async def test_every_kind_of_retriever_works_sync_and_async(mode: Literal["sync", "async", "async_only"]) -> None:
-    """Also from a sync call, inside a running loop, a source that is async only."""
-    source = KnowledgeSource("memory", retriever=MemoryRetriever(nodes(), mode=mode))
-    found = ids(search(source))
-    assert len(found) == 2
-    assert ids(await arun(searching(source, "rain report"))) == found
 
 
 def test_a_factory_is_given_the_effective_filter() -> None:
@@ -295,49 +286,3 @@ def test_odata_narrows_with_the_rest() -> None:
     for never in (False, True):
         with pytest.raises(InvalidRequestError, match=where):
             selected({"knowledgeSourceName": "docs", "filterAddOn": "d eq", "neverQuerySource": never})
-
-
-def test_parameters_that_are_not_acted_on_are_told() -> None:
-    """Unknown fields, and a threshold that nothing can be compared with, are named."""
-    params = {"knowledgeSourceName": "docs", "rerankerThreshold": 2.0, "newField": 1}
-    assert selected(params)["docs"].warning == (
-        "ignored parameters: newField, rerankerThreshold (no calibrated reranker scores this source)"
-    )
-    assert selected()["docs"].warning is None
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ([{"knowledgeSourceName": "nope"}], "no source is named 'nope'; there are: docs, wiki"),
-        ([{"knowledgeSourceName": "wiki", "kind": "searchIndex"}], "'wiki' is of kind 'web', not 'searchIndex'"),
-        (
-            [{"knowledgeSourceName": name, "neverQuerySource": True} for name in ("docs", "wiki")],
-            "leaves no source to search",
-        ),
-    ],
-)
-def test_parameters_that_fit_no_source_are_refused(params: list[dict[str, Any]], message: str) -> None:
-    """Errors name the source and what there is."""
-    with pytest.raises(InvalidRequestError, match=message):
-        selected(*params)
-
-
-def test_names_are_unique() -> None:
-    """Two of one name, and what is no source, are refused."""
-    with pytest.raises(ConfigurationError, match="give at least one"):
-        by_name([])
-    with pytest.raises(ConfigurationError, match="docs is given twice"):
-        by_name([plain("docs"), plain("wiki"), plain("docs")])
-    with pytest.raises(ConfigurationError, match="expected KnowledgeSource, got MemoryRetriever"):
-        by_name([MemoryRetriever([])])  # type: ignore[list-item]
-
-
-def test_anything_searchable_becomes_a_source() -> None:
-    """Indexes and retrievers are named by their position; a source is itself; anything else is refused."""
-    own = plain("own")
-    assert as_source(own, 1) is own
-    assert repr(as_source(SummaryIndex([]), 2)) == "KnowledgeSource('source_2', SummaryIndex)"
-    assert repr(as_source(MemoryRetriever([]), 3)) == "KnowledgeSource('source_3', MemoryRetriever)"
-    with pytest.raises(ConfigurationError, match="can't search a str"):
-        as_source("text", 1)
