@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from llama_index_agentic_kb.testing.openai_api import (
@@ -14,7 +14,6 @@ from llama_index_agentic_kb.testing.openai_api import (
     completion,
     envelope,
     error_body,
-    event,
     stream_events,
 )
 
@@ -38,19 +37,13 @@ class Fault:
     retry_after: float | str | None = None
     seconds: float | None = None
     content: str = _SPOKEN
-    latency: float = 0.0
 
     def send(self, connection: Connection, request: ChatRequest | None) -> None:
-        connection.pause(self.latency)
         self.act(connection, request, self)
 
     def __str__(self) -> str:
         """Return a name that is the same in every process, for the ids of tests."""
         return f"{self.kind}-{self.code}"
-
-    def after(self, seconds: float) -> Fault:
-        """Return the same fault, so many seconds after the request arrived."""
-        return replace(self, latency=seconds)
 
     @classmethod
     def status(cls, code: int, retry_after: float | str | None = None) -> Fault:
@@ -79,12 +72,12 @@ class Fault:
 
     @classmethod
     def bad_json(cls) -> Fault:
-        """200 with half a JSON object; in a stream, one event holds it."""
+        """200 with half a JSON object."""
         return cls("bad_json", _body_of(lambda _: '{"id": "chatcmpl-loopback", "choices": [{"index": 0, "mess'))
 
     @classmethod
     def error_body(cls) -> Fault:
-        """200 with ``{"error": ...}`` in the body; in a stream, one event holds it."""
+        """200 with ``{"error": ...}`` in the body."""
         return cls("error_body", _body_of(lambda _: json.dumps(error_body("Scripted error in a 200 answer.", 500))))
 
     @classmethod
@@ -149,26 +142,17 @@ def _reply(make: Callable[[Fault], Reply]) -> _Send:
 
 
 def _body_of(make: Callable[[ChatRequest], str]) -> _Send:
-    def act(connection: Connection, request: ChatRequest | None, _: Fault) -> None:
-        body = make(request or ChatRequest({}))
-        if request is None or not request.stream:
-            connection.send_whole(body.encode(), "application/json")
-            return
-        connection.start_body("text/event-stream; charset=utf-8", None)
-        connection.send_chunk(event(body) + b"data: [DONE]\n\n")
-        connection.send_chunk(b"")
-
-    return act
+    return lambda connection, request, _: connection.send_whole(
+        make(request or ChatRequest({})).encode(), "application/json"
+    )
 
 
 def _drip(connection: Connection, request: ChatRequest | None, fault: Fault) -> None:
     assert request is not None
     reply = Reply(fault.content)
     body = json.dumps(completion(request, reply)).encode()
-    if request.stream:
-        body = b"".join(data for data, _ in stream_events(request, reply))
     with connection.loopback.charge(reply.usage_for(request)):
-        connection.start_body("text/event-stream" if request.stream else "application/json", len(body))
+        connection.start_body("application/json", len(body))
         for value in body:
             connection.wfile.write(bytes([value]))
             connection.pause(fault.seconds)

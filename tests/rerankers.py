@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.bridge.pydantic import Field
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 
@@ -26,21 +25,14 @@ class OverlapReranker(BaseNodePostprocessor):
     latency: float = 0.0
     fault: Any = None
     fails_on: str | None = None
-    _calls: list[tuple[str, list[str]]] = PrivateAttr(default_factory=list)
-    _lock: Any = PrivateAttr(default_factory=threading.Lock)
-
-    @property
-    def calls(self) -> list[tuple[str, list[str]]]:
-        """Each call so far: the query, and the ids of the nodes in the order in which they came."""
-        with self._lock:
-            return list(self._calls)
+    calls: list[tuple[str, list[str]]] = Field(default_factory=list)
+    """Each call so far: the query, and the ids of the nodes in the order in which they came."""
 
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
         query = "" if query_bundle is None else query_bundle.query_str
-        with self._lock:
-            self._calls.append((query, [node.node.node_id for node in nodes]))
+        self.calls.append((query, [node.node.node_id for node in nodes]))
         time.sleep(self.latency)
         fault = self.fault if self.fails_on is None or self.fails_on in query else None
         if isinstance(fault, Exception):

@@ -211,14 +211,6 @@ def test_a_request_lifts_the_base_s_size_of_answers() -> None:
     class Limited(ScriptedLLM):
         max_tokens: int | None = None
 
-        async def astream_chat(self, messages: Any, **kwargs: Any) -> Any:
-            limits.append(kwargs.get("max_tokens"))
-            return await super().astream_chat(messages, **kwargs)
-
-        async def achat(self, messages: Any, **kwargs: Any) -> Any:
-            limits.append(kwargs.get("max_tokens"))
-            return await super().achat(messages, **kwargs)
-
         def chat(self, messages: Any, **kwargs: Any) -> Any:
             limits.append(kwargs.get("max_tokens"))
             return super().chat(messages, **kwargs)
