@@ -5,7 +5,7 @@ import gc
 import json
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -33,6 +33,7 @@ from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import Outcome, SourceActivity
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM, ScriptedReply
+from tests.aio.conftest import until
 
 QUESTION = "How tall was the rocket of Apollo 11?"
 MISSIONS = ["Apollo 11 was launched by a Saturn V rocket.", "Voyager 1 left in 1977.", "Cassini orbited Saturn."]
@@ -304,13 +305,6 @@ async def test_a_source_that_can_not_keep_its_filter_is_denied() -> None:
     assert plain.queries == []
 
 
-async def awaited(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:  # noqa: ASYNC110 (of any kind, also of threads)
-        await asyncio.sleep(0.01)
-    return condition()
-
-
 class LeavingError(Exception):
     """What ends a sync caller from outside, as Ctrl-C does."""
 
@@ -335,7 +329,7 @@ def test_an_interrupted_sync_call_leaves_nothing_behind() -> None:
             signal.signal(signal.SIGALRM, before)
         health = hanging.health
         assert (health.at_work, health.waiting, health.abandoned) == (0, 0, 1)
-    assert asyncio.run(awaited(lambda: hanging.health.abandoned == 0))
+    assert until(lambda: hanging.health.abandoned == 0)
 
 
 def test_a_failed_search_is_freed_at_once() -> None:
@@ -364,4 +358,6 @@ async def test_a_reader_that_leaves_a_stream_ends_it() -> None:
     tokens = response.async_response_gen()
     assert await anext(tokens)
     await tokens.aclose()
-    assert await awaited(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+    async with asyncio.timeout(5):
+        while asyncio.all_tasks() != {asyncio.current_task()}:  # noqa: ASYNC110 (no event tells it)
+            await asyncio.sleep(0.01)

@@ -97,9 +97,9 @@ def test_thresholds_come_from_the_request_or_the_retriever() -> None:
         ]
 
 
-def chunked(*documents: Document, cls: type[VectorStoreIndex] = VectorStoreIndex) -> VectorStoreIndex:
+def chunked(*documents: Document) -> VectorStoreIndex:
     splitter = SentenceSplitter(chunk_size=60, chunk_overlap=12, tokenizer=str.split)
-    return cls.from_documents(list(documents), transformations=[splitter], embed_model=HashEmbedding())
+    return VectorStoreIndex.from_documents(list(documents), transformations=[splitter], embed_model=HashEmbedding())
 
 
 def rover(**metadata: Any) -> Document:

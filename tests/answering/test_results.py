@@ -398,9 +398,9 @@ def cut(text: str, places: list[int]) -> list[str]:
     return [text[start:end] for start, end in pairwise(bounds)]
 
 
-def read_out(deltas: list[str], *, cite: bool = True) -> tuple[str, list[tuple[str, list[int]]]]:
+def read_out(deltas: list[str]) -> tuple[str, list[tuple[str, list[int]]]]:
     """The text, and the citations by their claims' words; each claim is read_out before it is cited."""
-    pieces = Pieces(["0", "1"], cite=cite)
+    pieces = Pieces(["0", "1"], cite=True)
     text, cited = "", []
     for piece in [one for delta in deltas for one in pieces.feed(delta)] + pieces.close():
         if isinstance(piece, a.TextPiece):

@@ -42,6 +42,7 @@ CASES: Final = ((5_000, 1), (14_000, 1), (10_000, 2), (24_000, 3), (30_000, 6))
 SOURCE: Final = "measured"
 SIZES: Final = (4_000, 20_000)
 SHARDS: Final = 4
+QUESTIONS: Final = 100
 ANSWER: Final = "The first word is word1. The second of them was word7. Both were found in 12 places."
 
 
@@ -134,17 +135,17 @@ def source_of(stores: Sequence[KnowledgeStore]) -> KnowledgeSource:
     return made[0] if len(made) == 1 else ShardedSource("shards", made)
 
 
-def question_seconds(stores: Sequence[KnowledgeStore], questions: int = 100) -> float:
+def question_seconds(stores: Sequence[KnowledgeStore]) -> float:
     """Return the mean processor time of questions over stores, asked one after another in one event loop."""
     options = RetrieverOptions(embedding_cache=None)
     retriever = AgenticRetriever([source_of(stores)], effort="minimal", options=options)
 
     async def ask() -> float:
         began = 0.0
-        for number in range(-10, questions):  # the first ones load
+        for number in range(-10, QUESTIONS):  # the first ones load
             began = began if number else time.process_time()
             await retriever.aretrieve(question_of(number + 10))
-        return (time.process_time() - began) / questions
+        return (time.process_time() - began) / QUESTIONS
 
     return asyncio.run(ask())
 

@@ -80,9 +80,9 @@ def conversation_of(query: EvaluationQuery) -> str:
     return query.id.split("<")[0]
 
 
-def cases_of(dataset: Dataset, seed: int = 0) -> list[Case]:
+def cases_of(dataset: Dataset) -> list[Case]:
     """Return the questions in their own conversations, and those that stand alone after others."""
-    drawn, halves, seen = random.Random(seed), dict[str, int](), defaultdict[str, int](int)
+    drawn, halves, seen = random.Random(0), dict[str, int](), defaultdict[str, int](int)
     for query in sorted(dataset.queries, key=conversation_of):
         if conversation_of(query) not in halves:
             source = str(query.fields["source"])

@@ -55,12 +55,12 @@ def asked(returned: Any, **fields: Any) -> list[RetrievalResponse]:
     return [kb.retrieve("Where does it rain?"), asyncio.run(kb.aretrieve("Where does it rain?"))]
 
 
-def survives(make: Callable[[], Sequence[Any]], *, dropped: int = 0, fine: bool = True) -> None:
+def survives(make: Callable[[], Sequence[Any]], *, dropped: int = 0) -> None:
     """Put a good node behind the garbage, and see that all that is good arrives."""
     for response in asked([*make(), scored(FINE)]):
         text = writable(response)
         assert "It rains in Oslo." in text
-        assert (FINE in text) == fine
+        assert FINE in text
         record = searches(response, "bad")[0]
         assert record.outcome is Outcome.OK
         assert (record.dropped_as_unusable or 0) == dropped

@@ -41,8 +41,8 @@ MANY = 6.0
 TEXTS = ["Rain in Paris.", "Rain in Oslo."]
 
 
-def well(name: str = "well", **fields: Any) -> KnowledgeSource:
-    return KnowledgeSource(name, retriever=MemoryRetriever(TEXTS), **fields)
+def well() -> KnowledgeSource:
+    return KnowledgeSource("well", retriever=MemoryRetriever(TEXTS))
 
 
 def base(*sources: KnowledgeSource, seconds: float | None = SOON, **fields: Any) -> KnowledgeBase:
