@@ -7,10 +7,12 @@ LlamaIndex are imported only by commands that need them, so that the others star
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -384,24 +386,40 @@ def bench_command(
     cutoffs = [int(part) if part.strip().isdigit() else 0 for part in k.split(",")]
     if not all(cutoffs):
         raise ConfigurationError(f"--k: expected numbers above 0, comma-separated, got {k!r}")
-    from llama_index_agentic_kb.evaluation.runner import bench  # noqa: PLC0415 (loads LlamaIndex)
+    from llama_index_agentic_kb import evaluation  # noqa: PLC0415 (loads LlamaIndex)
+    from llama_index_agentic_kb.evaluation.runner import planner_of  # noqa: PLC0415 (same)
+    from llama_index_agentic_kb.evaluation.systems import check_systems  # noqa: PLC0415 (same)
+    from llama_index_agentic_kb.store import default_embed_model  # noqa: PLC0415 (loads torch)
 
+    names = [name.strip() for name in systems.split(",")]
+    llm = _language_model(model, context_window) if plans == "llm" else None
+    planner, plans, dataset = planner_of(plans, llm, evaluation.read_dataset(folder, split=split, limit=limit))
+    check_systems(names, planner)  # before anything is embedded, as for --out
+    if out is not None:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.open("a").close()
+        except OSError as error:
+            raise ConfigurationError(f"--out: {out} can't be written: {error}") from error
+    embed_model, documents, kept = default_embed_model(), max(cutoffs), cache or _cache() / "bench"
     with _progress() as advance:
-        report = bench(
-            folder,
-            systems=[name.strip() for name in systems.split(",")],
-            plans=plans,
-            llm=_language_model(model, context_window) if plans == "llm" else None,
-            cache=cache or _cache() / "bench",
-            progress=lambda name, done, total: advance(done, total, name),
-            cutoffs=cutoffs,
-            limit=limit,
-            source_field=source_field,
-            split=split,
-            out=out,
-        )
+
+        def progress(name: str, done: int, total: int) -> None:
+            advance(done, total, name)
+
+        embedding = partial(progress, "embedding")
+        corpus = evaluation.CorpusIndex(dataset, embed_model, kept, source_field=source_field, progress=embedding)
+        with closing(corpus):
+            made = evaluation.make_systems(names, corpus, planner, documents=documents)
+            run = evaluation.evaluate(dataset, made, plans=plans, cutoffs=cutoffs, progress=progress)
+    settings = {"embed_model": embed_model.model_name, "source_field": source_field, "documents": documents}
+    versions = {package: version(package) for package in ("llama-index-agentic-kb", "llama-index-core")}
+    run.settings |= settings | versions
+    summary = run.summary()
+    if out is not None:
+        out.write_text(json.dumps(run.to_dict() | {"summary": summary}, ensure_ascii=False) + "\n", encoding="utf-8")
     wide = console if console.is_terminal else Console(file=console.file, width=max(console.width, _WIDE))
-    wide.print(report)
+    wide.print(evaluation.render_run(run, summary))
 
 
 ConfigArgument = Annotated[Path, typer.Argument(help="The server's configuration, kb.yaml; see docs/server.md.")]

@@ -1,4 +1,4 @@
-"""Runs systems over an evaluation set, summarizes a run and shows it: the command ``agentic-kb bench``.
+"""Runs systems over an evaluation set, summarizes a run and shows it, as ``agentic-kb bench`` does.
 
 The metrics are those of trec_eval and BEIR. They are implemented here because each is one line; a metrics library
 needs a compiled extension and lacks All@k.
@@ -7,14 +7,10 @@ needs a compiled extension and lacks All@k.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from statistics import fmean
@@ -29,15 +25,8 @@ from rich.text import Text
 from llama_index_agentic_kb._text import error_message, one_line, printable
 from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.errors import ConfigurationError
-from llama_index_agentic_kb.evaluation.dataset import (
-    Dataset,
-    EvaluationQuery,
-    PlannedLLM,
-    gold_steps,
-    read_dataset,
-    recorded_plans,
-)
-from llama_index_agentic_kb.evaluation.systems import Ask, CorpusIndex, QueryResult, check_systems, make_systems
+from llama_index_agentic_kb.evaluation.dataset import Dataset, EvaluationQuery, PlannedLLM, gold_steps, recorded_plans
+from llama_index_agentic_kb.evaluation.systems import Ask, QueryResult
 
 BASELINE: Final = "hybrid"  # system that others are compared with: a single query with fused dense and BM25 results
 PLAIN: Final = "minimal"  # this library's system without a plan; a plan's value is measured against it
@@ -259,54 +248,11 @@ def _table(title: str, first: str, headings: Sequence[str]) -> Table:
     return Table(Column(first, overflow="fold"), *columns, title=Text(printable(title)), title_justify="left")
 
 
-# -- the command -------------------------------------------------------------------------------------------------------
+def planner_of(plans: str, llm: LLM | None, dataset: Dataset) -> tuple[LLM | None, str, Dataset]:
+    """Return the planning model, its name in the report, and the dataset of planned questions.
 
-
-def bench(
-    folder: Path,
-    *,
-    systems: Sequence[str],
-    plans: str,
-    llm: LLM | None,
-    cache: Path,
-    progress: Callable[[str, int, int], None],
-    cutoffs: Sequence[int] = (5, 10),
-    limit: int | None = None,
-    source_field: str | None = None,
-    split: str = "test",
-    out: Path | None = None,
-) -> Group:
-    """Run systems over an evaluation set, save the run as JSON if requested, and return the report (see ``cli``)."""
-    from llama_index_agentic_kb.store import default_embed_model  # noqa: PLC0415 (loads torch)
-
-    dataset = read_dataset(folder, split=split, limit=limit)
-    planner, plans, dataset = _planner(plans, llm, dataset)
-    check_systems(systems, planner)
-    if out is not None:
-        try:  # fail before the evaluation if its result can't be saved
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.open("a").close()
-        except OSError as error:
-            raise ConfigurationError(f"--out: {out} can't be written: {error}") from error
-    embed_model = default_embed_model()
-    embedding = partial(progress, "embedding")
-    with closing(CorpusIndex(dataset, embed_model, cache, source_field=source_field, progress=embedding)) as corpus:
-        made = make_systems(systems, corpus, planner, documents=max(cutoffs))
-        run = evaluate(dataset, made, plans=plans, cutoffs=cutoffs, progress=progress)
-    run.settings |= {
-        "embed_model": embed_model.model_name,
-        "source_field": source_field,
-        "documents": max(cutoffs),
-        **{package: version(package) for package in ("llama-index-agentic-kb", "llama-index-core")},
-    }
-    summary = run.summary()
-    if out is not None:
-        out.write_text(json.dumps(run.to_dict() | {"summary": summary}, ensure_ascii=False) + "\n", encoding="utf-8")
-    return render_run(run, summary)
-
-
-def _planner(plans: str, llm: LLM | None, dataset: Dataset) -> tuple[LLM | None, str, Dataset]:
-    """Return the planning model, its name in the report, and the dataset of planned questions."""
+    ``plans`` is "oracle" (gold fields), "recorded:FILE", "llm" or "none"; see ``agentic-kb bench``.
+    """
     if plans == "none":
         return None, plans, dataset
     if plans == "llm":
