@@ -32,6 +32,7 @@ SIMULATED: Final = 16
 """The maximum number of shards that are simulated; more change the slowest of them little, and take long."""
 ANSWER_TOKENS: Final = (2_900, 200)
 """Tokens that the model reads and writes for an answer: ten passages of 254 tokens, and the instructions."""
+MOST: Final = 1e15  # chunks, or questions a second: beyond it, numbers of machines overflow
 PROCESS_BYTES: Final = 700e6  # memory of an API process with the embedding model
 
 
@@ -135,9 +136,11 @@ def plan(
     chunks: float, qps: float, effort: ReasoningEffort, times: ServiceTimes = RECORDED, terms: Terms = Terms()
 ) -> Plan:
     """Return what so many chunks and questions a second need; raise ``ConfigurationError`` for impossible numbers."""
-    if not (chunks >= 1 and qps > 0 and terms.cores > 0 and terms.memory_gb > 0 and terms.model_seconds >= 0):
+    if not (
+        1 <= chunks <= MOST and 0 < qps <= MOST and terms.cores > 0 and terms.memory_gb > 0 and terms.model_seconds >= 0
+    ):
         raise ConfigurationError(
-            "plan-capacity: chunks, qps, cores and memory must be above 0, model-seconds not below"
+            f"plan-capacity: chunks, qps, cores and memory must be above 0, model-seconds not below; at most {MOST:.0e}"
         )
     work, fits = WORK[effort], FILLED * terms.memory_gb * 1e9 / times.memory
     shards = math.ceil(chunks / fits)

@@ -37,8 +37,9 @@ def test_a_plan_has_room_for_its_load() -> None:
     assert few.money[0] == 0
     assert few.limits == ("a day to build on one machine", "memory of one server")
     assert plan(1e5, 1, LOW).limits == ()
-    with pytest.raises(ConfigurationError, match="must be above 0"):
-        plan(1e6, 0, LOW)
+    for chunks, qps in ((1e6, 0), (float("inf"), 1), (1e300, 1e300), (1e6, float("nan"))):
+        with pytest.raises(ConfigurationError, match="must be above 0"):
+            plan(chunks, qps, LOW)
 
 
 def test_the_command_prints_a_column_a_size() -> None:
