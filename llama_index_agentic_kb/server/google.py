@@ -13,7 +13,6 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from llama_index_agentic_kb._aio import arun, deadline_after
-from llama_index_agentic_kb._types import Work
 from llama_index_agentic_kb.answering.sessions import session_owner
 from llama_index_agentic_kb.errors import AgenticKBError, NotFoundError
 from llama_index_agentic_kb.grounding.check import grounding_ledger
@@ -52,10 +51,6 @@ class _Call:
     async def base(self, parent: str) -> ServedBase:
         """Return the knowledge base that a name's parent stands for, or raise ``NotFoundError``."""
         return await self.context.service.base(parent.rpartition("/")[2])
-
-    async def respond(self, work: Callable[[], Work[Response]]) -> Response:
-        """Return the response to a question; see ``ServerContext.answered``."""
-        return await self.context.answered(self.request, self.tenant, work)
 
 
 def google_routes(context: ServerContext) -> APIRouter:
@@ -103,7 +98,7 @@ async def _answer(call: _Call) -> Response:
             codec.encode_answer_response(made.answer, parent=parent, session=made.session, enum_as_int=call.as_int)
         )
 
-    return await call.respond(answered)
+    return await call.context.answered(call.request, call.tenant, answered)
 
 
 async def _stream_answer(call: _Call) -> Response:
@@ -146,7 +141,7 @@ async def _check(call: _Call) -> Response:
         ledger = await arun(grounding_ledger(query, deadline=deadline_after(_SECONDS)))
         return JSONResponse(codec.encode_check_grounding(query, ledger))
 
-    return await call.respond(checked)
+    return await call.context.answered(call.request, call.tenant, checked)
 
 
 async def _rank(call: _Call) -> Response:
@@ -155,7 +150,7 @@ async def _rank(call: _Call) -> Response:
     async def ranked() -> Response:
         return JSONResponse(codec.encode_rank(query, await arank(query.query, query.records, timeout=_SECONDS)))
 
-    return await call.respond(ranked)
+    return await call.context.answered(call.request, call.tenant, ranked)
 
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
