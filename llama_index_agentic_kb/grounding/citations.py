@@ -292,8 +292,9 @@ class AnswerFilter(TextFilter):
     def __init__(self, rules: AnswerRules) -> None:
         from llama_index_agentic_kb.guard.links import LinkFilter  # noqa: PLC0415 (its patterns take 7 ms)
 
-        self._hidden, self._own = HiddenFilter(), OwnCitations(rules.ref_ids)
-        self._markers, self._links = MarkerFilter(rules.ref_ids), LinkFilter(rules.addresses)
+        valid = frozenset(rules.ref_ids)
+        self._hidden, self._own = HiddenFilter(), OwnCitations(valid)
+        self._markers, self._links = MarkerFilter(valid), LinkFilter(rules.addresses)
         self._stages = (self._hidden, WrappingFilter(), self._own, self._markers, self._links)
 
     def feed(self, piece: str, *, final: bool = False) -> str:

@@ -87,7 +87,9 @@ async def ground(
                 if not isinstance(scorer, ClaimScorer):  # loading a named model may take seconds
                     scorer = await Call(sync=partial(as_scorer, scorer), deadline=deadline, what="loading the scorer")
                 name = scorer.name
-                scores = await scorer.score(asked, sources, deadline=deadline)
+                scores = list(await scorer.score(asked, sources, deadline=deadline))
+                if len(scores) < len(asked):
+                    scores += [ClaimScore(None, Verdict.NOT_CHECKABLE, left_out=True) for _ in asked[len(scores) :]]
                 scored = list(zip(asked, scores, strict=False))
                 await _add_parts(scored, sources, scorer, threshold, deadline)
                 if len(scored) > 1:

@@ -284,7 +284,7 @@ class RetrievalRequest(_Sent):
         """Reject a principal or a state in the data, and of several names of the token budget use only the newest."""
         if not isinstance(data, dict):
             return data
-        for name in data.keys() & _SET_BY_PROGRAMS.keys():
+        for name in filter(data.__contains__, _SET_BY_PROGRAMS):
             kind, program = _SET_BY_PROGRAMS[name]
             if data[name] is not None and not isinstance(data[name], kind):
                 raise ValueError(f"{name} can't be sent in a request: the program that {program} sets it")

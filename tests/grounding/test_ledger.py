@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -150,6 +151,21 @@ class Judge:
         self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
     ) -> list[ClaimScore]:
         return [self._judge(claim, premises) for claim in claims]
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_claims_that_a_scorer_leaves_out_are_not_scored(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that returns fewer scores than claims has judged the first ones; the others are flagged, and counted."""
+    judge = Judge(lambda claim, _: ClaimScore(0.0, Verdict.UNSUPPORTED))
+    whole = judge.score
+
+    async def score(claims: Sequence[Claim], *given: Any, **options: Any) -> list[ClaimScore]:
+        return (await whole(claims, *given, **options))[:count]
+
+    monkeypatch.setattr(judge, "score", score)
+    found = run(ground("Apollo 11 is tall. Mars is red.", SOURCES, judge))
+    assert [claim.flags for claim in found.claims][count:] == [[ClaimFlag.NOT_SCORED]] * (2 - count)
+    assert found.warnings == [f"{2 - count} of 2 claims were not judged: the scorer left them out"]
 
 
 @pytest.mark.parametrize(("second", "wrong"), [("0", []), ("2", ["2"])])
