@@ -277,16 +277,17 @@ def _match(choice: _Choice, messages: Sequence[str], state: DialogueState, tools
     waits = state.stage in (DialogueStage.ASKING, DialogueStage.CONFIRMING)
     found = {} if current is None else _found(current, [message], state.slots)
     asked = _asked_for(message, tools, whole=waits and bool(found) and not is_question)
-    if len(asked) > 1 and current in asked:
-        asked = [tool for tool in asked if tool is current]
+    if current is not None and current in asked:
+        asked = [current]
     if len(asked) == 1:
         choice.tool = asked[0]
         choice.arguments = _found(asked[0], messages, state.slots)
     elif current is not None and not asked and ((waits and found) or ((waits or found) and not is_question)):
         answer = _in_order(current, message, state.missing)
         if not (answer or found) and len(state.missing) == 1 and len(message) <= MAX_ANSWER:
-            free = [name for name in state.missing if name in current.parameters and current.parameters[name].free]
-            answer = dict.fromkeys(free, message)  # the whole message is the value of an argument that may be any text
+            asked_for = current.parameters.get(state.missing[0])
+            if asked_for is not None and asked_for.free:  # any text: the whole message is its value
+                answer = {asked_for.name: message}
         sure = {name: value for name, value in found.items() if value is not None} if answer else found
         choice.tool, choice.arguments = current, {**sure, **answer}
 
