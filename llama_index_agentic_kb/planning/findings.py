@@ -375,7 +375,7 @@ def lines_in(text: str) -> list[dict[str, object]]:
         listed = [item for item in value.values() if isinstance(item, list) and any(map(_is_line, item))]
         by_step = [{"step": name, "answers": item} for name, item in value.items()]
         value = [value] if _is_line(value) else listed[0] if listed else by_step
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    return [item for item in _listed(value) if isinstance(item, dict)]
 
 
 def _is_line(value: object) -> bool:

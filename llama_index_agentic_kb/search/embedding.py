@@ -133,6 +133,7 @@ def _cache_key(identity: str, text: str, owner: Principal | None) -> bytes:
 
 
 SHARED_CACHE: Final = EmbeddingCache()  # the process-wide cache; the default of all retrievers
+_NO_CACHE: Final = EmbeddingCache(max_bytes=0)
 
 _serials = itertools.count()
 _numbers: Final[dict[int, int]] = {}  # numbers of objects by ``id``, removed before an id is used again
@@ -191,7 +192,7 @@ class QueryEmbeddings:
     def __init__(
         self, manager: CallbackManager, *, deadline: float | None, cache: EmbeddingCache | None = SHARED_CACHE
     ) -> None:
-        self._manager, self._deadline, self._cache = manager, deadline, cache
+        self._manager, self._deadline, self._cache = manager, deadline, cache or _NO_CACHE
         self._owner = current_principal()
         self._context = contextvars.copy_context()  # the request's; that of a search may have a shorter deadline
         self._models: dict[int, tuple[BaseEmbedding, str | None]] = {}
@@ -205,11 +206,11 @@ class QueryEmbeddings:
         for model, query in pairs:
             of_model = id(model)
             if of_model not in self._models:
-                self._models[of_model] = model, None if self._cache is None else model_identity(model)
+                self._models[of_model] = model, model_identity(model) if self._cache.max_bytes else None
             if (of_model, query) in self._vectors or query in batches.get(of_model, ()):
                 continue
             identity = self._models[of_model][1]
-            vector = None if self._cache is None or identity is None else self._cache.get(identity, query, self._owner)
+            vector = None if identity is None else self._cache.get(identity, query, self._owner)
             if vector is None:
                 batches.setdefault(of_model, []).append(query)
             else:
@@ -221,7 +222,7 @@ class QueryEmbeddings:
 
     async def _embed(self, model: BaseEmbedding, identity: str | None, queries: list[str]) -> list[Vector | Exception]:
         outcomes = await embed_queries(model, queries, deadline=self._deadline, manager=self._manager)
-        if self._cache is not None and identity is not None:
+        if identity is not None:
             for query, outcome in zip(queries, outcomes, strict=True):
                 if not isinstance(outcome, Exception):
                     self._cache.put(identity, query, outcome, self._owner)

@@ -171,13 +171,15 @@ class Reranker:
         self.postprocessor, self.name = postprocessor, type(postprocessor).__name__
         self.calibration = _calibration(calibration, postprocessor)
         self.top_n, self.timeout = top_n, timeout
-        if threshold is not None and self.calibration is None:
+        if threshold is None:
+            threshold = None if self.calibration is None else DEFAULT_THRESHOLD
+        elif self.calibration is None:
             raise ConfigurationError(
                 f"reranker: threshold is on the scale of 0 to 4, but {self.name} is not calibrated; give a calibration"
             )
-        if threshold is not None and not 0 <= threshold <= MAX_SCORE:
+        elif not 0 <= threshold <= MAX_SCORE:
             raise ConfigurationError(f"reranker: threshold must be from 0 to 4, got {threshold}")
-        self.threshold = DEFAULT_THRESHOLD if threshold is None and self.calibration is not None else threshold
+        self.threshold = threshold
         self._pool = WorkerPool(f"reranker-{self.name}", max_workers=max_concurrency)
 
     @property

@@ -87,7 +87,7 @@ def query_terms(text: str, languages: Iterable[str], own: str | None = None) -> 
     content = [word for word in words if word not in ignored] or words
     known = sorted(languages) or [DEFAULT_LANGUAGE]
     terms = (dict.fromkeys(stem_words([word], language) for language in known) for word in content[:MAX_QUERY_WORDS])
-    return [tuple(term for term in forms if term) for forms in terms if any(forms)]
+    return [tuple(filter(None, forms)) for forms in terms if any(forms)]
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
