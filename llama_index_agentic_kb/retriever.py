@@ -326,8 +326,6 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             DeniedError: A required principal is missing, or the principal may not search any source.
             RetrievalError: All searches failed, or one of a source with ``failOnError``.
         """
-        if request.retrieval_instructions is None and self.options.retrieval_instructions:
-            request = request.model_copy(update={"retrieval_instructions": self.options.retrieval_instructions})
         self.options.input_limits.check(request)
         effort = request.retrieval_reasoning_effort or self.effort
         limits = self.limits[effort]
@@ -347,7 +345,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         if self.memory is not None:
             owner_of(self.memory).claim(principal)
             memory, forgotten = await _remembered(self.memory, request.question, budget)
-        whole = scope_of(request, memory, classification)
+        whole = scope_of(request, memory, classification, self.options.retrieval_instructions)
         # What is searched may go to every source. Not checked once for all: `KnowledgeBase.load_plugins` adds sources.
         scope = whole.without_answers() if whole.history and _keep_apart(self.sources) else whole
         follows = bool(scope.history) or request.scope_state is not None
@@ -452,9 +450,12 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
 
 
 def scope_of(
-    request: RetrievalRequest, memory: Sequence[ChatMessage] = (), classification: ClassificationSpec | None = None
+    request: RetrievalRequest,
+    memory: Sequence[ChatMessage] = (),
+    classification: ClassificationSpec | None = None,
+    instructions: str = "",
 ) -> Scope:
-    """Return the scope of a request; ``memory`` is used as the history if the request has none."""
+    """Return the scope of a request; ``memory`` and the planner's ``instructions`` count where it has none."""
     history = [(one.role, one.text) for one in request.history if one.role not in INSTRUCTING and one.text.strip()]
     if memory and not history:
         history = [(one.role.value, one.content or "") for one in memory]
@@ -464,7 +465,8 @@ def scope_of(
     intents = tuple(map(attrgetter("search"), request.intents or ()))
     roles = map(attrgetter("role"), request.messages or ())
     system = "" if INSTRUCTING.isdisjoint(roles) else request.system
-    planning = "\n".join(filter(None, [(request.retrieval_instructions or "").strip(), system]))
+    own = instructions if request.retrieval_instructions is None else request.retrieval_instructions
+    planning = "\n".join(filter(None, [own.strip(), system]))
     answering = "\n".join(filter(None, [(request.answer_instructions or "").strip(), system]))
     return Scope(request.question, tuple(history), intents, classification, planning, answering)
 
