@@ -153,11 +153,6 @@ class _BackgroundLoop:
 _BACKGROUND = _BackgroundLoop()
 
 
-def start_in_background(work: Work[None], context: contextvars.Context) -> Callable[[], object]:
-    """Start a coroutine on the background loop in a copy of a context, and return a function that cancels it, once."""
-    return context.run(asyncio.run_coroutine_threadsafe, work, _BACKGROUND.get()).cancel
-
-
 # -- deadlines and scopes ----------------------------------------------------------------------------------------------
 
 _STOPPED: Final = "stopped before it was done"
@@ -269,6 +264,21 @@ NO_SCOPE: Final = Scope(threads=False)
 """The scope of coroutines that are awaited outside of all entry points: on the caller's loop, with async clients."""
 
 
+def start_in_background(work: Work[None], context: contextvars.Context) -> Callable[[], object]:
+    """Start a coroutine on the background loop in a copy of a context, and return a function that cancels it, once.
+
+    Raises:
+        AgenticKBError: The loop waits for a sync call that this call is part of.
+    """
+    if context.get(current_scope, NO_SCOPE).holds_background:
+        work.close()
+        raise AgenticKBError(
+            "async code that a sync call runs made a sync call, which needs the loop that it holds: await the async "
+            "method in its place"
+        )
+    return context.run(asyncio.run_coroutine_threadsafe, work, _BACKGROUND.get()).cancel
+
+
 # -- leaf calls -------------------------------------------------------------------------------------------------------
 
 
@@ -324,11 +334,6 @@ class Call(Generic[T]):
             (pool or self.pool or SHARED_POOL).submit(partial(_run_on_thread, work, within, deliver, answer))
         elif self.native is None:
             raise TypeError(f"{self.what}: a call needs a sync or a native function")
-        elif scope.holds_background:
-            raise AgenticKBError(
-                "async code that a sync call runs made a sync call, which needs the loop that it holds: await the "
-                "async method in its place"
-            )
         else:
             abandon = start_in_background(_awaited(self.native, within, deliver, answer), context)
         timer = at(deadline, _end, answer, self.what)

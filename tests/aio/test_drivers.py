@@ -31,6 +31,7 @@ from llama_index_agentic_kb._aio import (
     wait,
 )
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
+from llama_index_agentic_kb.sources.tool import _on_one_loop
 from llama_index_agentic_kb.testing import MemoryRetriever
 from tests.aio.conftest import until
 
@@ -401,12 +402,13 @@ async def ask() -> Any:
     return await Call(native=where)
 
 
-def test_waiting_for_oneself_further_down_is_an_error_too() -> None:
+@pytest.mark.parametrize("further", [lambda: run(ask()), lambda: _on_one_loop(where)], ids=["a call", "an MCP client"])
+def test_waiting_for_oneself_further_down_is_an_error_too(further: Callable[[], Any]) -> None:
     """The sync call that holds the loop may lie several calls up, on another thread; a later one is free to use it."""
     inner: list[BaseException] = []
 
     async def on_a_thread() -> Any:
-        return await Call(sync=lambda: run(ask()), deadline=deadline_after(30))
+        return await Call(sync=further, deadline=deadline_after(30))
 
     async def nests() -> Any:
         try:
