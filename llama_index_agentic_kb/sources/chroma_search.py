@@ -13,6 +13,7 @@ thousand conditions ("Expression tree is too large"), and some 5 ms for each con
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -71,9 +72,7 @@ class ChromaFilteredSearch:
                 check_deadline(deadline)
                 ids += [row for row, metadata in page if matches(metadata)]
             ids = list(dict.fromkeys(ids))  # rows may be added or deleted between two requests
-        taken = partial(
-            take, fetch=self._rows, top_k=top_k, passes=lambda node: matches(node.metadata), deadline=deadline
-        )
+        taken = partial(take, fetch=partial(self._matching, matches), top_k=top_k, deadline=deadline)
         note = f"filter matches {len(ids):,}: "
         if len(ids) <= EXACT_ROWS:
             return taken(self._exact(ids, vector, deadline)), note + "searched exactly"
@@ -123,9 +122,10 @@ class ChromaFilteredSearch:
         )
         return list(zip(found["ids"][0], (found["distances"] or [[]])[0], strict=True))
 
-    def _rows(self, ids: list[str]) -> dict[str, BaseNode]:
+    def _matching(self, matches: Callable[[Mapping[str, object]], bool], ids: list[str]) -> dict[str, BaseNode]:
         found = self._store.query(VectorStoreQuery(query_embedding=None, similarity_top_k=len(ids)), ids=ids)
-        return dict(zip(found.ids or [], found.nodes or [], strict=True))
+        rows = zip(found.ids or [], found.nodes or [], strict=True)
+        return {row: node for row, node in rows if matches(node.metadata)}
 
 
 def _space(collection: Collection) -> str:

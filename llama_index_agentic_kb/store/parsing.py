@@ -95,9 +95,10 @@ def parse(path: Path, max_bytes: int, *, ocr: bool = False) -> Parsed:
                 with zipfile.ZipFile(path) as archive:
                     size = sum(entry.file_size for entry in archive.infolist())
                 check_size(size, max_bytes, " when unpacked")
-            parsed = _plain(_recognized(path.read_bytes())) if kind in IMAGES else PARSERS[kind](path)
-            if ocr and kind == ".pdf":
-                parsed["sections"] = list(_with_scans(path, parsed["sections"]))
+            if kind == ".pdf":
+                parsed = _pdf(path, ocr=ocr)
+            else:
+                parsed = _plain(_recognized(path.read_bytes())) if kind in IMAGES else PARSERS[kind](path)
             check_size(sum(len(text) for text, _ in parsed["sections"]), max_bytes)
     except UnreadableError as error:
         return {"error": one_line(str(error).replace(str(path), path.name))}
@@ -112,25 +113,18 @@ def _plain(text: str, title: str = "") -> Parsed:
 # -- documents --------------------------------------------------------------------------------------------------------
 
 
-def _pdf(path: Path) -> Parsed:
+def _pdf(path: Path, *, ocr: bool = False) -> Parsed:
     from pypdf import PdfReader  # noqa: PLC0415 (comes with the readers)
 
-    pdf, title = PdfReader(path), ""
-    pages = zip(pdf.pages, pdf.page_labels, strict=True)
-    sections = [(page.extract_text(), {"page_label": label}) for page, label in pages]
+    pdf, title, sections = PdfReader(path), "", []
+    for page, label in zip(pdf.pages, pdf.page_labels, strict=True):
+        text = page.extract_text()
+        if ocr and not text.strip():
+            text = "\n".join(_recognized_on(page))
+        sections.append((text, {"page_label": label}))
     with suppress(Exception):  # the pages were read
         title = str((pdf.metadata and pdf.metadata.title) or "")
     return {"title": title, "sections": sections}
-
-
-def _with_scans(path: Path, sections: Iterable[tuple[str, dict[str, str]]]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the pages of a PDF; those without text have what is recognized in their images."""
-    from pypdf import PdfReader  # noqa: PLC0415 (comes with the readers)
-
-    for (text, metadata), page in zip(sections, PdfReader(path).pages, strict=True):
-        if not text.strip():
-            text = "\n".join(_recognized_on(page))  # noqa: PLW2901 (the page's text)
-        yield text, metadata
 
 
 def _recognized_on(page: PageObject) -> Iterator[str]:

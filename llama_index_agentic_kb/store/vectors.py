@@ -61,7 +61,6 @@ MEMORY_BYTES: Final = 256 << 20  # the maximum memory, in bytes, for the cached 
 _MAX_PORTION: Final = 2_000
 
 Key = TypeVar("Key", int, str)
-Passes: TypeAlias = Callable[[BaseNode], bool]
 Ranked: TypeAlias = tuple[int, float]  # a chunk's id and its cosine distance to the query
 Taken: TypeAlias = Callable[[Iterable[Ranked], Callable[[list[int]], Mapping[int, BaseNode]]], VectorStoreQueryResult]
 """`take` with the arguments of one search."""
@@ -163,7 +162,7 @@ class StoreVectorStore(BasePydanticVectorStore):
                 "queries with the model that the store was made with."
             )
         check_deadline(deadline)
-        taken = partial(take, top_k=query.similarity_top_k, passes=None, deadline=deadline)
+        taken = partial(take, top_k=query.similarity_top_k, deadline=deadline)
         return self._found(vector, self._where(query), query.similarity_top_k, taken, deadline)
 
     @abstractmethod
@@ -330,12 +329,12 @@ def take(
     ranked: Iterable[tuple[Key, float]],
     fetch: Callable[[list[Key]], Mapping[Key, BaseNode]],
     top_k: int,
-    passes: Passes | None,
     deadline: float | None,
 ) -> VectorStoreQueryResult:
-    """Fetch the nodes of ranked rows, best first, until ``top_k`` of them have passed the check.
+    """Fetch the nodes of ranked rows, best first, until there are ``top_k`` of them.
 
-    ``fetch`` omits deleted rows. Similarities are exp(-distance), as in LlamaIndex's Chroma store.
+    ``fetch`` omits rows that are deleted or don't match. Similarities are exp(-distance), as in LlamaIndex's Chroma
+    store.
     """
     left = iter(ranked)
     taken: list[tuple[BaseNode, float]] = []
@@ -343,8 +342,7 @@ def take(
     while len(taken) < top_k and (rows := list(islice(left, portion))):
         check_deadline(deadline)
         nodes = fetch([key for key, _ in rows])
-        found = ((nodes[key], far) for key, far in rows if key in nodes)
-        taken += [(node, far) for node, far in found if passes is None or passes(node)]
+        taken += [(nodes[key], far) for key, far in rows if key in nodes]
         portion = min(portion * 2, _MAX_PORTION)
     del taken[top_k:]
     return VectorStoreQueryResult(
