@@ -6,6 +6,7 @@ The SQL here is that of SQLite and PostgreSQL, with ``?`` for parameters; what d
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -468,6 +469,11 @@ class SourceReader:
         """Return the vectors of chunks, by row id."""
         rows, vectors = self.store.vectors_of(np.array([int(chunk) for chunk in chunks], np.int64))
         return {str(row): vector for row, vector in zip(rows.tolist(), vectors, strict=True)}
+
+
+def plain_name(source: str) -> str:
+    """Return a name for a source's files and indexes; its own may have any characters."""
+    return hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _count_change(connection: Statements, source: str) -> None:

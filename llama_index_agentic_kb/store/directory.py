@@ -17,7 +17,6 @@ of killed processes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import mmap
 import os
@@ -60,6 +59,7 @@ from llama_index_agentic_kb.store.database import (
     SourceInfo,
     SourceState,
     Statements,
+    plain_name,
 )
 from llama_index_agentic_kb.store.sql import SqlDatabase
 from llama_index_agentic_kb.store.store import KnowledgeStore, RepairProgress
@@ -323,10 +323,10 @@ class DirectoryStore(KnowledgeStore):
 
     def lexical_directory(self, source: str) -> Path:
         """Return the directory of a source's lexical index."""
-        return self.path / "lexical" / _file_name(source)
+        return self.path / "lexical" / plain_name(source)
 
     def _scope_file(self, source: str) -> Path:
-        return self.path / "scope" / f"{_file_name(source)}.npz"
+        return self.path / "scope" / f"{plain_name(source)}.npz"
 
     def load_scope(self, source: str) -> ScopeIndex | None:
         """Return a source's scope index; None if it has none."""
@@ -587,7 +587,3 @@ class StoredLexicalSearch:
 
     def _version(self) -> str:
         return str(self._store.existing_state(self._source).version)
-
-
-def _file_name(source: str) -> str:
-    return hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:16]

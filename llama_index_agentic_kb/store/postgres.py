@@ -14,7 +14,6 @@ like any other word.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import tempfile
 import time
@@ -42,7 +41,7 @@ from llama_index_agentic_kb.schema import FilterNode
 from llama_index_agentic_kb.search.dialects import PostgresStoreSql, SqlCondition, all_hold
 from llama_index_agentic_kb.search.prototypes import ScopeIndex
 from llama_index_agentic_kb.search.tokenizing import document_terms, query_terms
-from llama_index_agentic_kb.store.database import Floats, Piece, Row, Statements
+from llama_index_agentic_kb.store.database import Floats, Piece, Row, Statements, plain_name
 from llama_index_agentic_kb.store.sql import Revisions, SqlDatabase, parsed_url, remedy_of
 from llama_index_agentic_kb.store.store import KnowledgeStore, RepairProgress
 from llama_index_agentic_kb.store.vectors import Ranked, StoreVectorStore, Taken
@@ -398,7 +397,7 @@ def _ranked(row: Row) -> Ranked:
 
 
 def _index_name(source: str) -> str:
-    return f"contents_hnsw_{hashlib.sha256(source.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+    return f"contents_hnsw_{plain_name(source)}"
 
 
 def _vector_text(vector: Sequence[float] | Floats) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from llama_index.core.vector_stores.types import MetadataFilters, VectorStoreQuery
 
-from llama_index_agentic_kb.schema import FilterNode, matches
+from llama_index_agentic_kb.schema import Condition, FilterNode, matches
 from llama_index_agentic_kb.search.filters import lower
 from llama_index_agentic_kb.store import KnowledgeStore
 from llama_index_agentic_kb.store.database import Chunk, MetadataValue, StoredDocument
@@ -18,6 +18,13 @@ ROWS, DIMENSION, TOP_K, SOURCE = 600, 16, 10, "rows"
 MODEL = HashEmbedding(dimensions=DIMENSION)
 VECTORS, QUERIES = np.split(np.random.default_rng(3).standard_normal((ROWS + 10, DIMENSION)).astype(np.float32), [ROWS])
 Metadata = dict[str, MetadataValue]
+FILTERS = [
+    Condition(key="tenth", value=3),
+    Condition(key="even", value=True),
+    Condition(key="team", operator="ne", value="red"),
+    Condition(key="share", operator="gt", value=100),
+    Condition(key="name", operator="in", value=["n1", "n2", "n599"]),
+]
 
 
 def metadata_of(at: int) -> Metadata:

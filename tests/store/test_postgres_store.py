@@ -18,7 +18,7 @@ from llama_index_agentic_kb.cli import app
 from llama_index_agentic_kb.errors import ConfigurationError, SessionStoreError, StoreMismatchError
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.knowledge_base import KnowledgeBase
-from llama_index_agentic_kb.schema import Condition, Principal
+from llama_index_agentic_kb.schema import Principal
 from llama_index_agentic_kb.store import KnowledgeStore, ingest, repair_store
 from llama_index_agentic_kb.store import postgres as postgres_store
 from llama_index_agentic_kb.store.embedding_model import DEFAULT_EMBED_MODEL
@@ -27,7 +27,7 @@ from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.kills_sessions.postgres import PostgresServer
 from tests.store.conftest import written
-from tests.store.rows import MODEL, QUERIES, ROWS, asked, put, recall
+from tests.store.rows import FILTERS, MODEL, QUERIES, ROWS, asked, put, recall
 
 pytestmark = pytest.mark.slow
 
@@ -128,14 +128,6 @@ def test_commands(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "hush" not in output
 
 
-FILTERS = [
-    None,
-    Condition(key="even", value=True),
-    Condition(key="team", operator="ne", value="red"),
-    Condition(key="share", operator="gt", value=90),
-]
-
-
 @pytest.mark.parametrize("indexed", [False, True], ids=["exact", "hnsw"])
 def test_the_nearest_rows_are_found(url: str, monkeypatch: pytest.MonkeyPatch, *, indexed: bool) -> None:
     """Exactly without an HNSW index, and with one at least 0.99 of them, under each filter; a rebuild keeps them."""
@@ -145,7 +137,7 @@ def test_the_nearest_rows_are_found(url: str, monkeypatch: pytest.MonkeyPatch, *
         put(store)
         store.update_indexes("rows")
         assert repair_store(url, rebuild_all=True).chunks == ROWS
-        for tree in FILTERS:
+        for tree in (None, *FILTERS):
             assert recall(store, tree) >= (0.99 if indexed else 1)
         _, note = store.vectors("rows").filtered_search(asked(QUERIES[0], top_k=3))
         assert note == ("searched" if indexed else "searched exactly")

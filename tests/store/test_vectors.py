@@ -36,6 +36,7 @@ from llama_index_agentic_kb.store.directory import DirectoryStore, _checksum
 from tests.filter_trees import conditions, trees
 from tests.sources.conftest import search
 from tests.store.rows import (
+    FILTERS,
     MODEL,
     QUERIES,
     ROWS,
@@ -65,15 +66,6 @@ def with_graph(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> Direct
         store.update_graph(SOURCE)
     assert store.graphs.outside(SOURCE) == 0
     return store
-
-
-FILTERS = [
-    Condition(key="tenth", value=3),
-    Condition(key="even", value=True),
-    Condition(key="team", operator="ne", value="red"),
-    Condition(key="share", operator="gt", value=100),
-    Condition(key="name", operator="in", value=["n1", "n2", "n599"]),
-]
 
 
 @pytest.mark.parametrize("filters", [None, *FILTERS], ids=str)
