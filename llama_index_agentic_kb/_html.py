@@ -81,11 +81,11 @@ def base_html(name: str, description: str, sources: Sequence[tuple[str, str]], f
 
 
 def view(data: Record) -> JsonObject:
-    """Return what the template and the terminal show of a response beside its own fields."""
-    text, references = _text_of(data), data.get("references") or []
-    activity, queries = data.get("activity") or [], (data.get("plan") or {}).get("subQueries") or []
-    claims = [claim for claim in (data.get("grounding") or {}).get("claims", ()) if claim.get("score") is not None]
-    sources = [_source(item, item.get("id"), (item.get("sourceData") or {}).get("content")) for item in references]
+    """Return what the template and the terminal show of a response (its JSON form, without nulls) beside its fields."""
+    text, references = _text_of(data), data.get("references", [])
+    activity, queries = data.get("activity", []), data.get("plan", {}).get("subQueries", [])
+    claims = [claim for claim in data.get("grounding", {}).get("claims", ()) if "score" in claim]
+    sources = [_source(item, item.get("id"), item.get("sourceData", {}).get("content")) for item in references]
     extracts = _extracts(text, {source["number"]: source for source in reversed(sources)})
     cites = [] if extracts is not None or _MARKER.search(text) else _citations(text, claims)
     cited = {int(number) for number in _MARKER.findall(text)} | {number for _, number in cites}
@@ -170,26 +170,25 @@ def _extracts(text: str, known: Mapping[int | None, Record]) -> list[JsonObject]
 
 def conversation_facts(data: Record) -> list[tuple[str, str]]:
     """Return the state of the conversation after a response's turn as (name, text); empty without a conversation."""
-    dialogue = data.get("dialogue") or {}
-    scope = (data.get("scopeState") or {}).get("last") or {}
-    pending, shift = dialogue.get("pending") or {}, dialogue.get("shift") or {}
+    dialogue, scope = data.get("dialogue", {}), data.get("scopeState", {}).get("last", {})
+    pending, shift = dialogue.get("pending", {}), dialogue.get("shift", {})
     kept = f"{scope.get('scope')} of {scope.get('documents')} documents" if scope.get("documents") else ""
     known, asked = (
-        ", ".join(f"{name} = {value}" for name, value in (values or {}).items())
-        for values in (dialogue.get("slots"), pending.get("arguments"))
+        ", ".join(f"{name} = {value}" for name, value in values.items())
+        for values in (dialogue.get("slots", {}), pending.get("arguments", {}))
     )
     whole = scope.get("reason") and f"all documents ({_CAPITAL.sub(' ', scope['reason']).lower()})"
     facts = {
-        "turn": str(scope.get("turn") or dialogue.get("turn") or ""),
-        "topic": scope.get("topic") or "",
-        "searched as": scope.get("expanded") or "",
+        "turn": scope.get("turn") or dialogue.get("turn"),
+        "topic": scope.get("topic"),
+        "searched as": scope.get("expanded"),
         "scope": whole or kept,
         "tool": " ".join(filter(None, [dialogue.get("tool"), f"({dialogue.get('stage')})" if dialogue else ""])),
         "known": known,
-        "missing": ", ".join(map(str, dialogue.get("missing") or ())),
+        "missing": ", ".join(map(str, dialogue.get("missing", ()))),
         "to be confirmed": f"{pending.get('tool')}: {asked}" if pending else "",
-        "changed": f"{shift.get('fromTool')} to {shift.get('toTool') or 'no tool'}" if shift else "",
-        "forgotten": ", ".join(map(str, shift.get("cleared") or ())),
+        "changed": f"{shift.get('fromTool')} to {shift.get('toTool', 'no tool')}" if shift else "",
+        "forgotten": ", ".join(map(str, shift.get("cleared", ()))),
     }
     shown = [(name, _cut(_plain(text), 300)) for name, text in facts.items() if text]
     return shown if dialogue or scope.get("topic") not in (None, "first") else []
@@ -202,15 +201,15 @@ def _citations(text: str, claims: Sequence[Record]) -> list[tuple[int, int]]:
     """Return (position, number) of the citations of an answer without markers, from its claims."""
     found = []
     for claim in claims:
-        supports = claim.get("supports") if claim.get("verdict") in ("supported", "partiallySupported") else ()
-        ids = claim.get("cited") or [support.get("referenceId") for support in supports or ()]
+        supports = claim.get("supports", ()) if claim.get("verdict") in ("supported", "partiallySupported") else ()
+        ids = claim.get("cited") or [support.get("referenceId") for support in supports]
         numbers = [int(item) for item in dict.fromkeys(map(str, ids)) if item.isdecimal()]
         found += [(claim["span"]["end"], number) for number in numbers if _is_at_its_place(claim, text)]
     return found
 
 
 def _is_at_its_place(claim: Record, text: str) -> bool:
-    span = claim.get("span") or {}
+    span = claim.get("span", {})
     return bool(span) and text[span["start"] : span["end"]] == claim["text"]
 
 
@@ -294,11 +293,11 @@ def _graph(sub_queries: Sequence[Record]) -> JsonObject | None:
     rows: dict[int, int] = {}
     boxes: dict[str, JsonObject] = {}
     for item in sub_queries[:MAX_BOXES]:  # parents stand before their children
-        name, parents = str(item.get("id")), [str(one) for one in item.get("dependsOn") or ()]
+        name, parents = str(item.get("id")), [str(one) for one in item.get("dependsOn", ())]
         column[name] = min(1 + max((column.get(one, -1) for one in parents), default=-1), MAX_COLUMNS - 1)
         row = rows[column[name]] = rows.get(column[name], -1) + 1
         place = {"x": column[name] * 290, "y": row * 50, "name": name, "query": _plain(item.get("query"))}
-        boxes[name] = {**place, "sources": ", ".join(map(str, item.get("sources") or ())), "parents": parents}
+        boxes[name] = {**place, "sources": ", ".join(map(str, item.get("sources", ()))), "parents": parents}
     lines = [(boxes[one], box) for box in boxes.values() for one in box["parents"] if one in boxes]
     size = (max(column.values()) * 290 + 250, max(rows.values()) * 50 + 42)
     return {"boxes": [*boxes.values()], "lines": lines, "width": size[0], "height": size[1], "all": len(sub_queries)}
@@ -311,14 +310,13 @@ def timeline(activity: Sequence[Record]) -> tuple[float, list[JsonObject]]:
     total = max((span[1] for span in spans if span), default=0.0) - first
     rows = []
     for record, span in zip(activity, spans, strict=True):
-        kind, error = record.get("type"), record.get("error") or {}
+        kind, error = record.get("type", ""), record.get("error", {})
         rows.append(
             {
-                "name": _PURPOSES.get(record.get("purpose") or "")
-                or _STAGES.get(kind or "")
-                or record.get("knowledgeSourceName")
-                or kind,
-                "tone": _TONES.get(record.get("outcome") or "", "none"),
+                "name": _PURPOSES.get(
+                    record.get("purpose", ""), _STAGES.get(kind, record.get("knowledgeSourceName", kind))
+                ),
+                "tone": _TONES.get(record.get("outcome", ""), "none"),
                 "outcome": record.get("outcome"),
                 "elapsed": record.get("elapsedMs"),
                 "bar": span and _bar(span[0] - first, span[1] - span[0], total),
@@ -332,9 +330,9 @@ def timeline(activity: Sequence[Record]) -> tuple[float, list[JsonObject]]:
 
 def _facts(record: Record) -> list[str]:
     """Return the details of an activity record: query, counts, filter, and model."""
-    arguments = record.get(f"{record.get('type')}Arguments") or {}
+    arguments = record.get(f"{record.get('type')}Arguments", {})
     asked = (_cut(_plain(record.get("subQueryId")), 40), _cut(_plain(arguments.get("search")), 300))
-    facts = [": ".join(filter(None, asked)), _cut(_plain((record.get("model") or {}).get("modelName")), 80)]
+    facts = [": ".join(filter(None, asked)), _cut(_plain(record.get("model", {}).get("modelName")), 80)]
     for key, value in record.items():
         counts = isinstance(value, int | float) and not isinstance(value, bool) and key not in ("id", "elapsedMs")
         words = _WORDS.get(key) or _CAPITAL.sub(" ", _plain(key)).lower()
@@ -361,9 +359,9 @@ def _span(record: Record) -> tuple[float, float] | None:
 
 
 def _text_of(data: Record) -> str:
-    contents = [message.get("content") or () for message in data.get("response") or ()]
+    contents = [message.get("content", ()) for message in data.get("response", ())]
     return "\n".join(
-        one if isinstance(one, str) else "\n".join(part.get("text") or "" for part in one) for one in contents
+        one if isinstance(one, str) else "\n".join(part.get("text", "") for part in one) for one in contents
     )
 
 

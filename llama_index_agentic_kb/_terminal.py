@@ -150,7 +150,7 @@ def _proof(claims: Sequence[JsonMapping]) -> Table:
     for claim in claims:
         verdict = Text(claim["verdict"], _COLOURS[VERDICTS.get(claim["verdict"], "none")])
         table.add_row(verdict, _text(one_line(unmarked(claim["text"]).replace("**", ""), 100)))
-        best = {support["referenceId"]: support["quote"] for support in reversed(claim.get("supports") or ())}
+        best = {support["referenceId"]: support["quote"] for support in reversed(claim.get("supports", ()))}
         for reference, quote in list(reversed(best.items()))[:3]:  # the first of each reference
             table.add_row("", Text(f"[{int(reference) + 1}] \u201c{printable(one_line(quote, 100))}\u201d", "dim"))
     return table
@@ -161,7 +161,7 @@ def _sources(sources: Sequence[tuple[JsonMapping, str]]) -> Table:
     table = Table.grid(padding=(0, 1))
     for source, content in sources:
         head = Text(printable(one_line(source["title"] or "", 100)), "bold" if content else "")
-        metadata = (source["item"].get("sourceData") or {}).get("metadata") or {}
+        metadata = source["item"].get("sourceData", {}).get("metadata", {})
         for key, word in _PLACES.items():
             if metadata.get(key):
                 head.append(f", {word} {printable(one_line(str(metadata[key]), 40))}")

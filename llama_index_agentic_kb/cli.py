@@ -102,6 +102,11 @@ def configure(
         options = tomllib.loads(CONFIG.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigurationError(f"{CONFIG} can't be read as TOML: {error}") from error
+    context.default_map = _defaults(options)
+
+
+def _defaults(options: JsonObject) -> dict[str, JsonObject]:
+    """Return each command's defaults by parameter, from the options of agentic-kb.toml; refuse unknown names."""
     tables = {key: value for key, value in options.items() if isinstance(value, dict)}
     shared = {key: value for key, value in options.items() if key not in tables}
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -119,7 +124,7 @@ def configure(
                 unknown.add(f"{name}.{key}")
     if unknown:
         raise ConfigurationError(f"{CONFIG}: unknown: {', '.join(sorted(unknown))}; names are those of the options")
-    context.default_map = defaults
+    return defaults
 
 
 @app.command("ingest")
