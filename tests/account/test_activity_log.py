@@ -31,6 +31,7 @@ from llama_index_agentic_kb.account import (
 from llama_index_agentic_kb.errors import DeniedError
 from llama_index_agentic_kb.schema import ActivityRecord, ModelQueryPlanningActivity, Outcome, SourceActivity
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM
+from tests.test_llama_events import Tree
 
 
 def log_with(observer: Any = None) -> ActivityLog:
@@ -118,25 +119,12 @@ def test_a_request_has_one_retry_budget() -> None:
 TEXTS = ["The moon is far away.", "The moon is made of rock.", "Mars is farther than the moon."]
 
 
-class Recorder(BaseCallbackHandler):
-    def __init__(self) -> None:
-        super().__init__([], [])
-        self.starts: list[tuple[CBEventType, str, str]] = []
-        self.payloads: dict[str, dict[str, Any]] = {}
-
-    def on_event_start(
-        self, event_type: CBEventType, payload: Any = None, event_id: str = "", parent_id: str = "", **_: Any
-    ) -> str:
-        self.payloads[event_id] = payload
-        self.starts.append((event_type, event_id, parent_id))
-        return event_id
-
-    def on_event_end(self, event_type: CBEventType, payload: Any = None, event_id: str = "", **_: Any) -> None: ...
-    def start_trace(self, trace_id: str | None = None) -> None: ...
-    def end_trace(self, trace_id: str | None = None, trace_map: Any = None) -> None: ...
-
+class Recorder(Tree):
     def of(self, kind: CBEventType) -> list[tuple[str, str]]:
-        return [(event, parent) for event_type, event, parent in self.starts if event_type is kind]
+        return [(event, parent) for event, parent in self.parents.items() if self.kinds[event] is kind]
+
+    def payload(self, event: str) -> Any:
+        return self._event_pairs_by_id[event][0].payload
 
 
 def fails(*_: Any, **__: Any) -> Any:
@@ -165,12 +153,12 @@ def test_parents_in_many_threads(is_async: bool) -> None:
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda n: ask(asked, is_async, f"moon {n}"), range(16)))
     questions = {
-        event: str(recorder.payloads[event][EventPayload.QUERY_STR]) for event, _ in recorder.of(CBEventType.RETRIEVE)
+        event: str(recorder.payload(event)[EventPayload.QUERY_STR]) for event, _ in recorder.of(CBEventType.RETRIEVE)
     }
     assert sorted(questions.values()) == sorted(f"moon {n}" for n in range(16))
     told = defaultdict(list)
     for event, parent in recorder.of(CBEventType.SUB_QUESTION):
-        told[questions[parent]].append(recorder.payloads[event][ACTIVITY_KEY].arguments.search)
+        told[questions[parent]].append(recorder.payload(event)[ACTIVITY_KEY].arguments.search)
     assert told == {question: [question] * 3 for question in questions.values()}
 
 
@@ -179,7 +167,7 @@ def test_a_failing_handler_breaks_nothing(is_async: bool, caplog: pytest.LogCapt
     """A user's handler that raises everywhere is logged; the query works and the others are told all of it."""
     recorder, plain = Recorder(), Recorder()
     assert ask(retriever(Failing(), recorder), is_async) == ask(retriever(plain), is_async) > 0
-    assert Counter(kind for kind, *_ in recorder.starts) == Counter(kind for kind, *_ in plain.starts)
+    assert Counter(recorder.kinds.values()) == Counter(plain.kinds.values())
     assert "a callback handler failed: Failing" in caplog.text
 
 
@@ -213,7 +201,7 @@ def test_a_manager_that_is_set_later_is_guarded() -> None:
     manager.add_handler(recorder)
     with manager.event(CBEventType.QUERY) as event:
         event.on_start()
-    assert [kind for kind, *_ in recorder.starts] == [CBEventType.QUERY]
+    assert [*recorder.kinds.values()] == [CBEventType.QUERY]
     manager.remove_handler(recorder)
     assert len(manager.handlers) == 1
     component.callback_manager = None

@@ -121,19 +121,15 @@ def test_a_lexical_side_that_fails_costs_nothing() -> None:
     assert (ids(dense)[0], ids(lexical), lexical.error) == ("n1", [], error)
 
 
-class Down(BaseRetriever):
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        raise ConnectionError("vector store down")
-
-
 def test_a_dense_search_that_fails_leaves_the_words() -> None:
     """As long as they find something: nothing found and something failed is a failure."""
-    words = KnowledgeSource("docs", retriever=Down(), hybrid=Words(nodes()))
+    down = MemoryRetriever([], fault=ConnectionError("vector store down"))
+    words = KnowledgeSource("docs", retriever=down, hybrid=Words(nodes()))
     dense, lexical = search(words, "snow").lists
     assert (str(dense.error), ids(dense), len(lexical.nodes)) == ("vector store down", [], 3)
     for useless in (Words(), Words(error=OSError("index gone"))):
         with pytest.raises(ConnectionError, match="vector store down"):
-            search(KnowledgeSource("docs", retriever=Down(), hybrid=useless), "snow")
+            search(KnowledgeSource("docs", retriever=down, hybrid=useless), "snow")
 
 
 def test_a_lexical_side_that_hangs_takes_no_thread_from_the_dense_one() -> None:
