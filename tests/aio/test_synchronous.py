@@ -210,15 +210,13 @@ def test_idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
         assert until(lambda: pool.threads == 0)
 
 
-def in_a_process(code: str, seconds: float = 20) -> str:
-    script = "from llama_index_agentic_kb._aio import *\nimport time, threading, os, sys, asyncio\n" + textwrap.dedent(
-        code
-    )
+def in_a_process(code: str) -> str:
+    script = "from llama_index_agentic_kb._aio import *\nimport time, threading, os, sys, asyncio\n"
     done = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", script],
+        [sys.executable, "-X", "dev", "-W", "error", "-c", script + textwrap.dedent(code)],
         capture_output=True,
         text=True,
-        timeout=seconds,
+        timeout=20,
         check=False,
     )
     assert [line for line in done.stderr.splitlines() if " took " not in line] == []  # a busy machine's slow callbacks

@@ -76,7 +76,6 @@ def gathered(
     chosen: dict[str, SelectedSource] | None = None,
     ranked: int = 10,
     limit: int = 10,
-    seconds: float = 10,
     follows: bool = False,
     **options: Any,
 ) -> GatheredEvidence:
@@ -88,7 +87,7 @@ def gathered(
             bundle=QueryBundle("the question"),
             ranked=ranked,
             limit=limit,
-            deadline=time.monotonic() + seconds,
+            deadline=time.monotonic() + 10,
             follows=follows,
         )
     )

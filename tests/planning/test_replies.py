@@ -305,29 +305,27 @@ WANTED = {"q1": "Who directed Titanic?", "q2": "Who wrote it?"}
 STATED, IMPLIED, PARTIAL = Confidence.STATED, Confidence.IMPLIED, Confidence.PARTIAL
 
 
-def passages(*texts: str) -> PassageSet:
+def passages() -> PassageSet:
     made = PassageSet()
-    for ref, text in enumerate(texts or TEXTS, start=1):
+    for ref, text in enumerate(TEXTS, start=1):
         node = NodeWithScore(node=TextNode(id_=f"n{ref}", text=text, metadata={"title": f"Page {ref}"}))
         made.passages[ref] = ShownPassage(node, SOURCE, f"Page {ref}", text)
     return made
 
 
 class Read:
-    def __init__(
-        self, said: Any, *, seconds: float = 60, reading: PassageSet | None = None, spotlighting: Any = "delimit"
-    ):
+    def __init__(self, said: Any, *, spotlighting: Any = "delimit") -> None:
         self.llm = ScriptedLLM(said)
         manager = CallbackManager()
         self.log = ActivityLog(manager)
-        limits, fan_out = EffortLimits(planning_seconds=seconds), FanOut({}, self.log, top_k=1, search_seconds=1)
+        limits, fan_out = EffortLimits(planning_seconds=60), FanOut({}, self.log, top_k=1, search_seconds=1)
         scope = Scope("Where was the director born?")
         self.found: list[tuple[str, list[Finding]]] = []
         self.result: ModelCall = run(
             read_findings(
                 Task(scope, ReasoningEffort.MEDIUM, limits, None, interleave, fan_out, self.log),
                 PlanningModel(LanguageModel(self.llm, lambda: manager), spotlighting),
-                reading or passages(),
+                passages(),
                 self._take,
                 steps=WANTED,
                 later={"q3": "Where was #q1 born?"},

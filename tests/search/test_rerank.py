@@ -37,9 +37,8 @@ def nodes(texts: list[str] = TEXTS) -> list[NodeWithScore]:
     return [NodeWithScore(node=TextNode(id_=f"n{n}", text=text), score=0.1) for n, text in enumerate(texts)]
 
 
-def ranks(reranker: Reranker, candidates: list[NodeWithScore] | None = None, seconds: float = 10) -> list[Reranked]:
-    candidates = nodes() if candidates is None else candidates
-    return run(reranker.rank(QUERY, candidates, deadline=time.monotonic() + seconds))
+def ranks(reranker: Reranker, seconds: float = 10) -> list[Reranked]:
+    return run(reranker.rank(QUERY, nodes(), deadline=time.monotonic() + seconds))
 
 
 class Answers(BaseNodePostprocessor):
