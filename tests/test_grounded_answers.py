@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,8 +8,7 @@ from llama_index.core.base.response.schema import AsyncStreamingResponse, Stream
 
 from llama_index_agentic_kb import AgenticResponse, ConfigurationError
 from llama_index_agentic_kb._aio import Call
-from llama_index_agentic_kb.grounding.claims import Claim
-from llama_index_agentic_kb.grounding.scorers import ClaimScore, Premise
+from llama_index_agentic_kb.grounding.scorers import ClaimScore
 from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding, withheld_text
 from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity
 from llama_index_agentic_kb.schema.grounding import ClaimFlag, Verdict
@@ -129,26 +127,18 @@ def test_a_badly_grounded_answer_is_withheld_on_request(answer: str, withheld: b
     assert len(account.references) == 3
 
 
-class Bad:
-    name = "bad"
+class Hangs:
+    name = "hangs"
 
-    def __init__(self, *, hangs: bool = False) -> None:
-        self.hangs = hangs
-
-    async def score(
-        self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
-    ) -> list[ClaimScore]:
-        del claims, premises
-        if self.hangs:
-            await Call(sync=lambda: time.sleep(3), deadline=deadline, what="scorer")
-        raise ZeroDivisionError("scorer")
+    async def score(self, *_: object, deadline: float | None = None) -> list[ClaimScore]:
+        await Call(sync=lambda: time.sleep(3), deadline=deadline, what="scorer")
+        return []
 
 
-@pytest.mark.parametrize("hangs", [False, True], ids=["fails", "hangs"])
-def test_an_answer_is_never_lost_to_its_check(hangs: bool) -> None:
+def test_an_answer_is_never_lost_to_its_check() -> None:
     """Its claims are told as not scored, with a warning."""
     kb = base(Model(LAUNCHED))
-    response = kb.as_query_engine(grounding=Grounding(scorer=Bad(hangs=hangs), seconds=0.2)).query(QUESTION)
+    response = kb.as_query_engine(grounding=Grounding(scorer=Hangs(), seconds=0.2)).query(QUESTION)
     assert isinstance(response, AgenticResponse)
     assert "110.6 m" in str(response)
     ledger = response.account.grounding
