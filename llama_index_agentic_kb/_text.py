@@ -9,7 +9,7 @@ import unicodedata
 from base64 import b64encode
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -154,6 +154,16 @@ def _escaped(sign: str) -> str:
     return rf"(?:\\{{1,4}}u(?:{ord(sign):04x}|{ord(sign.upper()[0]):04x})|\\{{0,4}}{re.escape(sign)})"
 
 
+def _without_known(text: str) -> str:
+    """Replace registered secrets, also as JSON escapes them."""
+    hay = text.lower()
+    plain = _ESCAPE.sub(lambda one: chr(int(one[1], 16)).lower() if one[1] else "/", hay) if "\\" in hay else hay
+    for secret in sorted([known for known in list(_KNOWN) if known in hay or known in plain], key=len, reverse=True):
+        escaped = "".join(map(_escaped, secret))
+        text = re.sub(escaped, "***", text, flags=re.IGNORECASE)
+    return text
+
+
 def redacted(text: str) -> str:
     """Remove passwords and keys from a text, for activity logs, errors and log files.
 
@@ -162,11 +172,7 @@ def redacted(text: str) -> str:
     cookies; private keys in PEM form; JSON web tokens; keys with the format of a known service. Other secrets are not
     recognised. The run time is linear in the text's length.
     """
-    hay = text.lower()
-    plain = _ESCAPE.sub(lambda one: chr(int(one[1], 16)).lower() if one[1] else "/", hay) if "\\" in hay else hay
-    for secret in sorted([known for known in list(_KNOWN) if known in hay or known in plain], key=len, reverse=True):
-        escaped = "".join(map(_escaped, secret))
-        text = re.sub(escaped, "***", text, flags=re.IGNORECASE)
+    text = _without_known(text)
     hay = text.lower()  # most texts contain no hint, and a hint is found 100 times faster than a pattern
     if _HINT.search(hay) is None:
         return text
@@ -218,19 +224,20 @@ def _segmenter() -> Any:
     return pysbd.Segmenter(language="en", clean=False)
 
 
+def _fits(text: str, limit: int, count: Callable[[str], int]) -> bool:
+    # Counting is expensive: a text far too long is not counted whole (no token is longer than 32 characters).
+    longest = limit * 32 + 32
+    return count(text[:longest]) <= limit and (len(text) <= longest or count(text) <= limit)
+
+
 def cut_to_fit(text: str, limit: int, count: Callable[[str], int]) -> str:
     """Truncate a text to ``limit`` units of ``count``: whole sentences or, if none fits, whole words and an ellipsis.
 
     ``count`` returns a text's size, such as its tokens; it must not decrease as the text grows.
     """
-
-    def fits(part: str) -> bool:
-        # Counting is expensive: a text far too long is not counted whole (no token is longer than 32 characters).
-        return count(part[: limit * 32 + 32]) <= limit and (len(part) <= limit * 32 + 32 or count(part) <= limit)
-
     if limit < 1:
         return ""
-    if fits(text):
+    if _fits(text, limit, count):
         return text
     sizes = range(1, min(len(text), limit * 32) + 1)
     hard = bisect_right(sizes, limit, key=lambda size: count(text[:size]))  # the most characters that fit
@@ -239,9 +246,13 @@ def cut_to_fit(text: str, limit: int, count: Callable[[str], int]) -> str:
     if whole and text[: whole[-1]].strip():
         return text[: whole[-1]].rstrip()
     words = text[:hard].rsplit(None, 1)[0] if " " in text[:hard].strip() else text[:hard]
-    while words and not fits(words + "…"):
+    while words and not _fits(words + "…", limit, count):
         words = words[:-1]
     return words + "…" if words else ""
+
+
+def _bare(word: str) -> str:
+    return (word.lower() if word.isascii() else normalize(word)).strip(_MARKS)
 
 
 def excerpt(text: str, around: str, words: int) -> str:
@@ -250,14 +261,12 @@ def excerpt(text: str, around: str, words: int) -> str:
     if len(spans) <= words:
         return text
     wanted = {word for part in normalize(around).split() if len(word := part.strip(_MARKS)) > 2}  # noqa: PLR2004 (of)
-    words_of = (text[start:end] for start, end in spans)
-    found = [(word.lower() if word.isascii() else normalize(word)).strip(_MARKS) for word in words_of]
+    found = [_bare(text[start:end]) for start, end in spans]
     starts = [*range(0, len(spans) - words, max(1, words // 8)), len(spans) - words]
     counts = [len(wanted.intersection(found[at : at + words])) for at in starts]
     best = counts.index(max(counts))
     if counts[best]:  # the middle of the first run of the greatest counts; else the start
-        run = next((at for at in range(best, len(counts)) if counts[at] < counts[best]), len(counts)) - best
-        best += run // 2
+        best += len(list(takewhile(counts[best].__eq__, counts[best:]))) // 2
     first = starts[best]
     start, end = spans[first][0], spans[first + words - 1][1]
     return ("… " if first else "") + text[start:end] + (" …" if end < len(text.rstrip()) else "")

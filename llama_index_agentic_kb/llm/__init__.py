@@ -546,17 +546,22 @@ def metered(component: C, *, only_core: bool = False) -> Iterator[C]:
     if speaks_openai(own) and getattr(own, "reuse_client", False):  # the copy shares the clients
         own._get_client()  # noqa: SLF001 (they have no public name)
         own._get_aclient()  # noqa: SLF001
-    model = with_handlers(own, CallbackManager([meter]))
-    twin: Any = component.model_copy() if isinstance(component, BaseModel) else copy.copy(component)
-    setattr(twin, name, model)
-    for key, value in [*vars(twin).items()]:
-        if getattr(value, "__self__", None) is component:  # a method of the original, which calls the original's model
-            setattr(twin, key, MethodType(value.__func__, twin))
+    twin = _with_model(component, name, with_handlers(own, CallbackManager([meter])))
     try:
         yield twin
     finally:
         for usage in meter.usages:
             bill.add(usage)
+
+
+def _with_model(component: C, name: str, model: LLM) -> C:
+    """Return a copy of a component with another model in a field."""
+    twin: Any = component.model_copy() if isinstance(component, BaseModel) else copy.copy(component)
+    setattr(twin, name, model)
+    for key, value in [*vars(twin).items()]:
+        if getattr(value, "__self__", None) is component:  # a method of the original, which calls the original's model
+            setattr(twin, key, MethodType(value.__func__, twin))
+    return twin  # type: ignore[no-any-return]
 
 
 class _Meter(EventHandler):
