@@ -19,7 +19,7 @@ from llama_index_instrumentation import get_dispatcher
 
 from llama_index_agentic_kb._aio import Call, deadline_after, earliest, emit, read_ahead
 from llama_index_agentic_kb._text import error_message, one_line
-from llama_index_agentic_kb._types import JsonMapping, JsonObject
+from llama_index_agentic_kb._types import JsonMapping, JsonObject, Work
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.evidence.candidates import PROVENANCE_KEY, provenance
 from llama_index_agentic_kb.grounding.citations import MarkerFilter, Markers, cited_ids, strip_markers
@@ -91,8 +91,7 @@ async def synthesize(
     if not isinstance(synthesizer, AgenticSynthesizer):
         with recorded_calls(retrieval.log, "answer"), metered(synthesizer, only_core=True) as counted:
             return await _foreign(counted, retrieval)
-    question, history, log = retrieval.scope.question, retrieval.scope.history, retrieval.log
-    outcome = retrieval.outcome
+    question, history, outcome = retrieval.scope.question, retrieval.scope.history, retrieval.outcome
     chain = chain_lines(outcome.chain, retrieval.nodes) if outcome.chain and synthesizer.needs_llm else ()
     has_proof = outcome.sufficient and bool(outcome.proof) and not isinstance(synthesizer, Accumulate)
     body = synthesizer.synthesis(
@@ -108,45 +107,51 @@ async def synthesize(
         shown=_shown(retrieval) if has_proof and synthesizer.needs_llm else None,
     )
     dispatcher.event(SynthesizeStartEvent(query=question))
-    if not synthesizer.needs_llm:
-        synthesis = await body
-        response = Response(synthesis.text, source_nodes=retrieval.nodes)
-        _note_extracts(retrieval, synthesis)
+    if synthesizer.needs_llm:
+        synthesis = await _recorded(body, synthesizer, retrieval)
     else:
-        name = model_name(synthesizer.model.llm)
-        opened = log.record(
-            ModelAnswerSynthesisActivity,
-            CBEventType.SYNTHESIZE,
-            {EventPayload.QUERY_STR: question},
-            model=None if name is None else ModelInfo(model_name=name),
-            response_mode=synthesizer.mode,
-        )
-        with opened as record, billed() as bill:
-            try:
-                synthesis = await body
-            except Exception as error:
-                ended = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
-                spent = {"input_tokens": bill.input_tokens, "output_tokens": bill.output_tokens, "calls": bill.calls}
-                log.fail(record, error, name, outcome=ended, **spent)
-                raise
-            if history and (note := shortened(history, HISTORY_MESSAGES, HISTORY_CHARACTERS)):
-                synthesis.warnings.append(f"in the answer's prompt, {note}")
-            response = Response(synthesis.text, source_nodes=retrieval.nodes)
-            log.close(
-                record,
-                {EventPayload.RESPONSE: response},
-                outcome=Outcome.OK if retrieval.nodes else Outcome.EMPTY,
-                input_tokens=bill.input_tokens,
-                output_tokens=bill.output_tokens,
-                calls=bill.calls,
-                dropped_by_budget=synthesis.dropped,
-                links_removed=synthesis.links_removed,
-                warning="; ".join(synthesis.warnings) or None,
-            )
-        if synthesis.cut:
-            reason = f"{CUT_SHORT}: the answer may end too early"
-            retrieval.missing.append(MissingPart(what="answer", outcome=Outcome.ERROR, reason=reason))
+        synthesis = await body
+        _note_extracts(retrieval, synthesis)
+    response = Response(synthesis.text, source_nodes=retrieval.nodes)
     dispatcher.event(SynthesizeEndEvent(query=question, response=response))
+    return synthesis
+
+
+async def _recorded(body: Work[Synthesis], synthesizer: AgenticSynthesizer, retrieval: Retrieval) -> Synthesis:
+    """Write an answer with the model, in an activity record of its own."""
+    question, history, log = retrieval.scope.question, retrieval.scope.history, retrieval.log
+    name = model_name(synthesizer.model.llm)
+    opened = log.record(
+        ModelAnswerSynthesisActivity,
+        CBEventType.SYNTHESIZE,
+        {EventPayload.QUERY_STR: question},
+        model=None if name is None else ModelInfo(model_name=name),
+        response_mode=synthesizer.mode,
+    )
+    with opened as record, billed() as bill:
+        try:
+            synthesis = await body
+        except Exception as error:
+            ended = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
+            spent = {"input_tokens": bill.input_tokens, "output_tokens": bill.output_tokens, "calls": bill.calls}
+            log.fail(record, error, name, outcome=ended, **spent)
+            raise
+        if history and (note := shortened(history, HISTORY_MESSAGES, HISTORY_CHARACTERS)):
+            synthesis.warnings.append(f"in the answer's prompt, {note}")
+        log.close(
+            record,
+            {EventPayload.RESPONSE: Response(synthesis.text, source_nodes=retrieval.nodes)},
+            outcome=Outcome.OK if retrieval.nodes else Outcome.EMPTY,
+            input_tokens=bill.input_tokens,
+            output_tokens=bill.output_tokens,
+            calls=bill.calls,
+            dropped_by_budget=synthesis.dropped,
+            links_removed=synthesis.links_removed,
+            warning="; ".join(synthesis.warnings) or None,
+        )
+    if synthesis.cut:
+        reason = f"{CUT_SHORT}: the answer may end too early"
+        retrieval.missing.append(MissingPart(what="answer", outcome=Outcome.ERROR, reason=reason))
     return synthesis
 
 

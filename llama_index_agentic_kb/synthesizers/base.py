@@ -142,14 +142,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         self.callback_manager = callback_manager
         self.model = LanguageModel(inner, partial(getattr, self, "callback_manager"), retries=retries)
         self.max_output_tokens = max_output_tokens
-        given = {key: value for key, value in templates.items() if value is not None and not key.startswith("chat_")}
-        unknown = sorted(given.keys() - self.default_templates.keys())
-        if others := [key for key in unknown if not key.endswith("_template")]:
-            raise ConfigurationError(f"unknown argument: {', '.join(others)}")
-        if unknown:
-            known = ", ".join(self.default_templates) or "none"
-            raise ConfigurationError(f"mode {self.mode!r} has no {', '.join(unknown)}; its templates: {known}")
-        self.templates = {**self.default_templates, **given}
+        self.templates = {**self.default_templates, **self._known(templates)}
         self._refused: set[str] = set()  # the forms of objects that the model has rejected
         try:
             output = inner.metadata.num_output
@@ -159,6 +152,17 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         own = partial(PromptHelper, self.model.context_window, output if output > 0 else RESERVED, tokenizer=tokens_of)
         self._prompt_helper = prompt_helper or Settings._prompt_helper or own()  # noqa: SLF001
         self._chat_prompt_helper = chat_prompt_helper  # type: ignore[assignment]  # never used
+
+    def _known(self, templates: Mapping[str, BasePromptTemplate | None]) -> dict[str, BasePromptTemplate]:
+        """Return the given templates; raise ``ConfigurationError`` for keys that the mode has not."""
+        given = {key: value for key, value in templates.items() if value is not None and not key.startswith("chat_")}
+        unknown = sorted(given.keys() - self.default_templates.keys())
+        if others := [key for key in unknown if not key.endswith("_template")]:
+            raise ConfigurationError(f"unknown argument: {', '.join(others)}")
+        if unknown:
+            known = ", ".join(self.default_templates) or "none"
+            raise ConfigurationError(f"mode {self.mode!r} has no {', '.join(unknown)}; its templates: {known}")
+        return given
 
     def _resolve(self, llm: LLM | None) -> LLM:
         try:

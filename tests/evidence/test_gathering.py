@@ -144,6 +144,12 @@ def test_every_fusion_covers_each_sub_query() -> None:
     assert ids(gathered(lanes, fusion=reciprocal_rank_fusion, ranked=50, limit=15).nodes) == list("abcdefghixjy")
 
 
+def test_a_fusion_of_ones_own_orders_a_single_list_too() -> None:
+    """One list is left in its order by the default fusion only."""
+    nodes = gathered([make_lane(0, [("a", 0.9), ("b", 0.8)])], fusion=lambda given: interleave(given)[::-1]).nodes
+    assert ids(nodes) == ["b", "a"]
+
+
 def test_what_sources_gave_is_never_changed() -> None:
     """Postprocessors and rerankers write into copies: nodes, scores and metadata of the source stay."""
     lanes = [make_lane(0, [("a", 0.5), ("b", 0.4)])]
