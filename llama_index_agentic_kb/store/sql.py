@@ -114,10 +114,11 @@ class SqlDatabase:
     def __init__(
         self, url: str | Path, revisions: Revisions | None = None, *, timeout: float = 30.0, create: bool = True
     ) -> None:
+        what = revisions.what if revisions else "documents"
         self._timeout = timeout
         self._schema = revisions.schema if revisions else ""
-        self._threads = WorkerPool(revisions.what if revisions else "documents", CONNECTIONS)
-        self._url = _database_url(url, revisions.what if revisions else "documents")
+        self._threads = WorkerPool(what, CONNECTIONS)
+        self._url = _database_url(url, what)
         self._is_sqlite = self._url.get_backend_name() == "sqlite"
         self._pool: JsonObject = {"poolclass": sa.NullPool} if revisions else {"max_overflow": -1}
         if self._is_sqlite:
@@ -130,7 +131,7 @@ class SqlDatabase:
         reset_after_fork(self)
         try:
             if revisions is not None:
-                deadline, what = time.monotonic() + timeout, revisions.what
+                deadline = time.monotonic() + timeout
                 found = self.transact(revisions.found, write=False, deadline=deadline, what=f"opening the {what}")
                 if found is None and not create:
                     remedy = "make them with `agentic-kb ingest FOLDER --store URL`"
