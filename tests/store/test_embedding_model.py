@@ -91,7 +91,7 @@ def test_tokens_are_counted_beyond_the_models_window(embed_model: BaseEmbedding)
 def test_a_word_names_the_multilingual_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is loaded with the prefixes that it was trained with; other models have none."""
     loaded: list[tuple[str, dict[str, Any]]] = []
-    monkeypatch.setattr(embedding_model, "_load", lambda name, **more: loaded.append((name, more)))
+    monkeypatch.setattr(embedding_model, "_load", lambda name, _, **more: loaded.append((name, more)))
     embedding_model.named_embed_model("multilingual")
     embedding_model.named_embed_model("BAAI/bge-m3")
     prefixes = {"query_instruction": "query: ", "text_instruction": "passage: "}
