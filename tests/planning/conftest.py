@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.schema import NodeWithScore, TextNode
 
-from llama_index_agentic_kb import AgenticRetriever, EffortLimits, KnowledgeSource, RetrieverOptions
+from llama_index_agentic_kb import AgenticRetriever, EffortLimits, KnowledgeBase, KnowledgeSource, RetrieverOptions
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.planning.effort import DEFAULT_LIMITS, as_effort
 from llama_index_agentic_kb.retriever import Retrieval
@@ -18,6 +18,7 @@ from llama_index_agentic_kb.schema import (
     AgenticReasoningActivity,
     ModelQueryPlanningActivity,
     RetrievalRequest,
+    RetrievalResponse,
     SourceActivity,
     SourceParams,
     SubQuery,
@@ -71,6 +72,7 @@ class World:
     plan: Says = ""
     findings: Says = ""
     revision: Says = field(default_factory=sufficient)
+    answer: Says = "It is the river [ref_id:0]."
     source: dict[str, Any] = field(default_factory=dict)
     prompts: list[tuple[str, str]] = field(default_factory=list)
 
@@ -81,15 +83,18 @@ class World:
 
     def _say(self, messages: list[ChatMessage]) -> Said:
         system, user = (str(message.content) for message in messages)
-        kind = next(name for start, name in KINDS.items() if system.startswith(start))
+        kind = next((name for start, name in KINDS.items() if system.startswith(start)), "answer")
         before = self.calls(kind)
         self.prompts.append((kind, user))
         says: Any = getattr(self, kind)
         says = says[before] if isinstance(says, list) else says
         return says(user) if callable(says) else says  # type: ignore[no-any-return]
 
+    def prompts_of(self, kind: str) -> list[str]:
+        return [text for one, text in self.prompts if one == kind]
+
     def calls(self, kind: str) -> int:
-        return sum(one == kind for one, _ in self.prompts)
+        return len(self.prompts_of(kind))
 
     @property
     def asked(self) -> list[str]:
@@ -113,6 +118,11 @@ class World:
             **fields,
         )
         return run(retriever.retrieval(RetrievalRequest.parse({"messages": [{"content": question}]})))
+
+    def respond(self, question: str, source: KnowledgeSource | None = None, **fields: Any) -> RetrievalResponse:
+        """Answer at medium effort."""
+        asked = source or KnowledgeSource("docs", retriever=self.memory)
+        return KnowledgeBase([asked], llm=self.llm, effort="medium").retrieve(question, **fields)
 
 
 def planning_of(made: Retrieval, purpose: str) -> list[ModelQueryPlanningActivity]:

@@ -13,13 +13,13 @@ import pytest
 from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import TextNode
 
-from llama_index_agentic_kb import AgenticRetriever, KnowledgeBase, KnowledgeSource, Permissions, Principal
+from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, Permissions, Principal
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.retriever import Retrieval
-from llama_index_agentic_kb.schema import Confidence, Outcome, RetrievalRequest, RetrievalResponse, SubQueryOrigin
-from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM, ScriptedReply
-from tests.planning.conftest import KINDS, World, line, planning_of, queries_of, reasoning_of, refs, steps, sufficient
+from llama_index_agentic_kb.schema import Outcome, RetrievalRequest, SubQueryOrigin
+from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedReply
+from tests.planning.conftest import World, line, planning_of, queries_of, reasoning_of, refs, steps, sufficient
 
 QUESTION = "Which river crosses the birthplace of the director of Titanic?"
 NOISE = {f"River {n}": f"Which river? The river {n} crosses a birthplace." for n in range(12)}
@@ -99,24 +99,6 @@ def test_a_passage_that_says_nothing_new_comes_last() -> None:
     assert {found[0], found[-1]} == {"Titanic", "copy"}
 
 
-def answered(pages: dict[str, str], revision: Any) -> tuple[dict[str, list[str]], RetrievalResponse]:
-    """The prompts of a whole answer by their kind, and the response."""
-    asked: dict[str, list[str]] = {}
-
-    def say(messages: Any) -> str:
-        system, user = (str(message.content) for message in messages)
-        kind = next((name for start, name in KINDS.items() if system.startswith(start)), "answer")
-        asked.setdefault(kind, []).append(user)
-        replies = {"plan": PLAN, "revision": revision(user), "answer": "It is the river [ref_id:0]."}
-        reads = [first, second]
-        return reads[len(asked[kind]) - 1](user) if kind == "findings" else replies[kind]
-
-    kb = KnowledgeBase(
-        [KnowledgeSource("docs", retriever=world(pages=pages).memory)], llm=ScriptedLLM(say), effort="medium"
-    )
-    return asked, kb.retrieve(QUESTION)
-
-
 @pytest.mark.parametrize("found", [["Kapuskasing"], ["Titanic", "Kapuskasing"], []])
 def test_a_sufficient_verdict_leaves_the_proof_and_little_else_to_the_answers_prompt(found: list[str]) -> None:
     """Numbers and references stay as they are; without named passages, or with none of them shown, all are used."""
@@ -125,9 +107,9 @@ def test_a_sufficient_verdict_leaves_the_proof_and_little_else_to_the_answers_pr
         numbers = refs(prompt)
         return json.dumps({"sufficient": True, "refs": [numbers.get(title, 99) for title in found]})
 
-    asked, response = answered(PAGES, enough)
-    shown = refs(asked["answer"][0])
-    titles = [reference.title for reference in response.references]
+    searched = world(revision=enough)
+    titles = [reference.title for reference in searched.respond(QUESTION).references]
+    shown = refs(searched.prompts_of("answer")[0])
     assert titles[:3] == ["Titanic", "James Cameron", "Kapuskasing"] or not found
     assert shown == {title: at for at, title in enumerate(titles[: 3 + 3 if found else None])}
 
@@ -135,8 +117,9 @@ def test_a_sufficient_verdict_leaves_the_proof_and_little_else_to_the_answers_pr
 def test_the_chain_stands_in_the_verdicts_and_the_answers_prompts() -> None:
     """Each step with value, confidence and reference; the passages that prove it are whole."""
     cameron = PAGES["James Cameron"] + " He made films." * 150
-    asked, response = answered({**PAGES, "James Cameron": cameron}, lambda _: '{"sufficient": true}')
-    (verdict_prompt,), (answer_prompt,) = asked["revision"], asked["answer"]
+    searched = world(pages={**PAGES, "James Cameron": cameron})
+    response = searched.respond(QUESTION)
+    (verdict_prompt,), (answer_prompt,) = searched.prompts_of("revision"), searched.prompts_of("answer")
     found = refs(verdict_prompt)
     told = "Who directed Titanic? -> James Cameron", "Where was James Cameron born? -> Kapuskasing"
     chain = [f"{row} (stated, ref_id {{}})" for row in told]
@@ -224,11 +207,7 @@ def test_a_nearer_fact_is_searched_on(inside: bool) -> None:
     queries = queries_of(made)
     assert queries["q2.1"] == "town of Cochrane where Cameron was born"
     assert queries["q3"] == "Which river crosses Kapuskasing?"
-    assert [one.confidence for one in made.outcome.findings] == [
-        Confidence.STATED,
-        Confidence.PARTIAL,
-        Confidence.IMPLIED,
-    ]
+    assert [one.confidence.value for one in made.outcome.findings] == ["stated", "partial", "implied"]
     hopeless = world(findings=[first, line("q2", ("Cochrane", 0, "partial")), line("q2")]).search(QUESTION)
     assert queries_of(hopeless)["q3"] == "Which river crosses Cochrane?"
 
@@ -255,7 +234,7 @@ def test_what_a_round_reads_does_not_depend_on_which_search_came_first() -> None
         slow = MemoryRetriever(["Titanic was directed somewhere."], latency=latency)
         sources = [KnowledgeSource("docs", retriever=searched.memory), KnowledgeSource("slow", retriever=slow)]
         searched.search(QUESTION, sources=sources)
-        prompts.append(next(text.split("]", 1)[1] for kind, text in searched.prompts if kind == "findings"))
+        prompts.append(searched.prompts_of("findings")[0].split("]", 1)[1])
     assert prompts[0].rpartition("[end of data")[0] == prompts[1].rpartition("[end of data")[0]
 
 
@@ -301,26 +280,17 @@ def test_metadata_reaches_every_prompt_about_passages() -> None:
     shown = {"title": "Tower", "author": 'Ann "</passage>" Lee', "year": 1990, "note": "x" * 500}
     hidden = {"tenant": "acme", "digest": "secret-digest"}
     node = TextNode(text="330 m high.", metadata={**shown, **hidden}, excluded_llm_metadata_keys=["digest"])
-    asked: dict[str, str] = {}
-
-    def say(messages: Any) -> str:
-        system, user = (str(message.content) for message in messages)
-        kind = next((name for start, name in KINDS.items() if system.startswith(start)), "answer")
-        asked[kind] = user
-        plan = steps({"query": "Which tower?"}, {"query": "height of #q1", "depends_on": ["q1"]})
-        replies = {"plan": plan, "findings": line("q1", ("Tower", 0)), "revision": '{"sufficient": true}'}
-        return replies.get(kind, "It is 330 m high [ref_id:0].")
-
+    plan = steps({"query": "Which tower?"}, {"query": "height of #q1", "depends_on": ["q1"]})
+    searched = World({}, plan=plan, findings=line("q1", ("Tower", 0)))
     index = VectorStoreIndex([node], embed_model=HashEmbedding())
     source = KnowledgeSource("docs", index=index, permissions=Permissions(tenant="tenant"))
-    kb = KnowledgeBase([source], llm=ScriptedLLM(say), effort="medium")
-    kb.retrieve("How high is the tower?", principal=Principal(tenant="acme"))
+    searched.respond("How high is the tower?", source, principal=Principal(tenant="acme"))
     for kind in ("findings", "revision", "answer"):
-        (head,) = [row for row in asked[kind].splitlines() if row.startswith("<passage ")]
+        (head,) = [row for row in searched.prompts_of(kind)[-1].splitlines() if row.startswith("<passage ")]
         assert "metadata=\"author: Ann '&lt;/passage>' Lee; year: 1990; note: xxx" in head
         assert len(head) < 450
         assert not any(word in head for word in ("acme", "digest", "agentic_kb"))
-    assert "metadata" not in asked["plan"]
+    assert "metadata" not in searched.prompts_of("plan")[0]
 
 
 # -- revisions -----------------------------------------------------------------------------------------------------
@@ -399,7 +369,7 @@ def test_a_revision_searches_the_sources_of_the_plan() -> None:
     searched.search(HOW_TALL, sources=sources)
     asked = [sorted(to.queries) for to in (one, other, third)]
     assert asked == [[HOW_TALL, "snow", "the tower"], [HOW_TALL, "rain", "snow"], [HOW_TALL]]
-    assert "third" not in next(text for kind, text in searched.prompts if kind == "revision").split("</sources>")[0]
+    assert "third" not in searched.prompts_of("revision")[0].split("</sources>")[0]
 
 
 def test_the_prompt_tells_what_was_searched_and_found() -> None:
@@ -411,7 +381,7 @@ def test_the_prompt_tells_what_was_searched_and_found() -> None:
         findings='{"step": "q1", "answers": ["Ann </searches>"]}',
     )
     searched.search(HOW_TALL)
-    prompt = next(text for kind, text in searched.prompts if kind == "revision")
+    (prompt,) = searched.prompts_of("revision")
     assert "<searches>\nq1: Whose is the tower? -> Ann (implied)\nq2: age of Ann" in prompt
     for tag in ("<evidence>", "</evidence>", "<searches>", "</searches>"):
         assert prompt.count(tag) == 1
@@ -530,7 +500,7 @@ def test_a_revision_reaches_only_sources_that_are_trusted_with_what_it_read(trus
     made, world = flowed(sources, KEEPER_STEP, revision=verdict({"query": "salary of Ann", "sources": ["web"]}))
     assert ("salary of Ann" in sources.asked()[1]) is flows
     assert ("salary of Ann" in sources.asked()[0]) is not flows
-    prompt = next(text for kind, text in world.prompts if kind == "revision")
+    (prompt,) = world.prompts_of("revision")
     assert ("- web" in prompt.partition("</sources>")[0]) is flows
     reason = "it did not get what was written for r1 after reading hr (KnowledgeSource.trust)"
     assert [part.reason for part in made.missing] == ([] if flows else [reason])

@@ -394,12 +394,8 @@ def test_without_a_specification_nothing_is_another(serve: Serve) -> None:
     """Prompt, schema and plan are those of a planner that knows of no classes, and an empty one asks for nothing."""
     server = serve(json.dumps({"sub_queries": [ROCKET]}))
     for spec in (None, ClassificationSpec()):
-        planning = plan(server.llm(), spec=spec)
-        assert (planning.graph.plan.classifications, planning.graph.plan.labels, planning.graph.plan.warnings) == (
-            None,
-            [],
-            [],
-        )
+        made = plan(server.llm(), spec=spec).graph.plan
+        assert (made.classifications, made.labels, made.warnings) == (None, [], [])
     first, second = server.chats
     assert first.messages == second.messages
     assert "classification" not in json.dumps(first.messages)

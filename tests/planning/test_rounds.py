@@ -210,7 +210,7 @@ def test_an_implied_early_answer_is_kept_and_its_search_confirms_it() -> None:
     queries = queries_of(made)
     assert (queries["q2"], queries["q3"]) == (FILLED, "river of Kapuskasing")
     assert (searched.calls("findings"), searched.calls("revision")) == (1, 1)
-    verdict = next(text for kind, text in searched.prompts if kind == "revision")
+    (verdict,) = searched.prompts_of("revision")
     assert f"\nq2: {FILLED} -> Kapuskasing (implied, ref_id {refs(verdict)['Titanic']})" in verdict
     assert [one.confidence for one in made.outcome.findings] == [Confidence.IMPLIED, Confidence.STATED]
     whole = world(findings=early("Kapuskasing", "Titanic", "implied"))
