@@ -8,15 +8,29 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.llms import LLM
 from llama_index.core.schema import NodeWithScore, TextNode
 
-from llama_index_agentic_kb import AgenticRetriever, EffortLimits, KnowledgeBase, KnowledgeSource, RetrieverOptions
+from llama_index_agentic_kb import (
+    AgenticRetriever,
+    EffortLimits,
+    KnowledgeBase,
+    KnowledgeSource,
+    RetrieverOptions,
+    interleave,
+)
 from llama_index_agentic_kb._aio import run
+from llama_index_agentic_kb.account import ActivityLog
+from llama_index_agentic_kb.llm import LanguageModel
+from llama_index_agentic_kb.planning import Scope
 from llama_index_agentic_kb.planning.effort import DEFAULT_LIMITS, as_effort
+from llama_index_agentic_kb.planning.planner import PlanningModel, Task
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import (
     AgenticReasoningActivity,
     ModelQueryPlanningActivity,
+    ReasoningEffort,
     RetrievalRequest,
     RetrievalResponse,
     SourceActivity,
@@ -24,7 +38,7 @@ from llama_index_agentic_kb.schema import (
     SubQuery,
 )
 from llama_index_agentic_kb.sources.base import SelectedSource
-from llama_index_agentic_kb.sources.fan_out import SourceSearch
+from llama_index_agentic_kb.sources.fan_out import FanOut, SourceSearch
 from llama_index_agentic_kb.sources.search import NodeList, node_key
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
 
@@ -141,6 +155,17 @@ def reasoning_of(made: Retrieval) -> AgenticReasoningActivity:
 
 def queries_of(made: Retrieval) -> dict[str, str]:
     return {one.id: one.query for one in made.outcome.plan.sub_queries}
+
+
+def planner(llm: LLM, spotlighting: Any = "delimit") -> PlanningModel:
+    manager = CallbackManager()
+    return PlanningModel(LanguageModel(llm, lambda: manager), spotlighting)
+
+
+def task(scope: Scope, limits: EffortLimits, sources: Sequence[SelectedSource] = ()) -> Task:
+    log = ActivityLog(CallbackManager())
+    fan_out = FanOut({one.name: one for one in sources}, log, top_k=1, search_seconds=1)
+    return Task(scope, ReasoningEffort.LOW, limits, None, interleave, fan_out, log)
 
 
 SOURCE = KnowledgeSource("docs", retriever=MemoryRetriever([]))

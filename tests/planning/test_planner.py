@@ -16,16 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.llms.types import ChatMessage
-from llama_index.core.callbacks import CallbackManager
 from llama_index.core.llms import LLM
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import TextNode
 
-from llama_index_agentic_kb import AgenticRetriever, EffortLimits, FilterField, KnowledgeSource, QueryPlan, interleave
+from llama_index_agentic_kb import AgenticRetriever, EffortLimits, FilterField, KnowledgeSource, QueryPlan
 from llama_index_agentic_kb._aio import run
-from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.errors import ConfigurationError
-from llama_index_agentic_kb.llm import LanguageModel
 from llama_index_agentic_kb.planning import ClassificationSpec, Scope
 from llama_index_agentic_kb.planning.effort import MAX_SOURCES
 from llama_index_agentic_kb.planning.plan_graph import MAX_QUERY, plain_plan, refers
@@ -33,7 +30,6 @@ from llama_index_agentic_kb.planning.planner import (
     HISTORY_MESSAGES,
     Planning,
     PlanningModel,
-    Task,
     plan_schema,
     plan_searches,
 )
@@ -43,7 +39,6 @@ from llama_index_agentic_kb.schema import (
     FilterGroup,
     ModelQueryPlanningActivity,
     Outcome,
-    ReasoningEffort,
     RetrievalRequest,
     SourceActivity,
     SubQuery,
@@ -52,10 +47,9 @@ from llama_index_agentic_kb.schema import (
 )
 from llama_index_agentic_kb.schema.activity import QueryClass
 from llama_index_agentic_kb.sources.base import SelectedSource
-from llama_index_agentic_kb.sources.fan_out import FanOut
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM, ScriptedReply
 from tests.faulty_server import Fault
-from tests.planning.conftest import selected
+from tests.planning.conftest import planner, selected, task
 
 if TYPE_CHECKING:
     from tests.conftest import Serve
@@ -69,17 +63,6 @@ HEIGHT = {
     "id": "q2", "query": "height of #q1", "sources": ["rockets"], "depends_on": ["q1"], "finds": "height of #q1",
 }  # fmt: skip
 WELL = json.dumps({"sub_queries": [ROCKET, HEIGHT]})
-
-
-def planner(llm: LLM) -> PlanningModel:
-    manager = CallbackManager()
-    return PlanningModel(LanguageModel(llm, lambda: manager))
-
-
-def task(scope: Scope, limits: EffortLimits, sources: Sequence[SelectedSource] = SOURCES) -> Task:
-    log = ActivityLog(CallbackManager())
-    fan_out = FanOut({one.name: one for one in sources}, log, top_k=1, search_seconds=1)
-    return Task(scope, ReasoningEffort.LOW, limits, None, interleave, fan_out, log)
 
 
 def plan(
@@ -173,7 +156,7 @@ def test_sub_queries_are_begun_while_the_plan_is_written() -> None:
         begun.extend((one.query, time.monotonic()) for one in sub_queries)
 
     asked = planner(ScriptedLLM(ScriptedReply(reply, chunk_size=20, chunk_delay=0.02)))
-    run(plan_searches(task(Scope(QUESTION), EffortLimits(sub_queries=4)), asked, begin))
+    run(plan_searches(task(Scope(QUESTION), EffortLimits(sub_queries=4), SOURCES), asked, begin))
     assert [query for query, _ in begun] == ["a", "d"]
     assert time.monotonic() - begun[0][1] > 0.2
 
@@ -232,7 +215,7 @@ def test_a_fault_after_the_reply_is_reported(fault: str, monkeypatch: pytest.Mon
     """A plan that can't be completed fails no request: the record has the error, and what was planned is searched."""
     of = "planner.classify" if fault == "classify" else "plan_graph.PlanGraph.finish"
     monkeypatch.setattr(f"llama_index_agentic_kb.planning.{of}", Mock(side_effect=RuntimeError("a fault")))
-    asked = task(Scope(QUESTION, classification=ClassificationSpec()), EffortLimits())
+    asked = task(Scope(QUESTION, classification=ClassificationSpec()), EffortLimits(), SOURCES)
     planning = run(plan_searches(asked, planner(ScriptedLLM(WELL))))
     assert len(planning.graph.plan.sub_queries) == 3
     (record,) = asked.log.records

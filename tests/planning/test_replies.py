@@ -9,14 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llama_index.core.callbacks import CallbackManager
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from llama_index_agentic_kb import EffortLimits, interleave
 from llama_index_agentic_kb._aio import run
-from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.errors import PlanningError
-from llama_index_agentic_kb.llm import LanguageModel
 from llama_index_agentic_kb.planning import Scope
 from llama_index_agentic_kb.planning.findings import (
     CUT,
@@ -39,18 +36,10 @@ from llama_index_agentic_kb.planning.plan_graph import (
     read_proposals,
     refers,
 )
-from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel, Task
-from llama_index_agentic_kb.schema import (
-    Confidence,
-    Finding,
-    ModelQueryPlanningActivity,
-    Outcome,
-    ReasoningEffort,
-    SubQuery,
-)
-from llama_index_agentic_kb.sources.fan_out import FanOut
+from llama_index_agentic_kb.planning.planner import ModelCall
+from llama_index_agentic_kb.schema import Confidence, Finding, ModelQueryPlanningActivity, Outcome, SubQuery
 from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
-from tests.planning.conftest import SOURCE, found_by, selected
+from tests.planning.conftest import SOURCE, found_by, planner, selected, task
 
 QUESTION = "Where was the director of Titanic born?"
 SOURCES = [selected("docs"), selected("wiki")]
@@ -316,15 +305,12 @@ def passages() -> PassageSet:
 class Read:
     def __init__(self, said: Any, *, spotlighting: Any = "delimit") -> None:
         self.llm = ScriptedLLM(said)
-        manager = CallbackManager()
-        self.log = ActivityLog(manager)
-        limits, fan_out = EffortLimits(planning_seconds=60), FanOut({}, self.log, top_k=1, search_seconds=1)
-        scope = Scope("Where was the director born?")
+        asked = task(Scope("Where was the director born?"), EffortLimits(planning_seconds=60))
         self.found: list[tuple[str, list[Finding]]] = []
         self.result: ModelCall = run(
             read_findings(
-                Task(scope, ReasoningEffort.MEDIUM, limits, None, interleave, fan_out, self.log),
-                PlanningModel(LanguageModel(self.llm, lambda: manager), spotlighting),
+                asked,
+                planner(self.llm, spotlighting),
                 passages(),
                 self._take,
                 steps=WANTED,
@@ -332,7 +318,7 @@ class Read:
                 known={"q0": [Finding(sub_query_id="q0", value="a film")]},
             )
         )
-        (record,) = self.log.records
+        (record,) = asked.log.records
         assert isinstance(record, ModelQueryPlanningActivity)
         self.record = record
 
