@@ -178,7 +178,7 @@ _OWN_OPEN: Final = re.compile(
 
 
 _FENCE: Final = "```"
-_WRAPPING: Final = re.compile(r"\s*```(?:markdown|md)\n", re.IGNORECASE)
+_WRAPPING: Final = re.compile(r"\A\s*```(?:markdown|md)\n", re.IGNORECASE)
 _WRAPPING_OPEN: Final = re.compile(
     r"\s*(?:`{0,2}|```(?:m(?:d|a(?:r(?:k(?:d(?:o(?:w(?:n)?)?)?)?)?)?)?)?)", re.IGNORECASE
 )
@@ -226,9 +226,11 @@ class OwnCitations(TextFilter):
         for number in map(int, _DIGITS.findall(_REST.sub("", citation))):
             if self._base is None and (number in self.valid) != (number - 1 in self.valid):
                 self._base = 0 if number in self.valid else 1
-            known = self._base is not None and number - self._base in self.valid
-            ids += [number - (self._base or 0)] if known else []
-            self.removed += not known
+            passage = -1 if self._base is None else number - self._base
+            if passage in self.valid:
+                ids.append(passage)
+            else:
+                self.removed += 1
         space = citation[0] if citation[0] in " \t" else ""
         return space + "".join(f"[ref_id:{number}]" for number in dict.fromkeys(ids)) if ids else ""
 
@@ -256,11 +258,18 @@ class WrappingFilter(TextFilter):
             return piece
         self._held += piece
         if self._wrapped is None:
-            opening = _WRAPPING.match(self._held)
-            if opening is None and not final and _WRAPPING_OPEN.fullmatch(self._held):
+            if not final and _WRAPPING_OPEN.fullmatch(self._held):
                 return ""
-            self._wrapped = opening is not None
-            self._held = self._held[opening.end() if opening else 0 :]
+            body = _WRAPPING.sub("", self._held)
+            self._wrapped, self._held = body != self._held, body
+        shown = self._lines()
+        if self._wrapped and not final:
+            return shown
+        rest, self._held = self._held, ""
+        return shown if self._wrapped and not self._nested and rest.strip() == _FENCE else shown + rest
+
+    def _lines(self) -> str:
+        """Return the whole lines that are held, up to the end of the fence."""
         shown = ""
         while self._wrapped and "\n" in self._held:
             line, _, self._held = self._held.partition("\n")
@@ -270,10 +279,7 @@ class WrappingFilter(TextFilter):
             if line.lstrip().startswith(_FENCE):
                 self._nested = line.strip() != _FENCE
             shown += line + "\n"
-        if self._wrapped and not final:
-            return shown
-        rest, self._held = self._held, ""
-        return shown if self._wrapped and not self._nested and rest.strip() == _FENCE else shown + rest
+        return shown
 
 
 @dataclass(frozen=True, slots=True)

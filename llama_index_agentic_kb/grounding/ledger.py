@@ -74,32 +74,14 @@ async def ground(
     flagged ``notScored``, and a warning; after the deadline, that of a very long answer has the warning only. For
     ``scorer`` see ``as_scorer``.
     """
-    warnings: list[str] = []
-    scores: list[ClaimScore] = []
-    name = ""
+    name, scores, warnings = "", list[ClaimScore](), list[str]()
     try:
         # The claims of a short answer are split and entered at once, after the deadline too.
         split, is_long = partial(split_claims, answer), len(answer) > _LONG
         claims = await Call(sync=split, deadline=deadline, what="claims") if is_long else split()
         asked = list(filter(attrgetter("check_required"), claims))
         if asked and sources:
-            try:
-                if not isinstance(scorer, ClaimScorer):  # loading a named model may take seconds
-                    scorer = await Call(sync=partial(as_scorer, scorer), deadline=deadline, what="loading the scorer")
-                name = scorer.name
-                scores = list(await scorer.score(asked, sources, deadline=deadline))
-                if len(scores) < len(asked):
-                    scores += [ClaimScore(None, Verdict.NOT_CHECKABLE, left_out=True) for _ in asked[len(scores) :]]
-                scored = list(zip(asked, scores, strict=False))
-                await _add_parts(scored, sources, scorer, threshold, deadline)
-                if len(scored) > 1:
-                    _bind_lead(scored)
-                is_faulty = not _SETTLED.issuperset(map(attrgetter("verdict"), scores))
-                if is_faulty and not isinstance(scorer, LLMJudge):  # its calls cost money
-                    await _mark_lacking(scored, sources, scorer, deadline)
-            except Exception as error:  # noqa: BLE001 (any error of a user's scorer leaves the claims unscored)
-                what = "the parts of the answer's claims" if scores else "the answer's claims"
-                warnings.append(f"{what} were not checked: {one_line(error_message(error))}")
+            name, scores, warnings = await _scores_of(asked, sources, scorer, threshold, deadline)
         elif asked:
             scores = [ClaimScore(0.0, Verdict.UNSUPPORTED) for _ in asked]
         enter = partial(_ledger, claims, scores, sources, threshold)
@@ -108,6 +90,35 @@ async def ground(
         return GroundingLedger(warnings=[*warnings, f"the answer's claims were not checked: {error}"])
     ledger.scorer, ledger.warnings = name, [*warnings, *ledger.warnings]
     return ledger
+
+
+async def _scores_of(
+    asked: Sequence[Claim],
+    sources: Sequence[GroundingSource],
+    scorer: ScorerLike,
+    threshold: float,
+    deadline: float | None,
+) -> tuple[str, list[ClaimScore], list[str]]:
+    """Return the scorer's name, the scores of claims, and a warning if it failed: then scores or parts are missing."""
+    name, scores = "", list[ClaimScore]()
+    try:
+        if not isinstance(scorer, ClaimScorer):  # loading a named model may take seconds
+            scorer = await Call(sync=partial(as_scorer, scorer), deadline=deadline, what="loading the scorer")
+        name = scorer.name
+        scores += await scorer.score(asked, sources, deadline=deadline)
+        if len(scores) < len(asked):
+            scores += [ClaimScore(None, Verdict.NOT_CHECKABLE, left_out=True) for _ in asked[len(scores) :]]
+        scored = list(zip(asked, scores, strict=False))
+        await _add_parts(scored, sources, scorer, threshold, deadline)
+        if len(scored) > 1:
+            _bind_lead(scored)
+        is_faulty = not _SETTLED.issuperset(map(attrgetter("verdict"), scores))
+        if is_faulty and not isinstance(scorer, LLMJudge):  # its calls cost money
+            await _mark_lacking(scored, sources, scorer, deadline)
+    except Exception as error:  # noqa: BLE001 (any error of a user's scorer leaves the claims unscored)
+        what = "the parts of the answer's claims" if scores else "the answer's claims"
+        return name, scores, [f"{what} were not checked: {one_line(error_message(error))}"]
+    return name, scores, []
 
 
 async def _add_parts(

@@ -29,7 +29,7 @@ from llama_index_agentic_kb._types import JsonObject
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.schema.conversation import DialogueState, ScopeState
-from llama_index_agentic_kb.schema.filters import Condition, FilterNode
+from llama_index_agentic_kb.schema.filters import FilterGroup, FilterNode, conditions
 
 MAX_DOCUMENTS: Final = 10_000  # protects search engines, which allocate memory for as many
 MAX_TOKENS: Final = 10_000_000  # beyond any model's context size
@@ -420,16 +420,14 @@ class InputLimits:
                 yield from self._sizes_of(params.filters, f"{where}.filters")
 
     def _sizes_of(self, tree: FilterNode, where: str) -> Iterator[tuple[str, int, str | int]]:
-        level: list[FilterNode] = [tree]
-        levels = values = characters = 0
+        level, levels = [tree], 0
         while level and levels <= MAX_FILTER_LEVELS:
             levels += 1
-            conditions = [node for node in level if isinstance(node, Condition)]
-            values += sum(len(node.values) for node in conditions)
-            characters += sum(len(node.key) + sum(len(str(value)) for value in node.values) for node in conditions)
-            level = [child for node in level if not isinstance(node, Condition) for child in node.filters]
+            level = [child for node in level if isinstance(node, FilterGroup) for child in node.filters]
         yield f"{where}: levels", levels, MAX_FILTER_LEVELS
-        yield f"{where}: values", values, "filter_values"
+        leaves = list(conditions(tree))  # recursive
+        yield f"{where}: values", sum([len(one.values) for one in leaves]), "filter_values"
+        characters = sum([len(one.key) + sum(map(len, map(str, one.values))) for one in leaves])
         yield f"{where}: characters", characters, MAX_CHARACTERS_PER_VALUE * self.filter_values
 
 

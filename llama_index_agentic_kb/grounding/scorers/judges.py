@@ -144,9 +144,11 @@ class CrossEncoderScorer:
         """Return the probabilities of entailment and of contradiction for a row of the model's output."""
         logits = "activation_fn" in self._options
         if len(row) == 1:
-            if not logits and not 0 <= row[0] <= 1:
+            if logits:
+                return softmax([0.0, row[0]])[1], 0.0
+            if not 0 <= row[0] <= 1:
                 raise RetrievalError(f"{self.name}: expected a probability, got {row[0]}")
-            return (softmax([0.0, row[0]])[1] if logits else row[0]), 0.0
+            return row[0], 0.0
         if self.entailment is None or max(self.entailment, self.contradiction or 0) >= len(row):
             raise ConfigurationError(f"{self.name} has {len(row)} labels; its config.id2label must name them")
         shares = softmax(row) if logits or not math.isclose(sum(row), 1.0, abs_tol=1e-3) else row
@@ -201,9 +203,9 @@ def _labels(names: Mapping[object, object], model: str) -> tuple[int | None, int
     if len(labels) < _TWO:  # one number for each pair, or no label names
         return None, None
     said = next((number for number, label in labels.items() if _SUPPORTS.match(label)), None)
-    if said is None and len(labels) == _TWO and "minicheck" in model.casefold():  # no, yes
-        return 1, None
     if said is None:
+        if len(labels) == _TWO and "minicheck" in model.casefold():  # no, yes
+            return 1, None
         named = ", ".join(sorted(labels.values()))
         raise ConfigurationError(f"{model}: its labels ({named}) do not say which one entails; name them in id2label")
     return said, next((number for number, label in labels.items() if _DENIES.match(label)), None)
