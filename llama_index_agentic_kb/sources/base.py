@@ -78,6 +78,15 @@ class Fields:
     terms: str | Sequence[str] | None = None
 
 
+def _terms(metadata: JsonMapping, names: str | Sequence[str]) -> str | None:
+    """Return the values of the metadata keys of a document's terms as one text; None if there are none."""
+    terms = list[str]()
+    for name in [names] if isinstance(names, str) else names:
+        value = metadata.get(name)
+        terms += map(str, value) if isinstance(value, (list, tuple)) else [str(value)] if value else []
+    return ", ".join(terms) or None
+
+
 def _as_json(value: object) -> JsonValue:
     """Return a metadata value as JSON-compatible data without lone surrogates; other types become text."""
     try:
@@ -198,8 +207,8 @@ class KnowledgeSource(NotPickled):
         self.has_factory = retriever_factory is not None  # ``prepare`` then calls user code, which may be slow
         self._retriever_kwargs = further
         # Of the store, which is always the same; a retriever is made for each search, since an index may grow.
-        store = getattr(index, "vector_store", None)
-        self.store_kind = None if store is None else kind_of(store)
+        store: Any = getattr(index, "vector_store", None)  # None is of no known kind
+        self.store_kind = None if index is None else kind_of(store)
         self._native_async = native_async
         if native_async is None and retriever is not None:
             self._native_async = has_native_async(retriever)
@@ -286,7 +295,7 @@ class KnowledgeSource(NotPickled):
             return self._prepared
         if filters is not None and made is None and (reason := self.refusal(filters)) is not None:
             raise DeniedError(f"source {self.name!r} was not searched: its filter can't be applied ({reason})")
-        if self.index is not None:
+        if self.index is not None and self.store_kind is not None:
             top_k = self.similarity_top_k or top_k
             made = index_retriever(self.index, self.store_kind, filters, top_k, self._retriever_kwargs)
         made = self._retriever if made is None else made
@@ -335,15 +344,12 @@ class KnowledgeSource(NotPickled):
 
     def source_data(self, node: NodeWithScore) -> SourceData:
         """Return a node's document under uniform keys, without its permission fields."""
-        inner, metadata, fields, terms = node.node, node.node.metadata, self.fields, list[str]()
+        inner, metadata, fields = node.node, node.node.metadata, self.fields
         content, url = metadata.get(fields.content) if fields.content else None, metadata.get(fields.url)
         key = metadata.get(fields.key) if fields.key else None
         if key is None or key == "":
             key = inner.ref_doc_id or inner.node_id
         title = metadata.get(fields.title) or metadata.get("file_name") or key
-        for name in [fields.terms] if isinstance(fields.terms, str) else fields.terms or ():
-            value = metadata.get(name)
-            terms += map(str, value) if isinstance(value, (list, tuple)) else [str(value)] if value else []
         shown: JsonObject = {}
         for name, value in (metadata if self.permissions is None else self.permissions.without(metadata)).items():
             if name.startswith("_") or name == _INTERNAL:
@@ -357,7 +363,7 @@ class KnowledgeSource(NotPickled):
             title=without_surrogates(str(title)),
             content=str(content) if content else inner.get_content(metadata_mode=MetadataMode.NONE),
             url=str(url) if url else None,
-            terms=", ".join(terms) or None,
+            terms=_terms(metadata, fields.terms) if fields.terms else None,
             metadata=shown,
         )
 
@@ -457,15 +463,22 @@ def _allowed(
         caller = all_of(permitted, filters, own)
         if params.never_query_source:
             continue
-        ignored = sorted(params.model_extra or ())
-        if params.reranker_threshold is not None and not calibrated:
-            ignored.append("rerankerThreshold (no calibrated reranker scores this source)")
-        warning = f"ignored parameters: {', '.join(ignored)}" if ignored else None
+        warning = None
+        if params.model_extra or params.reranker_threshold is not None:
+            warning = _ignored(params, calibrated=calibrated)
         effective, top_k = source.effective_filter(caller), source.similarity_top_k
         selected[name] = SelectedSource(name, source, params, effective, warning, caller, denied, top_k)
     if not selected:
         raise InvalidRequestError("knowledgeSourceParams: neverQuerySource leaves no source to search")
     return selected
+
+
+def _ignored(params: SourceParams, *, calibrated: bool) -> str | None:
+    """Return a warning that names ignored parameters; None if there are none."""
+    ignored = sorted(params.model_extra or ())
+    if params.reranker_threshold is not None and not calibrated:
+        ignored.append("rerankerThreshold (no calibrated reranker scores this source)")
+    return f"ignored parameters: {', '.join(ignored)}" if ignored else None
 
 
 def by_name(sources: Sequence[KnowledgeSource]) -> dict[str, KnowledgeSource]:

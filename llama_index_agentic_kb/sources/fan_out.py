@@ -489,37 +489,42 @@ def missing_parts(searches: Sequence[SourceSearch], *, answered: bool = False) -
         DeniedError, RetrievalError: All searches failed, or one of a source with ``failOnError``; unless the request
             is ``answered`` without them.
     """
-    made, failed, strict = list[MissingPart](), list[tuple[SourceSearch, Exception]](), False
+    made, failed = list[MissingPart](), list[tuple[SourceSearch, Exception]]()
     for search in searches:
-        errors = [("", search.error)]
         if search.error is not None:
             failed.append((search, search.error))
-            strict = strict or search.must_answer
+            made.append(_missing(search, search.error))
         for ranked in search.lists:
             for part in ranked.parts or [ranked]:
-                where = f"in shard {part.shard!r} " if part.shard else ""
-                errors.append((f"its {part.kind} search {where}failed: ", part.error))
-        for what, error in errors:
-            if error is not None:
-                late = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
-                outcome = late if what else search.record.outcome or Outcome.ERROR
-                reason, name = what + error_message(error), search.source.name
-                made.append(MissingPart(what=name, outcome=outcome, reason=reason, sub_query_id=search.sub_query.id))
-    if not answered and (strict or len(failed) >= max(1, len(searches))):
-        raise _lost([one for one in failed if one[0].must_answer or not strict], strict=strict)
+                if part.error is not None:
+                    where = f"in shard {part.shard!r} " if part.shard else ""
+                    made.append(_missing(search, part.error, f"its {part.kind} search {where}failed: "))
+    if failed and not answered:
+        _raise_if_lost(failed, len(searches))
     return made
 
 
-def _lost(failed: Sequence[tuple[SourceSearch, Exception]], *, strict: bool) -> DeniedError | RetrievalError:
-    """Return the error of a request whose searches, or those of its ``strict`` sources, failed."""
-    what = "a source with failOnError failed" if strict else "every selected source failed"
+def _missing(search: SourceSearch, error: Exception, what: str = "") -> MissingPart:
+    outcome = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
+    if not what:
+        outcome = search.record.outcome or Outcome.ERROR
+    reason, name = what + error_message(error), search.source.name
+    return MissingPart(what=name, outcome=outcome, reason=reason, sub_query_id=search.sub_query.id)
+
+
+def _raise_if_lost(failed: Sequence[tuple[SourceSearch, Exception]], count: int) -> None:
+    """Raise if all of so many searches failed, or one of a source with ``failOnError``."""
+    strict = [one for one in failed if one[0].must_answer]
+    if not strict and len(failed) < count:
+        return
     causes: dict[str, Exception] = {}
     reasons: dict[str, str] = {}
     failures = []
-    for search, error in failed:
+    for search, error in strict or failed:
         name, query, described = search.source.name, search.sub_query.query, describe_error(error)
         causes[f"{name}: {query}"] = error
         reasons.setdefault(name, error_message(error))
         failures.append(FailedSearch(name, search.stage, described.code, described.message, query))
     kind = DeniedError if all(isinstance(error, DeniedError) for error in causes.values()) else RetrievalError
-    return kind(f"{what}: " + "; ".join(f"{name}: {reason}" for name, reason in reasons.items()), causes, failures)
+    what = "a source with failOnError failed" if strict else "every selected source failed"
+    raise kind(f"{what}: " + "; ".join(f"{name}: {reason}" for name, reason in reasons.items()), causes, failures)

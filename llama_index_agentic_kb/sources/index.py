@@ -47,7 +47,10 @@ _ADAPTERS: Final[dict[str, type[StoreKind[Any]]]] = {
 
 
 def kind_of(store: Store) -> StoreKind[Store]:
-    """Return a store as one of its kind, or of the adapter that it inherits from, without importing that."""
+    """Return a store as one of its kind, or of the adapter that it inherits from, without importing that.
+
+    None, which an index without a store has, is of no known kind.
+    """
     kind: type[StoreKind[Any]] = SearchingKind if hasattr(type(store), "filtered_search") else UnknownKind
     if type(store) is SimpleVectorStore:  # a subclass may search in another way
         kind = SimpleKind
@@ -66,7 +69,7 @@ _KINDS: Final = {
 
 def index_retriever(
     index: BaseIndex[Any],
-    kind: StoreKind[BasePydanticVectorStore] | None,
+    kind: StoreKind[BasePydanticVectorStore],
     filters: FilterNode | None,
     top_k: int | None,
     further: JsonMapping,
@@ -79,7 +82,7 @@ def index_retriever(
     Raises:
         DeniedError: ``doc_ids`` are set, and the index's store ignores them; or it is not known how it would filter.
     """
-    if kind is not None and kind.ignores_doc_ids and further.get("doc_ids") is not None:
+    if kind.ignores_doc_ids and further.get("doc_ids") is not None:
         raise DeniedError(f"{kind.name} ignores doc_ids, and would search everything: narrow it by filters=")
     make = getattr(index, "as_plain_retriever", index.as_retriever)
     kwargs: JsonObject = dict(further)
@@ -90,9 +93,9 @@ def index_retriever(
     retriever: BaseRetriever = make(**kwargs)
     if isinstance(retriever, VectorIndexRetriever):  # created here: replacing its store affects nobody else
         store = retriever._vector_store
-        own = kind if kind is not None and store is getattr(index, "vector_store", None) else kind_of(store)
+        own = kind if store is getattr(index, "vector_store", None) else kind_of(store)
         retriever._vector_store = own.narrowed(filters)
-    elif filters is not None and kind is not None and kind.needs_copy:
+    elif filters is not None and kind.needs_copy:
         raise DeniedError(
             f"{type(retriever).__name__} may use an adapter of {kind.name} that can't be trusted with filters"
         )

@@ -343,17 +343,6 @@ def test_a_postprocessor_may_change_what_was_found() -> None:
     }
 
 
-def test_rows_whose_keys_say_other_than_their_nodes(index_source: KnowledgeSource) -> None:
-    """Permissions that were changed in Chroma hold at once, for both ways of searching."""
-    collection: Any = getattr(index_source.index, "vector_store", None)
-    if not isinstance(collection, ChromaVectorStore):
-        return
-    kb = KnowledgeBase([index_source], effort="minimal")
-    assert texts(kb.retrieve("rain", principal=ALICE)) == SEEN[ALICE]  # the lexical index is made
-    collection.client.update(ids=["n1"], metadatas=[{"owner": "carol"}])
-    assert texts(kb.retrieve("rain", principal=ALICE)) == SEEN[ALICE] - {"rain for alice of acme"}
-
-
 def test_a_node_can_be_protected() -> None:
     """It is stamped, and whom it is shared with is neither embedded, nor indexed, nor shown to a model."""
     node = TextNode(text="rain", metadata={"title": "t", "tenant": "eve"}, excluded_llm_metadata_keys=["title"])

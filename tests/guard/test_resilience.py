@@ -249,7 +249,7 @@ def test_attempts_get_the_deadline(perform: Perform) -> None:
         (BreakerPolicy, {"failures": 0}), (BreakerPolicy, {"cool_down": -1}),
         (Resilience, {"timeout": 0}), (BreakerPolicy, {"failures": 1.5}), (Resilience, {"max_concurrency": 0}),
         (Resilience, {"max_concurrency": 0.5}), (Resilience, {"max_concurrency": 2.5}),
-        (Resilience, {"straggler_grace": -1}),
+        *((Resilience, {"straggler_grace": grace}) for grace in (-1, float("nan"), "long", True)),
     ],
 )  # fmt: skip
 def test_wrong_numbers_are_refused(kind: Any, wrong: dict[str, Any]) -> None:

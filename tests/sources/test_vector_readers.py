@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import chromadb
 import pytest
-from llama_index.core import Document, StorageContext, SummaryIndex, VectorStoreIndex
+from llama_index.core import Document, SummaryIndex, VectorStoreIndex
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.schema import TextNode
-from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import KnowledgeSource
 from llama_index_agentic_kb.sources.vectors import scope_indexes, vector_reader
 from llama_index_agentic_kb.testing import HashEmbedding
+from tests.sources.conftest import MakeIndex
 
 TEXTS = {"long": " ".join(f"Sentence {at} about rockets." for at in range(40)), "short": "A garden."}
 
 
 @pytest.mark.parametrize("kind", ["memory", "chroma"])
-def test_documents_are_the_keys_of_a_scope_index(kind: str) -> None:
+def test_documents_are_the_keys_of_a_scope_index(kind: str, chroma_index: MakeIndex) -> None:
     """Chunks belong to their document, a node without one to itself; an update reads what changed."""
     model = HashEmbedding()
     documents = [Document(text=text, id_=name) for name, text in TEXTS.items()]
     nodes = SentenceSplitter(chunk_size=64, chunk_overlap=0).get_nodes_from_documents(documents)
-    context = None
-    if kind == "chroma":
-        collection = chromadb.EphemeralClient().create_collection("vector-readers", embedding_function=None)
-        context = StorageContext.from_defaults(vector_store=ChromaVectorStore(chroma_collection=collection))
-    index = VectorStoreIndex([*nodes, TextNode(id_="alone", text="Alone.")], embed_model=model, storage_context=context)
+    given = [*nodes, TextNode(id_="alone", text="Alone.")]
+    index = chroma_index(given, model) if kind == "chroma" else VectorStoreIndex(given, embed_model=model)
     source = KnowledgeSource("docs", index=index)
     reader = vector_reader(source)
     assert reader is not None
