@@ -41,6 +41,7 @@ from llama_index_agentic_kb.search.embedding import (
     model_identity,
 )
 from llama_index_agentic_kb.testing import HashEmbedding, LoopbackOpenAI
+from tests.aio.conftest import until
 from tests.faulty_server import Fault
 from tests.openai_embedding import OpenAIEmbedding
 
@@ -261,10 +262,7 @@ def test_a_hanging_server_keeps_nothing(perform: Perform) -> None:
         (first, _) = perform(embed(model, seconds=0.2))
         assert isinstance(first, DeadlineExceededError)
         bulkhead = calls_of(model, "", lambda error: error).bulkhead
-        ends = time.monotonic() + 5
-        while time.monotonic() < ends and (bulkhead.state.abandoned or bulkhead.state.at_work):
-            time.sleep(0.01)
-        assert (bulkhead.state.abandoned, bulkhead.state.at_work) == (0, 0)
+        assert until(lambda: not bulkhead.state.abandoned and not bulkhead.state.at_work)
 
 
 # -- batches of local models ------------------------------------------------------------------------------------------
@@ -330,7 +328,7 @@ class Local(HashEmbedding):
             return []
         try:
             vectors = super()._get_text_embeddings(texts)
-            _until(self._hold)
+            assert until(self._hold, SECONDS)
             if "poison" in texts:
                 raise ValueError("poison")
             return vectors
@@ -367,7 +365,7 @@ def test_64_threads_share_batches() -> None:
 
     with ThreadPoolExecutor(64) as threads:
         first = threads.submit(run, request(model, ["common"]))
-        _until(lambda: bool(model.calls))
+        assert until(lambda: bool(model.calls), SECONDS)
         answers = list(threads.map(ask, range(63)))
     common = vector(model, "common")
     assert first.result(SECONDS) == [common]
@@ -398,9 +396,9 @@ async def test_a_cancelled_request_leaves_nothing_to_compute() -> None:
     model, gate = Local(), threading.Event()
     model._hold = gate.is_set
     first = asyncio.create_task(arun(request(model, ["first"])))
-    await asyncio.to_thread(_until, lambda: bool(model.calls))
+    assert await asyncio.to_thread(until, lambda: bool(model.calls), SECONDS)
     gone, stays = (asyncio.create_task(arun(request(model, [text]))) for text in ("gone", "stays"))
-    await asyncio.to_thread(_until, lambda: len(module._BATCHERS._batchers[id(model)]._waiting) == 2)
+    assert await asyncio.to_thread(until, lambda: len(module._BATCHERS._batchers[id(model)]._waiting) == 2, SECONDS)
     gone.cancel()
     await asyncio.wait([gone])
     gate.set()
@@ -413,9 +411,9 @@ def test_nothing_is_left_behind() -> None:
     model = Local()
     run(request(model, ["a"]))
     key, kept = id(model), weakref.ref(model)
-    _until(lambda: key not in module._BATCHERS._batchers)
+    assert until(lambda: key not in module._BATCHERS._batchers, SECONDS)
     del model
-    _until(lambda: gc.collect() >= 0 and kept() is None)
+    assert until(lambda: gc.collect() >= 0 and kept() is None, SECONDS)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork") or sys.platform == "darwin", reason="no safe fork")
@@ -425,7 +423,7 @@ def test_a_forked_child_embeds() -> None:
     model = Local(latency=0.3)
     with ThreadPoolExecutor(1) as threads:
         parents = threads.submit(run, request(model, ["a"]))
-        _until(lambda: bool(model.calls))
+        assert until(lambda: bool(model.calls), SECONDS)
         child = os.fork()
         if child == 0:
             model._one_at_a_time = threading.Lock()  # the parent's call holds this one
@@ -448,13 +446,6 @@ def test_a_query_instruction_is_kept_in_batches(embed_model: Any, instruction: s
         embed_model._model.prompts.update(before)
     for answer, expected in zip(together, single, strict=True):
         assert answer == pytest.approx(expected, abs=1e-5)
-
-
-def _until(condition: Any) -> None:
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 # -- the identity of a model -------------------------------------------------------------------------------------------

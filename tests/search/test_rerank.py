@@ -42,17 +42,14 @@ def ranks(reranker: Reranker, seconds: float = 10) -> list[Reranked]:
 
 
 class Answers(BaseNodePostprocessor):
-    """Returns its ``answer``: copies of nodes by position with scores, or anything else."""
+    """Returns its ``answer``."""
 
     answer: Any = None
 
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        if not isinstance(self.answer, list):
-            return self.answer  # type: ignore[no-any-return]
-        made = [(nodes[position].node.model_copy(deep=True), score) for position, score in self.answer]
-        return [NodeWithScore(node=node, score=score) for node, score in made]
+        return self.answer  # type: ignore[no-any-return]
 
 
 async def test_scores_are_put_on_the_scale_best_first() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from llama_index_agentic_kb.server.app import Configuration, announce_first_key,
 from llama_index_agentic_kb.server.catalog import SourceDefinition, manage_keys
 from llama_index_agentic_kb.server.service import KnowledgeService
 from llama_index_agentic_kb.testing import LoopbackOpenAI
+from tests.aio.conftest import until
 from tests.server.serving import ADMIN, KEYS, Served, client_of, indexes, served_client, space_service
 from tests.server.test_retrieve_route import ASK
 
@@ -225,7 +225,5 @@ def test_readiness_follows_the_database(tmp_path: Path) -> None:
         for path in tmp_path.glob("d.db*"):
             path.unlink()
         (tmp_path / "d.db").mkdir()
-        until = time.monotonic() + 30
-        while client.get("/readyz").status_code == 200 and time.monotonic() < until:
-            time.sleep(0.05)
-        assert (client.get("/readyz").status_code, client.get("/healthz").status_code) == (503, 200)
+        assert until(lambda: client.get("/readyz").status_code == 503, 30)
+        assert client.get("/healthz").status_code == 200

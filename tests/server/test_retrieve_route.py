@@ -7,7 +7,6 @@ import json
 import mimetypes
 import re
 import socket
-import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource
 from llama_index_agentic_kb.server import azure, http
 from llama_index_agentic_kb.server.service import KnowledgeService
 from llama_index_agentic_kb.testing import LoopbackOpenAI, MemoryRetriever, Reply
+from tests.aio.conftest import until
 from tests.server.serving import QUERY, client_of, served_client
 
 ASK = {"messages": [{"role": "user", "content": [{"type": "text", "text": "How tall was the Saturn V?"}]}]}
@@ -200,13 +200,9 @@ def test_who_disconnects_cancels(
             lines = [f"POST {path} HTTP/1.1", "host: x", f"api-key: {QUERY}", f"content-length: {len(body)}"]
             lines += [f"{name}: {value}" for name, value in headers.items()]
             raw.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
-            until = time.monotonic() + 50
-            while not model.requests and time.monotonic() < until:
-                time.sleep(0.01)
+            assert until(lambda: bool(model.requests), 50)
             assert running not in client.get("/metrics").text
-        while running not in client.get("/metrics").text and time.monotonic() < until:
-            time.sleep(0.05)
-        assert running in client.get("/metrics").text
+        assert until(lambda: running in client.get("/metrics").text, 50)
 
 
 async def test_a_disconnect_waits_for_the_clean_up() -> None:

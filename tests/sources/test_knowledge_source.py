@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 from llama_index.core import StorageContext, SummaryIndex, VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters, SimpleVectorStore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
 
@@ -42,15 +42,6 @@ def simple_index(given: Sequence[Any] | None = None) -> VectorStoreIndex:
 
 def ids(result: Found) -> list[str]:
     return [node.node_id for node in result.nodes]
-
-
-class Scripted(BaseRetriever):
-    def __init__(self, found: list[NodeWithScore]) -> None:
-        super().__init__()
-        self.found = found
-
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return self.found
 
 
 def test_a_factory_is_given_the_effective_filter() -> None:
