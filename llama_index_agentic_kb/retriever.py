@@ -349,7 +349,6 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         # What is searched may go to every source. Not checked once for all: `KnowledgeBase.load_plugins` adds sources.
         scope = whole.without_answers() if whole.history and _keep_apart(self.sources) else whole
         follows = bool(scope.history) or request.scope_state is not None
-        unplanned = not scope.intents and (self._model is None or effort is ReasoningEffort.MINIMAL)
         asked = map(attrgetter("max_output_documents"), request.knowledge_source_params)
         fan_out = FanOut(
             {name: chosen for name, chosen in selected.items() if not isinstance(chosen.source, ToolSource)},
@@ -361,7 +360,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             max_searches=limits.searches,
             bundle=bundle,
             embedding_cache=self.options.embedding_cache,
-            follow_up=FollowUp.of(scope.question, scope.history) if unplanned and follows else None,
+            follow_up=self._follow_up(scope, effort) if follows else None,
         )
         task = Task(scope, effort, limits, self._model, self.evidence.fusion, fan_out, log)
         if len(fan_out.selected) < len(selected) or request.dialogue is not None:
@@ -387,6 +386,11 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         if failed:
             fan_out.forget(outcome.searches)
         return made
+
+    def _follow_up(self, scope: Scope, effort: ReasoningEffort) -> FollowUp | None:
+        """Return how a question is searched in its conversation; None with intents, or if a model reads and plans."""
+        is_planned = self._model is not None and effort is not ReasoningEffort.MINIMAL
+        return None if scope.intents or is_planned else FollowUp.of(scope.question, scope.history)
 
     async def _gather(
         self,
