@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from llama_index.core.base.llms.types import LLMMetadata
@@ -209,23 +209,19 @@ class ModelCalls:
         permit = _SocketPermit(deadline=deadline)
         try:
             yield permit
-        except Exception as error:  # noqa: BLE001 (raised again, in one kind)
-            self._raise(error, deadline)
+        except Exception as error:
+            know_secrets(secrets_of(self._model()))  # its client may have been made since, or its key changed
+            if isinstance(error, DeadlineExceededError | NotImplementedError):  # the latter: a model that can't stream
+                raise
+            if deadline is not None and time.monotonic() >= deadline:
+                raise DeadlineExceededError(f"{self.what} was still running at its deadline") from error
+            failure = self._as_failure(error)
+            if failure is error:
+                raise
+            raise failure from error
         finally:
             if permit.ended is None:
                 permit.hang_up()
-
-    def _raise(self, error: Exception, deadline: float | None) -> NoReturn:
-        """Raise a failed call's error: ``DeadlineExceededError`` after the deadline, else that of ``as_failure``."""
-        know_secrets(secrets_of(self._model()))  # its client may have been made since, or its key changed
-        if isinstance(error, DeadlineExceededError | NotImplementedError):  # the latter: a model that can't stream
-            raise error
-        if deadline is not None and time.monotonic() >= deadline:
-            raise DeadlineExceededError(f"{self.what} was still running at its deadline") from error
-        failure = self._as_failure(error)
-        if failure is error:
-            raise error
-        raise failure from error
 
     def _works(
         self, permit: _SocketPermit, model: object, method: str, args: tuple[object, ...], kwargs: JsonObject
