@@ -20,7 +20,7 @@ from llama_index_agentic_kb.store.database import StoredDocument
 from llama_index_agentic_kb.store.directory import DirectoryStore
 from llama_index_agentic_kb.store.embedding_model import model_tokenizer
 from llama_index_agentic_kb.testing import HashEmbedding
-from tests.store.conftest import write_pdf
+from tests.store.conftest import write_pdf, written
 
 FACTS = [
     f"Probe number {i} measured the magnetic field of planet {i}, and sent back {i * 37} images of its moons."
@@ -41,11 +41,8 @@ class BrokenEmbedding(MockEmbedding):
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with a long and a short document, one of them deeper."""
-    root = tmp_path / "probes"
-    (root / "deep" / "er").mkdir(parents=True)
-    (root / "long.md").write_text("---\ntitle: Long list\nyear: 2020\n---\n" + "\n\n".join(FACTS))
-    (root / "deep" / "er" / "short.txt").write_text("Voyager 2 visited Neptune in 1989.")
-    return root
+    long = "---\ntitle: Long list\nyear: 2020\n---\n" + "\n\n".join(FACTS)
+    return written(tmp_path / "probes", {"long.md": long, "deep/er/short.txt": "Voyager 2 visited Neptune in 1989."})
 
 
 def _in_step(store: DirectoryStore, source: str) -> list[TextNode]:
@@ -86,12 +83,9 @@ def test_models_see_title_and_text_alone(folder: Path, store: DirectoryStore) ->
 
 def test_chunks_fit_the_models_window(tmp_path: Path, minilm_store: DirectoryStore) -> None:
     """Title and text with the model's two marks are at most 256 tokens, with long titles and words without spaces."""
-    root = tmp_path / "long"
-    root.mkdir()
-    (root / "a.md").write_text("# " + "A very long title " * 40 + "\n\n" + " ".join(FACTS))
-    (root / "b.txt").write_text("abcdefghij" * 400)
-    (root / "c.txt").write_text("月は地球の衛星である。" * 200)
-    ingest(root, minilm_store)
+    titled = "# " + "A very long title " * 40 + "\n\n" + " ".join(FACTS)
+    texts = {"a.md": titled, "b.txt": "abcdefghij" * 400, "c.txt": "月は地球の衛星である。" * 200}
+    ingest(written(tmp_path / "long", texts), minilm_store)
     tokenizer = model_tokenizer(minilm_store.embed_model)
     assert tokenizer is not None
     nodes = _in_step(minilm_store, "long")
@@ -147,9 +141,7 @@ def test_only_changed_chunks_are_embedded_again(folder: Path, store: DirectorySt
 
 def test_gone_files_are_removed(folder: Path, store: DirectoryStore, tmp_path: Path) -> None:
     """Deleted, emptied and hidden files leave the store; so does a whole folder that is gone."""
-    for name in ("b.txt", "c.txt", "d.txt"):
-        (folder / name).write_text(f"Text of {name}.")
-    ingest(folder, store)
+    ingest(written(folder, {name: f"Text of {name}." for name in ("b.txt", "c.txt", "d.txt")}), store)
     (folder / "long.md").unlink()
     (folder / "b.txt").write_text(" \n")
     (folder / "c.txt").rename(folder / ".c.txt")
@@ -179,9 +171,7 @@ def test_single_files_and_named_sources(folder: Path, store: DirectoryStore) -> 
 def test_two_folders_in_one_source(tmp_path: Path, store: DirectoryStore) -> None:
     """Folders of one source don't remove or replace each other's documents; a moved folder takes its own over."""
     for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / f"{name}.txt").write_text(f"Text of {name}.")
-        (tmp_path / name / "same.txt").write_text(f"Same of {name}.")
+        written(tmp_path / name, {f"{name}.txt": f"Text of {name}.", "same.txt": f"Same of {name}."})
     report = ingest([tmp_path / "a", tmp_path / "b"], store, source="x")
     assert report.added == ("x/a.txt", "x/b.txt", "x/same.txt")
     assert "another source" in report.failed[0][1]
@@ -326,10 +316,8 @@ def test_a_folder_that_can_not_be_listed_keeps_its_documents(
 def test_hidden_files_and_leaving_symlinks_stay_out(folder: Path, store: DirectoryStore, tmp_path: Path) -> None:
     """Hidden files, hidden folders and links that leave the folder are not read; a link inside it is."""
     outside = tmp_path / "outside"
-    for parent in (outside, folder / ".git"):
-        parent.mkdir()
-        (parent / "secret.txt").write_text("secret")
-    (folder / ".secret.txt").write_text("secret")
+    written(outside, {"secret.txt": "secret"})
+    written(folder, {".git/secret.txt": "secret", ".secret.txt": "secret"})
     links = {"link.txt": outside / "secret.txt", "linked": outside, "loop": folder}
     for name, target in (links | {"inside.txt": folder / "deep/er/short.txt"}).items():
         (folder / name).symlink_to(target)
@@ -343,9 +331,8 @@ def test_hidden_files_and_leaving_symlinks_stay_out(folder: Path, store: Directo
 def test_documents_can_not_claim_anothers_identity(tmp_path: Path, store: DirectoryStore) -> None:
     """Reserved keys in front matter, and LlamaIndex's own, don't reach the metadata."""
     forged = "---\nsource: other\ndocument_id: x\nDoc_Id: y\nref_doc_id: z\nchunk_index: 7\nfile_path: /etc\n"
-    (tmp_path / "forged.md").write_text(f"{forged}_node_type: IndexNode\nok: 1\n---\nText.")
-    (tmp_path / "plain.md").write_text(f"{forged}ok: 1\n---\nText.")
-    ingest([tmp_path / "forged.md", tmp_path / "plain.md"], store)
+    texts = {"forged.md": f"{forged}_node_type: IndexNode\nok: 1\n---\nText.", "plain.md": f"{forged}ok: 1\n---\nText."}
+    ingest([written(tmp_path, texts) / name for name in texts], store)
     forged_node, plain = _in_step(store, "documents")
     ours = ("title", "source", "document_id", "file_path", "file_name", "chunk_index")
     assert plain.metadata.keys() == {*ours, "ok"}

@@ -147,10 +147,8 @@ def test_a_file_that_kills_its_actor_is_reported_alone() -> None:
 
 def test_symlinks_are_left_out(tmp_path: Path) -> None:
     """A link in a shared folder does not bring in what lies outside, nor does one that came after the list."""
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "secret.txt").write_text("secret")
+    written(tmp_path, {"secret.txt": "secret", "docs/a.txt": "open"})
     (tmp_path / "docs" / "n.txt").symlink_to(tmp_path / "secret.txt")
-    (tmp_path / "docs" / "a.txt").write_text("open")
     skipped: list[tuple[str, str]] = []
     os.mkfifo(tmp_path / "docs" / "pipe.txt")
     groups, folders = _listed([str(tmp_path / "docs")], None, skipped)
