@@ -113,13 +113,10 @@ def parse(syntax: Syntax, text: str, what: str) -> FilterNode:
         for token in parsing.iter_parse():
             depth += (token.type in syntax.opens) - (token.type == "RPAR")
             terms += token.type in syntax.terms
-            if (deep := depth > MAX_DEPTH) or terms > limit:
-                most = (
-                    f"{MAX_DEPTH} parentheses may stand inside each other"
-                    if deep
-                    else f"{limit} terms are read{remedy}"
-                )
-                raise RefusedError(f"at most {most}", token)  # noqa: TRY301 (builders raise it too)
+            if depth > MAX_DEPTH:
+                raise RefusedError(f"at most {MAX_DEPTH} parentheses may stand inside each other", token)  # noqa: TRY301 (builders raise it too)
+            if terms > limit:
+                raise RefusedError(f"at most {limit} terms are read{remedy}", token)  # noqa: TRY301 (same)
         tree: FilterNode = parsing.feed_eof(token)
     except RefusedError as error:
         refused = error
