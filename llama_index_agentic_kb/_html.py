@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from llama_index_agentic_kb._text import printable
 from llama_index_agentic_kb._types import JsonMapping, JsonObject
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
     from markupsafe import Markup
 
-Record: TypeAlias = JsonMapping
 
 ROWS: Final = 100  # maximum rows of a list to show
 LONG: Final = 360  # number of characters above which an extract is collapsed
@@ -54,7 +53,7 @@ _ONE: Final = {plural: plural[:-1] for plural in ("calls", "candidates", "claims
 _WORDS: Final = {"count": "found", "inputTokens": "tokens in", "outputTokens": "tokens out"}
 
 
-def response_html(data: Record, *, limit: int | None = LIMIT, page_title: str = "") -> str:
+def response_html(data: JsonMapping, *, limit: int | None = LIMIT, page_title: str = "") -> str:
     """Render a response as HTML with scoped styles, whose element ids are derived from its content.
 
     Lists and passages are shortened, as far as possible, until it has at most ``limit`` bytes (None: never). ``data``
@@ -69,7 +68,7 @@ def response_html(data: Record, *, limit: int | None = LIMIT, page_title: str = 
     return fragment
 
 
-def page_html(data: Record) -> str:
+def page_html(data: JsonMapping) -> str:
     """Render a response as a whole page that loads nothing; see ``response_html``."""
     title = _cut(" ".join(_plain(_text_of(data)).split()), 80) or "Answer"
     return response_html(data, limit=None, page_title=title)
@@ -80,7 +79,7 @@ def base_html(name: str, description: str, sources: Sequence[tuple[str, str]], f
     return _template().render(base=name, description=description, sources=sources, settings=facts, rows=ROWS)
 
 
-def view(data: Record) -> JsonObject:
+def view(data: JsonMapping) -> JsonObject:
     """Return what the template and the terminal show of a response (its JSON form, without nulls) beside its fields."""
     text, references = _text_of(data), data.get("references", [])
     activity, queries = data.get("activity", []), data.get("plan", {}).get("subQueries", [])
@@ -132,7 +131,7 @@ def _template() -> Template:
     return environment.from_string("".join(line.strip() for line in lines))
 
 
-def _source(item: Record, ref_id: object, content: object) -> JsonObject:
+def _source(item: JsonMapping, ref_id: object, content: object) -> JsonObject:
     """Return the template data for a source or an extract."""
     label = _plain(ref_id)
     number = int(label) if re.fullmatch("[0-9]{1,9}", label) else None
@@ -152,7 +151,7 @@ def _source(item: Record, ref_id: object, content: object) -> JsonObject:
     }
 
 
-def _extracts(text: str, known: Mapping[int | None, Record]) -> list[JsonObject] | None:
+def _extracts(text: str, known: Mapping[int | None, JsonMapping]) -> list[JsonObject] | None:
     """Parse extracted data into rows, with the data of their sources; return None if the text is an answer."""
     try:
         items = json.loads(text) if text.startswith("[") else None
@@ -168,7 +167,7 @@ def _extracts(text: str, known: Mapping[int | None, Record]) -> list[JsonObject]
     return rows
 
 
-def conversation_facts(data: Record) -> list[tuple[str, str]]:
+def conversation_facts(data: JsonMapping) -> list[tuple[str, str]]:
     """Return the state of the conversation after a response's turn as (name, text); empty without a conversation."""
     dialogue, scope = data.get("dialogue", {}), data.get("scopeState", {}).get("last", {})
     pending, shift = dialogue.get("pending", {}), dialogue.get("shift", {})
@@ -197,7 +196,7 @@ def conversation_facts(data: Record) -> list[tuple[str, str]]:
 # -- the answer --------------------------------------------------------------------------------------------------------
 
 
-def _citations(text: str, claims: Sequence[Record]) -> list[tuple[int, int]]:
+def _citations(text: str, claims: Sequence[JsonMapping]) -> list[tuple[int, int]]:
     """Return (position, number) of the citations of an answer without markers, from its claims."""
     found = []
     for claim in claims:
@@ -208,7 +207,7 @@ def _citations(text: str, claims: Sequence[Record]) -> list[tuple[int, int]]:
     return found
 
 
-def _is_at_its_place(claim: Record, text: str) -> bool:
+def _is_at_its_place(claim: JsonMapping, text: str) -> bool:
     span = claim.get("span", {})
     return bool(span) and text[span["start"] : span["end"]] == claim["text"]
 
@@ -285,7 +284,7 @@ def _inline(piece: str, env: JsonObject) -> str:
 # -- plan and timeline -------------------------------------------------------------------------------------------------
 
 
-def _graph(sub_queries: Sequence[Record]) -> JsonObject | None:
+def _graph(sub_queries: Sequence[JsonMapping]) -> JsonObject | None:
     """Return the boxes and lines of a plan's graph: a column a round; None for a plan of one search."""
     if len(sub_queries) < 2:  # noqa: PLR2004
         return None
@@ -303,7 +302,7 @@ def _graph(sub_queries: Sequence[Record]) -> JsonObject | None:
     return {"boxes": [*boxes.values()], "lines": lines, "width": size[0], "height": size[1], "all": len(sub_queries)}
 
 
-def timeline(activity: Sequence[Record]) -> tuple[float, list[JsonObject]]:
+def timeline(activity: Sequence[JsonMapping]) -> tuple[float, list[JsonObject]]:
     """Return the total time in milliseconds, and a timeline row with a bar for each activity record."""
     spans = [_span(record) for record in activity]
     first = min((span[0] for span in spans if span), default=0.0)
@@ -328,7 +327,7 @@ def timeline(activity: Sequence[Record]) -> tuple[float, list[JsonObject]]:
     return total * 1000, rows
 
 
-def _facts(record: Record) -> list[str]:
+def _facts(record: JsonMapping) -> list[str]:
     """Return the details of an activity record: query, counts, filter, and model."""
     arguments = record.get(f"{record.get('type')}Arguments", {})
     asked = (_cut(_plain(record.get("subQueryId")), 40), _cut(_plain(arguments.get("search")), 300))
@@ -353,12 +352,12 @@ def _bar(start: float, took: float, total: float) -> tuple[float, float]:
     return (min(100.0 - width, start / total * 100) if total > 0 else 0.0), width
 
 
-def _span(record: Record) -> tuple[float, float] | None:
+def _span(record: JsonMapping) -> tuple[float, float] | None:
     times = [datetime.fromisoformat(at).timestamp() for key in ("startedAt", "completedAt") if (at := record.get(key))]
     return (times[0], max(times)) if record.get("startedAt") else None
 
 
-def _text_of(data: Record) -> str:
+def _text_of(data: JsonMapping) -> str:
     contents = [message.get("content", ()) for message in data.get("response", ())]
     return "\n".join(
         one if isinstance(one, str) else "\n".join(part.get("text", "") for part in one) for one in contents

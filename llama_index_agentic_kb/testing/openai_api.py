@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import httpx
     from llama_index.llms.openai import OpenAI
 
-Json = JsonObject
+
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _CHAT: Final = "/v1/chat/completions"
 
@@ -45,7 +45,7 @@ class Usage:
         """The sum of prompt and completion tokens."""
         return self.prompt_tokens + self.completion_tokens
 
-    def to_json(self) -> Json:
+    def to_json(self) -> JsonObject:
         """Return the token counts with OpenAI's field names."""
         counts = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
         return {**counts, "total_tokens": self.total_tokens}
@@ -55,10 +55,10 @@ class Usage:
 class ChatRequest:
     """The JSON body of one ``POST /v1/chat/completions``, as received."""
 
-    body: Json
+    body: JsonObject
 
     @property
-    def messages(self) -> list[Json]:
+    def messages(self) -> list[JsonObject]:
         """The messages in JSON form, oldest first."""
         return list(self.body.get("messages") or [])
 
@@ -78,12 +78,12 @@ class ChatRequest:
         return bool(self.body.get("stream"))
 
     @property
-    def response_format(self) -> Json | None:
+    def response_format(self) -> JsonObject | None:
         """The ``response_format``, such as a JSON schema. None if it is not set."""
         return self.body.get("response_format")
 
     @property
-    def tools(self) -> list[Json]:
+    def tools(self) -> list[JsonObject]:
         """The tools offered to the model, in JSON form."""
         return list(self.body.get("tools") or [])
 
@@ -128,21 +128,21 @@ class Reply:
         return self.usage or Usage(count_tokens(request.text), sum(map(count_tokens, parts)))
 
 
-def error_body(message: str, status: int) -> Json:
+def error_body(message: str, status: int) -> JsonObject:
     """Return the body of an error in the form of OpenAI's API."""
     return {"error": {"message": message, "type": "loopback_error", "param": None, "code": str(status)}}
 
 
-def envelope(request: ChatRequest, choices: Sequence[Json]) -> Json:
+def envelope(request: ChatRequest, choices: Sequence[JsonObject]) -> JsonObject:
     """Return an answer, or a chunk of one, with these choices; its time is constant for reproducible answers."""
     kind, model = "chat.completion.chunk" if request.stream else "chat.completion", str(request.body.get("model", ""))
     made = {"id": "chatcmpl-loopback", "object": kind, "created": 1_700_000_000, "model": model}
     return {**made, "choices": [*choices]}
 
 
-def completion(request: ChatRequest, reply: Reply) -> Json:
+def completion(request: ChatRequest, reply: Reply) -> JsonObject:
     """Return the JSON body of an answer that is not streamed."""
-    message: Json = {"role": "assistant", "content": reply.content, "refusal": reply.refusal}
+    message: JsonObject = {"role": "assistant", "content": reply.content, "refusal": reply.refusal}
     if reply.calls:
         message["tool_calls"] = [_tool_call(index, *call) for index, call in enumerate(reply.calls)]
     body = envelope(request, [{"index": 0, "message": message, "logprobs": None, "finish_reason": reply.stop_reason}])
@@ -154,7 +154,7 @@ def stream_events(request: ChatRequest, reply: Reply) -> Iterator[tuple[bytes, U
     whole, sent, billed = reply.usage_for(request), "", 0
     asks_usage = bool((request.body.get("stream_options") or {}).get("include_usage"))
 
-    def chunk(delta: Json, finish_reason: str | None = None) -> bytes:
+    def chunk(delta: JsonObject, finish_reason: str | None = None) -> bytes:
         body = envelope(request, [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}])
         # OpenAI puts a null into all but the last chunk.
         return event(body | {"usage": None} if asks_usage else body)
@@ -171,12 +171,12 @@ def stream_events(request: ChatRequest, reply: Reply) -> Iterator[tuple[bytes, U
     yield ending + b"data: [DONE]\n\n", Usage(0, whole.completion_tokens - billed, calls=0)
 
 
-def event(body: Json | str) -> bytes:
+def event(body: JsonObject | str) -> bytes:
     """Return one server-sent event; a str is sent unchanged."""
     return f"data: {body if isinstance(body, str) else json.dumps(body)}\n\n".encode()
 
 
-def _deltas(reply: Reply) -> Iterator[tuple[Json, str]]:
+def _deltas(reply: Reply) -> Iterator[tuple[JsonObject, str]]:
     """Yield the pieces of a streamed answer and the words in each: content, refusal, then each tool call."""
 
     def split(text: str) -> list[str]:
@@ -191,11 +191,11 @@ def _deltas(reply: Reply) -> Iterator[tuple[Json, str]]:
             yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}, piece
 
 
-def _tool_call(index: int, name: str, arguments: str) -> Json:
+def _tool_call(index: int, name: str, arguments: str) -> JsonObject:
     return {"id": f"call_{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def embeddings(body: Json) -> Json:
+def embeddings(body: JsonObject) -> JsonObject:
     """Return the answer to a request for embeddings: the hash vector of each text."""
     asked, dimensions = body.get("input", ""), int(body.get("dimensions") or DIMENSIONS)
     texts = [asked] if isinstance(asked, str) else list(map(str, asked))
@@ -230,7 +230,7 @@ class RecordedRequest:
     """One HTTP request: path, JSON body (None for a GET), lower-case headers, and when it arrived (monotonic)."""
 
     path: str
-    body: Json | None
+    body: JsonObject | None
     headers: Mapping[str, str]
     arrived: float
 
@@ -467,7 +467,7 @@ class LoopbackOpenAI:
             self._bill.remove(usage)
             raise
 
-    def answer(self, connection: Connection, body: Json | None) -> None:
+    def answer(self, connection: Connection, body: JsonObject | None) -> None:
         """Record one request and answer it on its connection."""
         path = connection.path.partition("?")[0]
         headers = {name.lower(): value for name, value in connection.headers.items()}

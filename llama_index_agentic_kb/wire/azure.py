@@ -31,7 +31,6 @@ VERSIONS: Final = ("2025-05-01-preview", "2025-08-01-preview", "2025-11-01-previ
 _INDEXES, _CONFIGURED, _PREVIEW, _STABLE, _NEWEST = VERSIONS
 
 RANKED: Final = 50  # documents that Azure's ranker takes; ``maxDocsForReranker`` is rounded up to a multiple of it
-_Fields = JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +143,7 @@ def decode_retrieve(body: object, *, api_version: str = "") -> RetrievalRequest:
         raise InvalidRequestError(message) from error
 
 
-def _fields_of(body: object) -> _Fields:
+def _fields_of(body: object) -> JsonObject:
     try:
         data = json.loads(body) if isinstance(body, (str, bytes, bytearray)) else body
     except (ValueError, RecursionError) as error:
@@ -163,7 +162,7 @@ def _check_names(data: Mapping[str, object], names: Collection[str], at: str, ve
             raise InvalidRequestError(f"{at}{str(name)[:60]}: {version} has no such field; it has {', '.join(names)}")
 
 
-def _source_params(sent: object, names: _Names, version: str) -> list[_Fields]:
+def _source_params(sent: object, names: _Names, version: str) -> list[JsonObject]:
     """Return the parameters of the sources under our names."""
     if not isinstance(sent, list):
         raise InvalidRequestError(f"{names.source_list}: a list is expected")
@@ -182,7 +181,7 @@ def _source_params(sent: object, names: _Names, version: str) -> list[_Fields]:
     return params
 
 
-def _renamed(data: object, names: Mapping[str, str], path: str, version: str) -> _Fields:
+def _renamed(data: object, names: Mapping[str, str], path: str, version: str) -> JsonObject:
     if data is None:
         return {}
     if not isinstance(data, Mapping):
@@ -191,7 +190,7 @@ def _renamed(data: object, names: Mapping[str, str], path: str, version: str) ->
     return {names[name]: value for name, value in data.items() if value is not None}
 
 
-def _configured(fields: _Fields) -> _Fields:
+def _configured(fields: JsonObject) -> JsonObject:
     """Take the limits and the output's settings of 2025-08-01-preview out of ``fields``, and return them as ours."""
     read = _renamed(fields.pop("requestLimits", None), _LIMIT_NAMES, "requestLimits", _CONFIGURED)
     read |= _renamed(fields.pop("outputConfiguration", None), _OUTPUT_NAMES, "outputConfiguration", _CONFIGURED)
@@ -216,7 +215,7 @@ _OLD_TYPES: Final = {"modelQueryPlanning": "ModelQueryPlanning", "agenticReasoni
 """The types of 2025-05-01-preview, whose searches are all of the type ``AzureSearchQuery``."""
 
 
-def encode_response(response: RetrievalResponse, *, api_version: str = "") -> _Fields:
+def encode_response(response: RetrievalResponse, *, api_version: str = "") -> JsonObject:
     """Return a response as JSON data of an API version, or the newest; raise ``InvalidRequestError`` if unknown."""
     version, data = known_version(api_version), json.loads(response.to_json())
     if version == _NEWEST:
@@ -231,7 +230,7 @@ def encode_response(response: RetrievalResponse, *, api_version: str = "") -> _F
     return {**data, "references": references}
 
 
-def _record(data: JsonMapping, *, old: bool) -> _Fields:
+def _record(data: JsonMapping, *, old: bool) -> JsonObject:
     made, kind = _only(data, _RECORD), str(data["type"])
     query = _only(data.get(name := f"{kind}Arguments", {}), ("search", "filter"))
     if not old:
@@ -245,5 +244,5 @@ def _record(data: JsonMapping, *, old: bool) -> _Fields:
     return made
 
 
-def _only(data: JsonMapping, names: Sequence[str]) -> _Fields:
+def _only(data: JsonMapping, names: Sequence[str]) -> JsonObject:
     return {name: data[name] for name in names if name in data}
