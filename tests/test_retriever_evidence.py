@@ -28,6 +28,7 @@ from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import AgenticReasoningActivity, ModelQueryPlanningActivity, Outcome, SourceActivity
 from llama_index_agentic_kb.search.rerank import Calibration, Reranker
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM
+from tests.planning.conftest import reasoning_of
 from tests.rerankers import OverlapReranker
 
 SHARE = Calibration.piecewise([(0.0, 0.0), (1.0, 4.0)])
@@ -54,12 +55,6 @@ def retrieval(over: AgenticRetriever, **request: Any) -> Retrieval:
     return made
 
 
-def reasoning(made: Retrieval) -> AgenticReasoningActivity:
-    record = made.log.last(AgenticReasoningActivity)
-    assert record is not None
-    return record
-
-
 def texts(made: Retrieval) -> list[str]:
     return [node.text for node in made.nodes]
 
@@ -75,7 +70,7 @@ def test_a_reranker_scores_drops_and_is_accounted_for() -> None:
         ("rockets", 2, 1),
         ("notes", 0, 2),
     ]
-    record = reasoning(made)
+    record = reasoning_of(made)
     assert (record.candidates, record.kept, record.dropped_by_threshold, record.reranked) == (5, 2, 3, 5)
     assert record.warning == "3 documents were left out by rerankerThreshold"
 

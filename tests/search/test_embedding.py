@@ -237,11 +237,6 @@ def test_a_bad_size_is_refused(max_bytes: Any) -> None:
 Perform = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
-@pytest.fixture(params=["sync", "async"])
-def perform(request: pytest.FixtureRequest) -> Perform:
-    return run if request.param == "sync" else lambda flow: asyncio.run(arun(flow))
-
-
 async def embed(model: OpenAIEmbedding, seconds: float = 30) -> list[Any]:
     return await embed_queries(model, QUERIES[:2], deadline=deadline_after(seconds))
 

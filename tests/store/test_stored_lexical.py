@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -115,13 +115,9 @@ def test_a_missing_one_is_made_by_the_first_search(kept: DirectoryStore, open_st
     """As for a store of an earlier release; many threads at once get the same."""
     shutil.rmtree(kept.path / "lexical")
     search = open_store().lexical("docs")
-    found: list[list[str]] = []
-    threads = [threading.Thread(target=lambda: found.append(titles(search.search("rocket", 5)))) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [sorted(one) for one in found] == [["Ariane 5", "Saturn V"]] * 6
+    with ThreadPoolExecutor(6) as pool:
+        found = [*pool.map(lambda _: sorted(titles(search.search("rocket", 5))), range(6))]
+    assert found == [["Ariane 5", "Saturn V"]] * 6
     assert directory_of(kept).is_dir()
 
 
