@@ -258,15 +258,17 @@ class CleanNodes(list[NodeWithScore]):
     """Why the first node was left out or cut; None if all nodes are valid."""
 
     keys: list[NodeKey]  # of each node
+    checked: tuple[NodeWithScore, ...] = ()
+    """The nodes as they were checked: a user's retriever may change the list."""
 
 
 def clean_nodes(found: object) -> CleanNodes:
-    """Check the result of a source; its own nodes are never changed, and ``CleanNodes`` are returned unchanged.
+    """Check the result of a source; its own nodes are never changed, and checked ``CleanNodes`` are returned as is.
 
     Invalid nodes are left out and counted, with the reason; nodes that can be repaired are replaced by copies. If the
     result is not a list, or none of its items is a valid node, it is empty, with the reason.
     """
-    if isinstance(found, CleanNodes):
+    if isinstance(found, CleanNodes) and len(found) == len(found.checked) and all(map(is_, found, found.checked)):
         return found
     made = CleanNodes()
     made.keys = []
@@ -289,6 +291,7 @@ def clean_nodes(found: object) -> CleanNodes:
         made.why = f"its list ended with {error_message(error, 300)}"
     if made.returned > MAX_NODES:
         made.why = made.why or f"only the first {MAX_NODES:,} of {made.returned:,} nodes were looked at"
+    made.checked = tuple(made)
     return made
 
 

@@ -274,6 +274,24 @@ def test_a_cycle_ends(given: str) -> None:
     assert "_handle_recursive_retrieval" not in vars(loop)
 
 
+class Changing(MemoryRetriever):
+    """A user's class that changes the list of LlamaIndex's own method."""
+
+    def retrieve(self, str_or_query_bundle: Any) -> list[NodeWithScore]:
+        found = super().retrieve(str_or_query_bundle)
+        found.reverse()
+        found.insert(1, "rubbish")  # type: ignore[arg-type]
+        return found
+
+
+def test_what_a_retriever_does_to_its_list_is_checked() -> None:
+    """Each node keeps its own key in another order, and what was added later is none if it is no node."""
+    rain = Changing([TextNode(id_=place, text=f"rain in {place}") for place in ("Oslo", "Paris")])
+    (ranked,) = search(KnowledgeSource("x", retriever=rain), "rain").lists
+    assert ranked.keys == [(node.node_id, node.text) for node in ranked.nodes]
+    assert (len(ranked.nodes), ranked.dropped_as_unusable) == (2, 1)
+
+
 class Registered(BaseRetriever):
     """A user's class whose subclasses are registered by name."""
 
