@@ -42,8 +42,6 @@ from llama_index_agentic_kb.search.filters import FilterLike
 from llama_index_agentic_kb.search.rerank import Reranker
 from llama_index_agentic_kb.sources import KnowledgeSource
 
-__all__ = ["AgenticVectorStoreIndex", "RetrieverArguments", "as_chat_engine", "split_kwargs"]
-
 
 class RetrieverArguments(TypedDict, total=False):
     """The keyword arguments of ``AgenticRetriever`` other than its sources."""
