@@ -119,11 +119,12 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             **{"retries": options.retries, "spotlighting": options.spotlighting, **synthesizer},
         )
         self.grounding = as_grounding(grounding)
-        is_checked = bool(grounding)  # answers of LlamaIndex's synthesizers have no citation markers
+        self._is_checked = bool(grounding)  # answers of LlamaIndex's synthesizers have no citation markers
         if isinstance(self.synthesizer, AgenticSynthesizer):
-            is_checked = self.synthesizer.needs_llm and self.synthesizer.needs_nodes  # a model writes from evidence
-        self.checks = self.grounding if is_checked and not makes_objects(self.synthesizer) else None
-        """The settings for checking answers against their evidence; None if answers are not checked."""
+            self._is_checked = (
+                self.synthesizer.needs_llm and self.synthesizer.needs_nodes
+            )  # a model writes from evidence
+        self._is_checked = self._is_checked and not makes_objects(self.synthesizer)
         self.instructions = instructions
         super().__init__(retriever, self.synthesizer, list(node_postprocessors or ()), manager)
 
@@ -143,6 +144,11 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         twin = copy(self)
         twin._retriever = _agentic(retriever)  # noqa: SLF001 (of the same class)
         return twin
+
+    @property
+    def checks(self) -> Grounding | None:
+        """The settings for checking answers against their evidence; None if answers are not checked."""
+        return self.grounding if self._is_checked else None
 
     @property
     def retriever(self) -> AgenticRetriever:

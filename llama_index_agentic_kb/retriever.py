@@ -326,7 +326,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             DeniedError: A required principal is missing, or the principal may not search any source.
             RetrievalError: All searches failed, or one of a source with ``failOnError``.
         """
-        self.options.input_limits.check(request)
+        self.options.input_limits.check(request, self.options.retrieval_instructions)
         effort = request.retrieval_reasoning_effort or self.effort
         limits = self.limits[effort]
         budget = Budget(
@@ -385,6 +385,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
                 made.scope_state = conversation.after(narrowing.turn, made.nodes)
         if failed:
             fan_out.forget(outcome.searches)
+        outcome.searches = []  # a model may write for seconds, and nothing later needs what was not selected
         return made
 
     def _follow_up(self, scope: Scope, effort: ReasoningEffort) -> FollowUp | None:

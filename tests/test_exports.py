@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import json
@@ -19,7 +20,7 @@ from llama_index_agentic_kb.errors import AgenticKBError
 HEAVY = ("torch", "chromadb", "transformers", "openai", "llama_index.llms.openai", "sentence_transformers")
 
 
-@pytest.mark.parametrize("name", vars(package)["__all__"])
+@pytest.mark.parametrize("name", package.__all__)
 def test_every_name_can_be_had(name: str) -> None:
     assert getattr(package, name) is not None
     assert name in dir(package)
@@ -27,7 +28,21 @@ def test_every_name_can_be_had(name: str) -> None:
 
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(AttributeError, match="'llama_index_agentic_kb' has no attribute 'Nothing'"):
-        package.Nothing  # type: ignore[attr-defined]  # noqa: B018
+        package.Nothing  # noqa: B018
+
+
+def test_both_lists_of_names_agree() -> None:
+    """What type checkers read and what is imported lazily are the same names of the same homes."""
+    tree = ast.parse(Path(str(package.__file__)).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    typed = {}
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom)
+        for alias in node.names:
+            assert alias.name == alias.asname
+            typed[alias.name] = str(node.module).removeprefix("llama_index_agentic_kb.")
+    assert typed == package._HOME_OF
+    assert package.__all__ == ["__version__", *sorted(typed)]
 
 
 LIGHT = """

@@ -136,6 +136,8 @@ def test_instructions_are_limited_and_refused_where_nothing_takes_them() -> None
     kb = base(Model())
     with pytest.raises(InvalidRequestError, match="answerInstructions: characters: 40,000 are too many"):
         kb.retrieve(QUESTION, answer_instructions="x" * 40_000)
+    with pytest.raises(InvalidRequestError, match="retrievalInstructions: characters: 40,000 are too many"):
+        base(Model(), retrieval_instructions="x" * 40_000).retrieve(QUESTION)
     theirs = get_response_synthesizer(llm=ScriptedLLM("ok"))
     response = kb.as_query_engine(response_synthesizer=theirs, instructions=ANSWER_RULE).query(QUESTION)
     [part] = response.account.missing  # type: ignore[union-attr]

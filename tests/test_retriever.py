@@ -349,6 +349,19 @@ def test_a_failed_search_is_freed_at_once() -> None:
         gc.enable()
 
 
+def test_an_answer_that_is_being_written_holds_its_evidence_only() -> None:
+    """What else was found is freed before the model writes; and answers are checked as the engine says by then."""
+    engine = KnowledgeBase([source("well")], llm=ScriptedLLM("Rain falls."), effort="minimal").as_query_engine(
+        streaming=True
+    )
+    engine.grounding = None
+    response = engine.query("rain")
+    gc.collect()
+    assert [one for one in gc.get_objects() if type(one) is SourceSearch] == []
+    assert str(response) == "Rain falls."
+    assert "grounding" not in (response.metadata or {})["agentic_kb"]
+
+
 async def test_a_reader_that_leaves_a_stream_ends_it() -> None:
     """After one token of an answer the reader goes: no task of ours is left."""
     llm = ScriptedLLM(ScriptedReply("Rain falls in Paris, and in Oslo.", chunk_delay=0.05, chunk_size=4))

@@ -106,8 +106,6 @@ async def _scores_of(
             scorer = await Call(sync=partial(as_scorer, scorer), deadline=deadline, what="loading the scorer")
         name = scorer.name
         scores += await scorer.score(asked, sources, deadline=deadline)
-        if len(scores) < len(asked):
-            scores += [ClaimScore(None, Verdict.NOT_CHECKABLE, left_out=True) for _ in asked[len(scores) :]]
         scored = list(zip(asked, scores, strict=False))
         await _add_parts(scored, sources, scorer, threshold, deadline)
         if len(scored) > 1:
@@ -118,7 +116,8 @@ async def _scores_of(
     except Exception as error:  # noqa: BLE001 (any error of a user's scorer leaves the claims unscored)
         what = "the parts of the answer's claims" if scores else "the answer's claims"
         return name, scores, [f"{what} were not checked: {one_line(error_message(error))}"]
-    return name, scores, []
+    left_out = [ClaimScore(None, Verdict.NOT_CHECKABLE, left_out=True) for _ in asked[len(scores) :]]
+    return name, scores + left_out, []
 
 
 async def _add_parts(

@@ -388,15 +388,18 @@ class InputLimits:
             if getattr(self, item.name) < 1:
                 raise ConfigurationError(f"InputLimits.{item.name} must be at least 1: {getattr(self, item.name)}")
 
-    def check(self, request: RetrievalRequest) -> None:
-        """Raise ``InvalidRequestError`` if a request exceeds a limit; it names the field, its size and the limit."""
-        for field_name, size, limit in self._sizes(request):
+    def check(self, request: RetrievalRequest, instructions: str = "") -> None:
+        """Raise ``InvalidRequestError`` if a request exceeds a limit; it names the field, its size and the limit.
+
+        ``instructions`` are those for planning of a request that has none.
+        """
+        for field_name, size, limit in self._sizes(request, instructions):
             maximum = limit if isinstance(limit, int) else getattr(self, limit)
             if size > maximum:
                 named = "" if isinstance(limit, int) else f" (InputLimits.{limit})"
                 raise InvalidRequestError(f"{field_name}: {size:,} are too many; at most {maximum:,}{named}")
 
-    def _sizes(self, request: RetrievalRequest) -> Iterator[tuple[str, int, str | int]]:
+    def _sizes(self, request: RetrievalRequest, instructions: str) -> Iterator[tuple[str, int, str | int]]:
         """Yield fields with sizes and limits; counts come first, so that overlong lists are rejected unread."""
         messages, intents = request.messages or [], request.intents or []
         yield "messages: messages", len(messages), "entries"
@@ -406,7 +409,8 @@ class InputLimits:
         yield "messages: characters", sum(lengths), "conversation_characters"
         asked = len(request.question) if messages else 0
         yield "messages: characters of the question", asked, "question_characters"
-        yield "retrievalInstructions: characters", len(request.retrieval_instructions or ""), "question_characters"
+        planning = instructions if request.retrieval_instructions is None else request.retrieval_instructions
+        yield "retrievalInstructions: characters", len(planning), "question_characters"
         yield "answerInstructions: characters", len(request.answer_instructions or ""), "question_characters"
         for number, intent in enumerate(intents):
             yield f"intents[{number}].search: characters", len(intent.search), "question_characters"

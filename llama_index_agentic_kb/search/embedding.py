@@ -18,7 +18,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 
@@ -192,7 +192,7 @@ class QueryEmbeddings:
     def __init__(
         self, manager: CallbackManager, *, deadline: float | None, cache: EmbeddingCache | None = SHARED_CACHE
     ) -> None:
-        self._manager, self._deadline, self._cache = manager, deadline, cache or _NO_CACHE
+        self._manager, self._deadline, self._cache = manager, deadline, _NO_CACHE if cache is None else cache
         self._owner = current_principal()
         self._context = contextvars.copy_context()  # the request's; that of a search may have a shorter deadline
         self._models: dict[int, tuple[BaseEmbedding, str | None]] = {}
@@ -206,7 +206,7 @@ class QueryEmbeddings:
         for model, query in pairs:
             of_model = id(model)
             if of_model not in self._models:
-                self._models[of_model] = model, model_identity(model) if self._cache.max_bytes else None
+                self._models[of_model] = model, None if self._cache is _NO_CACHE else model_identity(model)
             if (of_model, query) in self._vectors or query in batches.get(of_model, ()):
                 continue
             identity = self._models[of_model][1]
@@ -414,7 +414,7 @@ class _Batchers:
         if not _is_local(type(model)) or model.embeddings_cache or getattr(model, "rate_limiter", None):
             return None
         compute: Callable[[list[str]], list[Vector]]
-        if _is_plain_huggingface(type(model)):
+        if is_a(type(model), "HuggingFaceEmbedding") and _is_plain_huggingface(model):
             compute = partial(_embedded, model)
         elif _treats_queries_as_texts(model):
             compute = model._get_text_embeddings  # noqa: SLF001
@@ -454,18 +454,16 @@ def _openmp() -> Any:
     return ThreadpoolController().select(user_api="openmp")
 
 
-@lru_cache(maxsize=64)
-def _is_plain_huggingface(kind: type[BaseEmbedding]) -> bool:
-    """Whether models of a class use HuggingFaceEmbedding's own query methods, not overridden ones."""
-    names = [getattr(getattr(kind, name, None), "__qualname__", "") for name in ("_get_query_embedding", "_embed")]
+def _is_plain_huggingface(model: BaseEmbedding) -> bool:
+    """Whether a model uses HuggingFaceEmbedding's own query methods, not those of a subclass or of the instance."""
+    names = [getattr(getattr(model, name, None), "__qualname__", "") for name in ("_get_query_embedding", "_embed")]
     return names == ["HuggingFaceEmbedding._get_query_embedding", "HuggingFaceEmbedding._embed"]
 
 
-@lru_cache(maxsize=64)
 def _is_local(kind: type[BaseEmbedding]) -> bool:
     """Whether models of a class compute in this process, or have no async method of their own."""
     own_async = kind._aget_text_embeddings is not BaseEmbedding._aget_text_embeddings  # noqa: SLF001
-    return not own_async or any(one.__name__ in ("HuggingFaceEmbedding", "MockEmbedding") for one in kind.__mro__)
+    return not own_async or is_a(kind, "HuggingFaceEmbedding", "MockEmbedding")
 
 
 def _treats_queries_as_texts(model: BaseEmbedding) -> bool:

@@ -180,7 +180,7 @@ def detect_language(words: Sequence[str]) -> str:
         return DEFAULT_LANGUAGE
     counts: Counter[str] = Counter()
     shares: defaultdict[str, float] = defaultdict(float)  # a word of several languages counts less for each
-    known = _LANGUAGES_OF.keys() & sample
+    known = sorted(_LANGUAGES_OF.keys() & sample)  # the sum of shares depends on the order
     for word in known:
         for language in _LANGUAGES_OF[word]:
             counts[language] += 1

@@ -68,7 +68,7 @@ _CREDENTIALS: Final = [  # described alone: ``Access`` reads them
     Security(APIKeyHeader(name="api-key", scheme_name="apiKey", auto_error=False)),
     Security(HTTPBearer(scheme_name="bearer", auto_error=False)),
 ]
-_Version: TypeAlias = Annotated[str, Query(alias="api-version", json_schema_extra={"enum": [*VERSIONS]})]
+_Version: TypeAlias = Annotated[str | None, Query(alias="api-version", json_schema_extra={"enum": [*VERSIONS]})]
 
 
 def _body(model: type[BaseModel]) -> JsonObject:
@@ -208,12 +208,12 @@ def retrieval_routes(context: ServerContext) -> APIRouter:
     async def retrieve(
         name: str,
         request: Request,
-        asked_version: _Version = "",
+        asked_version: _Version = None,
         session: Annotated[str | None, Header(alias=SESSION)] = None,
     ) -> Response:
         """Answer a question, or return its evidence; with ``Accept: text/event-stream`` as events."""
         principal, tenant = await context.access.asker(request)
-        version = known_version(asked_version)
+        version = known_version(asked_version or "")
         streams = wants_events(request.headers.get("accept", ""))
         if streams and version < STREAMING_SINCE:
             raise NotAcceptableError(f"{_EVENTS}: api-version {STREAMING_SINCE} and later stream; this is {version}")
@@ -329,9 +329,9 @@ def _node(source: KnowledgeSource, node_id: str, visible: FilterNode | None) -> 
 def definition_routes(context: ServerContext) -> APIRouter:
     """Return the routes of definitions."""
 
-    async def check_admin(request: Request, version: _Version = "") -> None:
+    async def check_admin(request: Request, version: _Version = None) -> None:
         await context.access.caller(request, admin=True)
-        known_version(version)
+        known_version(version or "")
 
     router = APIRouter(tags=["definitions"], dependencies=[*_CREDENTIALS, Depends(check_admin)], responses=_COMMON)
     _add(router, context.service, "knowledgeBase")

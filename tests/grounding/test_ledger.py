@@ -168,6 +168,18 @@ def test_claims_that_a_scorer_leaves_out_are_not_scored(count: int, monkeypatch:
     assert found.warnings == [f"{2 - count} of 2 claims were not judged: the scorer left them out"]
 
 
+def test_a_claim_that_was_not_judged_says_nothing_of_others() -> None:
+    """A bare value takes the score of the sentence that repeats it, if that sentence has one."""
+
+    class First(Judge):
+        async def score(self, *given: Any, **options: Any) -> list[ClaimScore]:
+            return (await super().score(*given, **options))[:1]
+
+    judge = First(lambda *_: ClaimScore(0.9, Verdict.SUPPORTED, [Evidence(0, 0.9, (Span(start=0, end=5),))]))
+    found = run(ground("Graz. He was born in Graz [ref_id:0].", SOURCES, judge))
+    assert [claim.verdict for claim in found.claims] == [Verdict.SUPPORTED, Verdict.NOT_CHECKABLE]
+
+
 @pytest.mark.parametrize(("second", "wrong"), [("0", []), ("2", ["2"])])
 def test_a_marker_stands_for_what_is_before_it(second: str, wrong: list[str]) -> None:
     """In a sentence of several facts a reference need bear its own alone; one that does not is still told."""

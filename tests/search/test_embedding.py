@@ -100,6 +100,19 @@ def test_the_process_shares_a_cache_unless_told_otherwise() -> None:
     assert len(model.calls) == 3
 
 
+def test_a_cache_of_the_callers_own_is_used() -> None:
+    """Whatever it says of its length and bytes."""
+
+    class Elsewhere(EmbeddingCache):
+        def __len__(self) -> int:
+            return 0
+
+        def get(self, *_: Any) -> list[float]:
+            return [9.0]
+
+    assert run(asked(embeddings(cache=Elsewhere(max_bytes=0)), [(HashEmbedding(), "a")])) == [[9.0]]
+
+
 def test_one_text_that_fails_costs_no_other_its_vector(embed_model: BaseEmbedding) -> None:
     """In a batch of the real model a text that it can't take fails alone, for the same request and for others."""
     poison: Any = "poison"
@@ -441,6 +454,13 @@ def test_a_query_instruction_is_kept_in_batches(embed_model: Any, instruction: s
         embed_model._model.prompts.update(before)
     for answer, expected in zip(together, single, strict=True):
         assert answer == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_query_method_of_the_callers_own_is_used(embed_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is set on a HuggingFace model embeds each query, also after others of its class were used."""
+    run(request(embed_model, ["a"]))
+    monkeypatch.setitem(vars(embed_model), "_get_query_embedding", lambda _: [9.0])
+    assert run(request(embed_model, ["a", "b"])) == [[9.0], [9.0]]
 
 
 # -- the identity of a model -------------------------------------------------------------------------------------------

@@ -77,8 +77,9 @@ def test_every_route_is_described(tmp_path: Any) -> None:
     for one in found:
         assert one["security"] == [{"apiKey": []}, {"bearer": []}]
         assert {"400", "401", "403", "429", "503"} <= one["responses"].keys()
-        versioned = any(parameter["name"] == "api-version" for parameter in one["parameters"])
-        assert versioned or one["operationId"] == "get_passage"
+        versions = [parameter["schema"] for parameter in one["parameters"] if parameter["name"] == "api-version"]
+        assert versions or one["operationId"] == "get_passage"
+        assert all(version.get("default") in (None, *version["enum"]) for version in versions)
     bodies = [
         one["requestBody"]["content"]["application/json"]["schema"]["$ref"] for one in found if "requestBody" in one
     ]

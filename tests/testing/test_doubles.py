@@ -8,6 +8,7 @@ import openai
 import pytest
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.schema import IndexNode, TextNode
 
 from llama_index_agentic_kb.testing import (
     ChatRequest,
@@ -107,6 +108,15 @@ def test_nodes_are_ranked_by_shared_words() -> None:
     (again, *_) = source.retrieve("rain, SNOW")  # what a caller does to its nodes is not seen by the next one
     assert (again.score, again.node.metadata) == (1.0, {})
     assert [[hit.text for hit in source.retrieve(query)] for query in ("Paris?", "Rome", "?")] == [[TEXTS[0]], [], []]
+
+
+@pytest.mark.parametrize("node", [TextNode(text="Rain"), IndexNode(text="Rain", index_id="rain")])
+def test_results_are_fresh(node: TextNode) -> None:
+    """What a caller does to its nodes is not seen by the next one."""
+    node.metadata = {"tags": ["a"]}
+    source = MemoryRetriever([node])
+    source.retrieve("rain")[0].node.metadata["tags"].append("b")
+    assert source.retrieve("rain")[0].node.metadata == node.metadata == {"tags": ["a"]}
 
 
 async def test_modes_are_classes() -> None:

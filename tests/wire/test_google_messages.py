@@ -354,7 +354,7 @@ CANDIDATE = {"answerCandidate": "a"}
         (codec.wants_answer_details, {"includeAnswerDetails": "yes"}, "includeAnswerDetails: 'yes' is neither"),
         (lambda sent: codec.decode_update_session({}, sent), "name", "updateMask: 'name' can't be changed"),
     ],
-    ids=lambda one: str(one)[:40],
+    ids=lambda one: getattr(one, "__name__", str(one))[:40],
 )
 def test_what_is_wrong_is_refused_by_its_field(decode: Any, sent: Any, message: str) -> None:
     """In each method; the limits of CheckGrounding, Rank and sessions are Google's."""
