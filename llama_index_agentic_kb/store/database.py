@@ -162,12 +162,14 @@ class DocumentDatabase(ABC):
     """Documents, chunks and vectors of a store; thread-safe.
 
     Failed reads raise ``RetrievalError``, failed writes ``IngestionError``, both ``StoreDamagedError`` if the data are
-    damaged. ``location`` is the store's directory or URL, without secrets; ``timeout`` the time limit of a transaction
-    in seconds, including the wait for a lock, or for a server that restarts.
+    damaged. ``timeout`` is the time limit of a transaction in seconds, including the wait for a lock, or for a server
+    that restarts.
     """
 
     dialect: ClassVar[type[StoreDialect]]
     fingerprint: EmbedModelFingerprint
+    location: str
+    """The store's directory, or its URL without the password."""
 
     def __init__(self, database: SqlDatabase, location: str, timeout: float) -> None:
         self.location = self._at = location  # ``_at`` is what errors of the database name: a file, or the URL
@@ -253,7 +255,7 @@ class DocumentDatabase(ABC):
         self._change("INSERT INTO state VALUES (?, ?) ON CONFLICT DO NOTHING", (key, value))
 
     def sources(self) -> list[SourceInfo]:
-        """Return the sources in order of name, with their document and chunk counts."""
+        """Return the sources in order of name, with descriptions and counts; loads no model."""
         rows = self.rows(
             "SELECT name, description,"
             " (SELECT count(*) FROM documents WHERE source = name),"

@@ -24,6 +24,7 @@ import shutil
 import sqlite3
 import threading
 import uuid
+import weakref
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -346,7 +347,7 @@ class Graphs:
 
     def __init__(self, store: DirectoryStore) -> None:
         self._path = store.path / "graphs"
-        self._store = store
+        self._store: DirectoryStore = weakref.proxy(store)  # else a store that nobody closes is kept by its graphs
         self._opened: dict[str, Index | None] = {}
         self.close = self._opened.clear
 

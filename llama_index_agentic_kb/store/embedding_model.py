@@ -185,7 +185,8 @@ def _load(name_or_path: str, remedy: str, **settings: Any) -> HuggingFaceEmbeddi
         with _quiet_loading():
             return HuggingFaceEmbedding(model_name=name_or_path, embed_batch_size=_EMBED_BATCH_SIZE, **settings)
     except (OSError, ValueError, RuntimeError) as error:
-        message = f"The embedding model {name_or_path!r} can't be loaded: {one_line(error_message(error))} {remedy}"
+        which = "default embedding model" if name_or_path == DEFAULT_EMBED_MODEL else "embedding model"
+        message = f"The {which} {name_or_path!r} can't be loaded: {one_line(error_message(error))} {remedy}"
         raise ConfigurationError(message) from error
 
 

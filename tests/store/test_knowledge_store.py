@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sqlite3
+import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -48,6 +50,20 @@ def test_a_store_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {"graphs", "lexical", "writer.pid"} <= entries.keys()
     assert {mode for name, mode in entries.items() if name in ("graphs", "lexical")} == {0o700}
     assert {mode for name, mode in entries.items() if name not in ("graphs", "lexical")} == {0o600}
+
+
+def test_a_store_that_nobody_closes_lets_its_files_go(tmp_path: Path) -> None:
+    """When its last user has gone, and not only at the next run of the garbage collector."""
+    DirectoryStore.open(tmp_path / "store", embed_model=MOCK, create=True).close()
+    gc.disable()
+    try:
+        store = DirectoryStore.open(tmp_path / "store", embed_model=MOCK)
+        assert store.sources() == []
+        gone = weakref.ref(store)
+        del store
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 class _Reversed(HashEmbedding):

@@ -21,13 +21,16 @@ from llama_index_agentic_kb.knowledge_base import KnowledgeBase
 from llama_index_agentic_kb.schema import Principal
 from llama_index_agentic_kb.store import KnowledgeStore, ingest, repair_store
 from llama_index_agentic_kb.store import postgres as postgres_store
+from llama_index_agentic_kb.store.database import Floats, Statements
 from llama_index_agentic_kb.store.embedding_model import DEFAULT_EMBED_MODEL
 from llama_index_agentic_kb.store.files import Grants
+from llama_index_agentic_kb.store.postgres import MAX_CANDIDATES, PostgresVectors
 from llama_index_agentic_kb.store.sessions import SessionStore
+from llama_index_agentic_kb.store.vectors import Ranked
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.kills_sessions.postgres import PostgresServer
 from tests.store.conftest import written
-from tests.store.rows import FILTERS, MODEL, QUERIES, ROWS, asked, put, recall
+from tests.store.rows import FILTERS, MODEL, QUERIES, ROWS, TOP_K, asked, nearest, put, recall
 
 pytestmark = pytest.mark.slow
 
@@ -141,6 +144,27 @@ def test_the_nearest_rows_are_found(url: str, monkeypatch: pytest.MonkeyPatch, *
             assert recall(store, tree) >= (0.99 if indexed else 1)
         _, note = store.vectors("rows").filtered_search(asked(QUERIES[0], top_k=3))
         assert note == ("searched" if indexed else "searched exactly")
+
+
+@pytest.mark.parametrize(("alive", "how"), [(TOP_K, "searched"), (TOP_K - 1, "searched exactly")])
+def test_replaced_rows_in_an_index_cost_no_results(
+    url: str, monkeypatch: pytest.MonkeyPatch, alive: int, how: str
+) -> None:
+    """They are in an HNSW index until the next vacuum: it is asked for more, and without more all are compared."""
+    asked_for, nearest_of = [], postgres_store.PostgresVectors._nearest
+
+    def few(vectors: PostgresVectors, connection: Statements, vector: Floats, count: int) -> list[Ranked]:
+        asked_for.append(count)
+        return nearest_of(vectors, connection, vector, count)[: alive if count == MAX_CANDIDATES else 3]
+
+    monkeypatch.setattr(postgres_store, "INDEXED_ROWS", 100)
+    monkeypatch.setattr(postgres_store.PostgresVectors, "_nearest", few)
+    with KnowledgeStore.open(url, embed_model=MODEL, create=True) as store:
+        put(store)
+        store.update_indexes("rows")
+        result, note = store.vectors("rows").filtered_search(asked(QUERIES[0], top_k=TOP_K))
+    assert (result.ids, note) == (nearest(QUERIES[0], lambda _: True), how)
+    assert asked_for == [TOP_K, MAX_CANDIDATES]
 
 
 def test_words_are_weighed_by_how_rare_they_are(rows: KnowledgeStore) -> None:

@@ -68,11 +68,16 @@ def test_a_folder_without_files_is_an_error(url: str) -> None:
 
 
 def test_actors_store_what_ingest_stores(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same files give the same documents and vectors; a second time all are unchanged; deleted files go."""
+    """The same files give the same documents and vectors; a second time all are unchanged; deleted files go.
+
+    Sizes that don't fit the store's model are refused before there is a cluster.
+    """
+    clusters: list[_Job] = []
 
     @contextmanager
     def cluster(_address: object, job: _Job, *_: object) -> Iterator[_Cluster]:
         ray = SimpleNamespace(wait=lambda calls, num_returns: (calls[:1], calls[1:]), get=lambda report: report)
+        clusters.append(job)
         yield _Cluster(ray, [SimpleNamespace(ingest=SimpleNamespace(remote=_Worker(job).ingest))])
 
     monkeypatch.setattr(ray_ingestion, "_cluster", cluster)
@@ -93,6 +98,10 @@ def test_actors_store_what_ingest_stores(bucket: str, tmp_path: Path, monkeypatc
     assert seen == [(at, 2, f"{bucket.replace('//', '///')}/{name}") for at, name in enumerate(texts, start=1)] * 2
     fsspec.filesystem("memory").rm("/bucket/manuals/a.md")
     assert ingest_on_ray([bucket], str(tmp_path / "other"), embed_model=MODEL).deleted == ("manuals/a.md",)
+    monkeypatch.setattr("llama_index_agentic_kb.store.chunking.input_window", lambda _: 256)
+    with pytest.raises(ConfigurationError, match="chunk_size is 600, but the embedding model reads only 254"):
+        ingest_on_ray([bucket], str(tmp_path / "other"), embed_model=MODEL, chunk_size=600)
+    assert len(clusters) == 3
 
 
 class DiedError(Exception):
@@ -136,11 +145,39 @@ def test_a_batch_whose_actor_died_is_given_to_another() -> None:
     assert performed(lambda _: next(deaths, None), files("a", "b"), files("c")) == ({"a", "b", "c"}, [])
 
 
-def test_a_file_that_kills_its_actor_is_reported_alone() -> None:
-    """Those beside it in its batch, and other batches, are ingested."""
+def test_an_actor_has_a_batch_in_waiting_and_one_that_died_gets_the_next_last() -> None:
+    """None is idle between two batches; what died at one actor is tried at the other."""
+    given: list[str] = []
+
+    def actor(name: str) -> Any:
+        return SimpleNamespace(ingest=SimpleNamespace(remote=lambda _source, batch, _known: (name, *batch)))
+
+    def wait(calls: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
+        given.append("".join(name for name, *_ in calls))
+        return calls[:num_returns], calls[num_returns:]
+
+    def get(call: Any) -> Any:
+        if call[0] == "x" and len(call) == 2:  # a batch of one file
+            raise DiedError
+        return SimpleNamespace(added=call[1:], failed=())
+
+    ray = SimpleNamespace(wait=wait, get=get, exceptions=SimpleNamespace(RayError=DiedError))
+    cluster = _Cluster(ray, [actor("x"), actor("y")])
+    for count, expected in ((20, ["xyxy", "yxy", "xy", "y"]), (1, ["x", "y"])):
+        given.clear()
+        reports = cluster.perform("docs", cluster.batches(files(*map(str, range(count)))), {}, lambda *_: None)
+        assert (given, sum(len(one.added) for one in reports)) == (expected, count)
+
+
+def test_what_waits_behind_a_death_is_not_blamed() -> None:
+    """An actor that dies takes the batch with it that waits there; only the file that kills is reported."""
+    dead: list[bool] = []
 
     def fails(batch: list[File]) -> DiedError | None:
-        return DiedError() if any(path == "bad" for _, path, _ in batch) else None
+        bad = any(path == "bad" for _, path, _ in batch)
+        waited = bool(dead) and dead.pop()
+        dead[:] = [True] if bad and len(batch) > 1 else []
+        return DiedError() if bad or waited else None
 
     assert performed(fails, files("a", "bad", "c"), files("x"), files("y")) == ({"a", "c", "x", "y"}, ["s3://b/bad"])
 
