@@ -178,16 +178,16 @@ class DocumentDatabase(ABC):
         self._closed = False
         weakref.finalize(self, database.close)  # a knowledge base never closes its store
 
-    def check_usable(self) -> None:
+    def _check_usable(self) -> None:
         """Raise ``ConfigurationError`` if the store is closed, or can't be used in this process."""
         if self._closed:
             raise ConfigurationError(f"The store {self.location!r} is closed.")
 
-    def read(self, work: Callable[[Statements], T], deadline: float | None = None) -> T:
+    def _read(self, work: Callable[[Statements], T], deadline: float | None = None) -> T:
         """Run a function in a transaction that sees one snapshot; ``DeadlineExceededError`` if it takes too long."""
         return self._transact(work, "read", deadline, write=False)
 
-    def write(self, work: Callable[[Statements], T]) -> T:
+    def _write(self, work: Callable[[Statements], T]) -> T:
         """Run a function in a durable transaction; it may run again if the connection breaks."""
         return self._transact(work, "written")
 
@@ -198,11 +198,11 @@ class DocumentDatabase(ABC):
         with self._errors(done):
             return self._database.attempt(lambda connection: work(Statements(connection)), until, write=write)
 
-    def rows(self, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
+    def _rows(self, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
         """Return the rows of a query."""
-        return self.read(lambda connection: [tuple(row) for row in connection.execute(statement, parameters)])
+        return self._read(lambda connection: [tuple(row) for row in connection.execute(statement, parameters)])
 
-    def stream(self, statement: str, parameters: Sequence[object] = ()) -> Iterator[Row]:
+    def _stream(self, statement: str, parameters: Sequence[object] = ()) -> Iterator[Row]:
         """Yield the rows of a long query as one snapshot, which blocks no other query."""
         begin = partial(self._database.transaction, write=False, seconds=self.timeout)
         with self._errors("read"), ExitStack() as stack:  # begun again while the server restarts
@@ -215,7 +215,7 @@ class DocumentDatabase(ABC):
     @contextmanager
     def _errors(self, done: Done) -> Iterator[None]:
         """Convert the database's errors, and check that it may be used."""
-        self.check_usable()
+        self._check_usable()
         error_class = _ERRORS[done]
         try:
             with self._database.translated(f"{self._at!r} can't be {done}", error_class):
@@ -226,15 +226,15 @@ class DocumentDatabase(ABC):
             raise error_class(f"{error}. What was stored before stays: run this again.") from error
 
     @abstractmethod
-    def put_contents(self, connection: Statements, source: str, pieces: Sequence[Piece]) -> None:
+    def _put_contents(self, connection: Statements, source: str, pieces: Sequence[Piece]) -> None:
         """Store the texts and vectors of chunks that are stored already."""
 
     @abstractmethod
-    def unpacked(self, vectors: Sequence[Any]) -> Floats:
+    def _unpacked(self, vectors: Sequence[Any]) -> Floats:
         """Return the numbers of all the given stored vectors, one vector after the other."""
 
     @abstractmethod
-    def check(self) -> None:
+    def _check(self) -> None:
         """Check the integrity of all data; raise ``StoreDamagedError`` if they are damaged."""
 
     @contextmanager
@@ -245,18 +245,18 @@ class DocumentDatabase(ABC):
         except (ValueError, TypeError, RecursionError) as error:
             raise StoreDamagedError(f"{self._at!r} is damaged: {type(error).__name__}. {ADVICE}") from error
 
-    def state(self, key: str) -> Any:
+    def _state(self, key: str) -> Any:
         """Return a store-wide value by its key; None if it was never set."""
-        rows = self.rows("SELECT value FROM state WHERE key = ?", (key,))
+        rows = self._rows("SELECT value FROM state WHERE key = ?", (key,))
         return rows[0][0] if rows else None
 
-    def put_state(self, key: str, value: object) -> None:
+    def _put_state(self, key: str, value: object) -> None:
         """Set a store-wide value, such as the embedding model's fingerprint, unless another process has set it."""
         self._change("INSERT INTO state VALUES (?, ?) ON CONFLICT DO NOTHING", (key, value))
 
     def sources(self) -> list[SourceInfo]:
         """Return the sources in order of name, with descriptions and counts; loads no model."""
-        rows = self.rows(
+        rows = self._rows(
             "SELECT name, description,"
             " (SELECT count(*) FROM documents WHERE source = name),"
             " (SELECT count(*) FROM chunks WHERE source = name), version"
@@ -264,23 +264,23 @@ class DocumentDatabase(ABC):
         )
         return [SourceInfo(*row) for row in rows]
 
-    def existing_state(self, source: str) -> SourceState:
+    def _existing_state(self, source: str) -> SourceState:
         """Return the state of a source; raise ``ConfigurationError`` if the source does not exist."""
-        state = self.source_state(source)
+        state = self._source_state(source)
         if state is None:
-            raise self.no_source(source)
+            raise self._no_source(source)
         return state
 
-    def no_source(self, source: str) -> ConfigurationError:
+    def _no_source(self, source: str) -> ConfigurationError:
         """Return the error for a source that does not exist, which names the others."""
         names = ", ".join(info.name for info in self.sources())
         return ConfigurationError(
             f"The store {self.location!r} has no source {source!r}; it has: {names or 'none yet'}."
         )
 
-    def source_state(self, source: str) -> SourceState | None:
+    def _source_state(self, source: str) -> SourceState | None:
         """Return the version of a source and the record of its HNSW graph; None if the source does not exist."""
-        rows = self.rows("SELECT version FROM sources WHERE name = ?", (source,))
+        rows = self._rows("SELECT version FROM sources WHERE name = ?", (source,))
         return SourceState(*rows[0]) if rows else None
 
     def put_source(self, name: str, description: str | None = None) -> None:
@@ -303,18 +303,18 @@ class DocumentDatabase(ABC):
             if of is not None:
                 _count_change(connection, of)
 
-        self.write(work)
+        self._write(work)
 
-    def sources_at(self, origin: str) -> list[str]:
+    def _sources_at(self, origin: str) -> list[str]:
         """Return the names of the sources with documents from the file or folder at this absolute path."""
-        rows = self.rows(
+        rows = self._rows(
             "SELECT DISTINCT source FROM documents WHERE root = ? OR origin = ? ORDER BY source", (origin, origin)
         )
         return [row[0] for row in rows]
 
-    def documents(self, source: str) -> dict[str, StoredDocument]:
+    def stored_documents(self, source: str) -> dict[str, StoredDocument]:
         """Return the documents of a source by path, in order of path."""
-        rows = self.rows(
+        rows = self._rows(
             "SELECT source, path, origin, root, content_hash, settings FROM documents WHERE source = ? ORDER BY path",
             (source,),
         )
@@ -330,7 +330,7 @@ class DocumentDatabase(ABC):
         """Return chunks by ``id`` or ``node_id``, in no particular order; deleted chunks are omitted."""
         return self._chunks(*self.dialect.any_value(column, list(keys)), connection)
 
-    def nodes_of(
+    def _nodes_of(
         self, column: Literal["id", "node_id"], keys: Iterable[Key], connection: Statements | None = None
     ) -> dict[Key, BaseNode]:
         """Return chunks as LlamaIndex nodes by ``id`` or ``node_id``; deleted chunks are omitted."""
@@ -341,7 +341,7 @@ class DocumentDatabase(ABC):
     def _chunks(self, where: str, parameters: Sequence[object], connection: Statements | None = None) -> list[Chunk]:
         columns = "node_id, chunk_index, text, CAST(metadata AS text), embedding_hash, start_char, end_char, id"
         statement = f"SELECT {columns} FROM chunks JOIN contents USING (id) WHERE {where}"  # noqa: S608 (made here)
-        rows = connection.execute(statement, parameters) if connection else self.rows(statement, parameters)
+        rows = connection.execute(statement, parameters) if connection else self._rows(statement, parameters)
         with self._intact():
             return [
                 Chunk(node_id, index, text, dict(json.loads(metadata)), *rest)
@@ -355,12 +355,12 @@ class DocumentDatabase(ABC):
 
         A filter that has no form in SQL lets all chunks through; see ``sources.metadata``, which checks each of them.
         """
-        self.existing_state(source)
+        self._existing_state(source)
         condition, parameters = "TRUE", list[object]()
         with suppress(DeniedError):
             condition, parameters = (condition, parameters) if filters is None else self.dialect.filter(filters)
         statement = f"SELECT path, CAST(metadata AS text) FROM chunks WHERE source = ? AND {condition}"  # noqa: S608
-        for path, metadata in self.stream(f"{statement} ORDER BY path, chunk_index", (source, *parameters)):
+        for path, metadata in self._stream(f"{statement} ORDER BY path, chunk_index", (source, *parameters)):
             with self._intact():
                 parsed = dict(json.loads(metadata))
             yield f"{source}/{path}", parsed
@@ -389,7 +389,7 @@ class DocumentDatabase(ABC):
                 failure = error
                 raise
 
-        return self.write(work)
+        return self._write(work)
 
     def _put_document(
         self, connection: Statements, document: StoredDocument, pieces: Iterable[Piece], replaces: str | None
@@ -417,7 +417,7 @@ class DocumentDatabase(ABC):
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 [(*of_document, *_written(chunk)) for chunk, _ in new],
             )
-            self.put_contents(connection, document.source, new)
+            self._put_contents(connection, document.source, new)
         connection.executemany("DELETE FROM chunks WHERE node_id = ?", [(node_id,) for node_id in gone])
         _count_change(connection, document.source)
         return True
@@ -426,24 +426,24 @@ class DocumentDatabase(ABC):
         """Delete a document and its chunks, in one transaction."""
         self._change("DELETE FROM documents WHERE source = ? AND path = ?", (source, path), of=source)
 
-    def vectors_by_embedding(self, source: str, embedding_hashes: Iterable[str]) -> dict[str, Floats]:
+    def _vectors_by_embedding(self, source: str, embedding_hashes: Iterable[str]) -> dict[str, Floats]:
         """Return the source's stored vectors by the hashes of their embedded texts; unknown hashes are omitted."""
         listed, keys = self.dialect.any_value("embedding_hash", list(embedding_hashes))
         first = f"SELECT min(id) FROM chunks WHERE source = ? AND {listed} GROUP BY embedding_hash"  # noqa: S608 (constants)
-        rows = self.rows(
+        rows = self._rows(
             f"SELECT embedding_hash, vector FROM chunks JOIN contents USING (id) WHERE id IN ({first})",  # noqa: S608 (same)
             (source, *keys),
         )
         with self._intact():
-            vectors = np.split(self.unpacked([vector for _, vector in rows]), max(1, len(rows)))
+            vectors = np.split(self._unpacked([vector for _, vector in rows]), max(1, len(rows)))
             return {embedding_hash: vector for (embedding_hash, _), vector in zip(rows, vectors, strict=False)}
 
-    def vectors_of(self, ids: Ids) -> tuple[Ids, Floats]:
+    def _vectors_of(self, ids: Ids) -> tuple[Ids, Floats]:
         """Return the ids (ascending) and vectors of the given chunks; deleted chunks are omitted."""
         listed, keys = self.dialect.any_value("id", ids.tolist())
-        found = list(self.stream(f"SELECT id, vector FROM contents WHERE {listed} ORDER BY id", keys))  # noqa: S608 (constants)
+        found = list(self._stream(f"SELECT id, vector FROM contents WHERE {listed} ORDER BY id", keys))  # noqa: S608 (constants)
         with self._intact():
-            data = self.unpacked([vector for _, vector in found]).reshape(len(found), self.fingerprint.dimension)
+            data = self._unpacked([vector for _, vector in found]).reshape(len(found), self.fingerprint.dimension)
         return np.array([row for row, _ in found], dtype=np.int64), data
 
 
@@ -456,20 +456,20 @@ class SourceReader:
 
     def version(self) -> str:
         """Return the source's version; empty if the source is gone."""
-        state = self.store.source_state(self.source)
+        state = self.store._source_state(self.source)
         return "" if state is None else str(state.version)
 
     def chunks(self) -> dict[str, list[str]]:
         """Return the row ids of each document's chunks, by document id; a row id is never used again."""
         documents: dict[str, list[str]] = {}
         statement = "SELECT path, id FROM chunks WHERE source = ? ORDER BY path, chunk_index"
-        for path, row in self.store.stream(statement, (self.source,)):
+        for path, row in self.store._stream(statement, (self.source,)):
             documents.setdefault(f"{self.source}/{path}", []).append(str(row))
         return documents
 
     def vectors(self, chunks: Sequence[str]) -> dict[str, Floats]:
         """Return the vectors of chunks, by row id."""
-        rows, vectors = self.store.vectors_of(np.array([int(chunk) for chunk in chunks], np.int64))
+        rows, vectors = self.store._vectors_of(np.array([int(chunk) for chunk in chunks], np.int64))
         return {str(row): vector for row, vector in zip(rows.tolist(), vectors, strict=True)}
 
 

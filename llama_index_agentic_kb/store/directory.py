@@ -147,7 +147,7 @@ class DirectoryStore(KnowledgeStore):
     def close(self) -> None:
         """Close all files; a second call does nothing."""
         with suppress(ConfigurationError):  # forked: the files belong to the parent, and its threads may have the locks
-            self.check_usable()
+            self._check_usable()
             self.graphs.close()
             super().close()
 
@@ -168,9 +168,9 @@ class DirectoryStore(KnowledgeStore):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
 
-    def check_usable(self) -> None:
+    def _check_usable(self) -> None:
         """Raise ``ConfigurationError`` if the store is closed, or was opened by a process that forked this one."""
-        super().check_usable()
+        super()._check_usable()
         if os.getpid() != self._pid:
             raise ConfigurationError(
                 f"{self._at!r} was opened in process {self._pid}, from which this process, {os.getpid()}, was "
@@ -193,57 +193,57 @@ class DirectoryStore(KnowledgeStore):
                     raise
                 raise DBAPIError(None, None, error) from error
 
-    def rows(self, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
+    def _rows(self, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
         """Return the rows of a query."""
-        return list(self.stream(statement, parameters))
+        return list(self._stream(statement, parameters))
 
-    def stream(self, statement: str, parameters: Sequence[object] = ()) -> Iterator[Row]:
+    def _stream(self, statement: str, parameters: Sequence[object] = ()) -> Iterator[Row]:
         """Yield the rows of a query as one snapshot, past SQLAlchemy: it takes ten times as long as SQLite does."""
         with self._errors("read"), closing(self._database.driver()) as connection:
             connection.execute(f"PRAGMA busy_timeout = {int(self.timeout * 1000)}")
             yield from connection.execute(statement, parameters)
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Raise ``StoreDamagedError`` if the file is damaged; the store has no other copy of the documents."""
-        found = self.rows("PRAGMA quick_check(1)")
+        found = self._rows("PRAGMA quick_check(1)")
         if found != [("ok",)]:
             raise StoreDamagedError(f"{self._at!r} is damaged: {' '.join(found[0][0].split())}. {ADVICE}")
 
-    def put_contents(self, connection: Statements, source: str, pieces: Sequence[Piece]) -> None:  # noqa: ARG002
+    def _put_contents(self, connection: Statements, source: str, pieces: Sequence[Piece]) -> None:  # noqa: ARG002
         """Store the texts and vectors of chunks that are stored already."""
         connection.executemany(
             "INSERT INTO contents SELECT id, ?, ? FROM chunks WHERE node_id = ?",
             [(chunk.text, np.asarray(vector, dtype="<f4").tobytes(), chunk.node_id) for chunk, vector in pieces],
         )
 
-    def unpacked(self, vectors: Sequence[bytes]) -> Floats:
+    def _unpacked(self, vectors: Sequence[bytes]) -> Floats:
         """Return the numbers of all the given stored vectors, one vector after the other."""
         return np.frombuffer(b"".join(vectors), dtype="<f4")
 
-    def source_state(self, source: str) -> SourceState | None:
+    def _source_state(self, source: str) -> SourceState | None:
         """Return the version of a source and the record of its HNSW graph; None if the source does not exist."""
-        rows = self.rows(
+        rows = self._rows(
             "SELECT version, coalesce(directory, ''), coalesce(last_id, 0), coalesce(files, '')"
             " FROM sources LEFT JOIN graphs ON source = name WHERE name = ?",
             (source,),
         )
         return SourceState(*rows[0]) if rows else None
 
-    def put_graph(self, source: str, name: str, last_id: int, checksum: str) -> None:
+    def _put_graph(self, source: str, name: str, last_id: int, checksum: str) -> None:
         """Record an HNSW graph that is complete on disk, as the current one of its source."""
         self._change("INSERT OR REPLACE INTO graphs VALUES (?, ?, ?, ?)", (source, name, last_id, checksum))
 
-    def ids(self, source: str, where: str = "1", parameters: Sequence[object] = (), *, after: int = 0) -> Ids:
+    def _ids(self, source: str, where: str = "1", parameters: Sequence[object] = (), *, after: int = 0) -> Ids:
         """Return the ids of a source's chunks in ascending order."""
         # "+": otherwise SQLite would scan all of the source's rows in its index, even if few have higher ids.
         of_source = "+source" if after else "source"
         statement = f"SELECT id FROM chunks WHERE id > ? AND {of_source} = ? AND {where} ORDER BY id"  # noqa: S608 (made by the dialect)
-        rows = self.stream(statement, (after, source, *parameters))
+        rows = self._stream(statement, (after, source, *parameters))
         return np.fromiter((row[0] for row in rows), dtype=np.int64)
 
-    def count(self, source: str, last_id: int = 1 << 62) -> int:
+    def _count(self, source: str, last_id: int = 1 << 62) -> int:
         """Return the number of a source's chunks with ids up to and including ``last_id``."""
-        return int(self.rows("SELECT count(*) FROM chunks WHERE source = ? AND id <= ?", (source, last_id))[0][0])
+        return int(self._rows("SELECT count(*) FROM chunks WHERE source = ? AND id <= ?", (source, last_id))[0][0])
 
     # -- what is derived from the documents
 
@@ -255,18 +255,18 @@ class DirectoryStore(KnowledgeStore):
 
     def lexical(self, source: str) -> StoredLexicalSearch:
         """Return the lexical search of a source."""
-        self.existing_state(source)
+        self._existing_state(source)
         return self._once(StoredLexicalSearch, source)
 
     def _clean(self, source: str) -> None:
-        shutil.rmtree(self.lexical_directory(source), ignore_errors=True)
+        shutil.rmtree(self._lexical_directory(source), ignore_errors=True)
         self.graphs.remove_unused()
         self._scope_file(source).unlink(missing_ok=True)
 
     @contextmanager
     def writing(self, wait: float = 0.0) -> Iterator[None]:
         """Hold the lock of the one writer, which the operating system releases if the process dies."""
-        self.check_usable()
+        self._check_usable()
         path, pid = self.path / "write.lock", self.path / "writer.pid"
         lock = FileLock(path, timeout=wait, mode=0o600, thread_local=False)
         try:
@@ -306,7 +306,7 @@ class DirectoryStore(KnowledgeStore):
             def tell(done: int, info: SourceInfo = info) -> None:
                 progress(done, info.chunks, info.name)
 
-            _, graph = self.graphs.read(self.existing_state(info.name))
+            _, graph = self.graphs.read(self._existing_state(info.name))
             if graph or (rebuild_all and info.chunks > database.EXACT_ROWS):
                 self.graphs.build(info.name, tell, anew=True)
             else:
@@ -322,7 +322,7 @@ class DirectoryStore(KnowledgeStore):
         """Return the size of all files in bytes."""
         return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
 
-    def lexical_directory(self, source: str) -> Path:
+    def _lexical_directory(self, source: str) -> Path:
         """Return the directory of a source's lexical index."""
         return self.path / "lexical" / plain_name(source)
 
@@ -359,9 +359,9 @@ class Graphs:
 
     def outside(self, source: str) -> int:
         """Return the number of chunks missing from a source's HNSW graph plus the deleted chunks still in it."""
-        state = self._store.source_state(source) or SourceState(0)
-        graph, total = self.opened(state), self._store.count(source)
-        there = self._store.count(source, state.last_id)
+        state = self._store._source_state(source) or SourceState(0)
+        graph, total = self.opened(state), self._store._count(source)
+        there = self._store._count(source, state.last_id)
         return total if graph is None else total - there + len(graph) - there
 
     def read(self, state: SourceState) -> tuple[Index | None, str]:
@@ -386,18 +386,18 @@ class Graphs:
         The caller must have the store's write lock. ``progress`` is called with the number of chunks added so far.
         Raises ``IngestionError`` if the new graph can't be written; the current one remains in use.
         """
-        state = self._store.source_state(source) or SourceState(0)
+        state = self._store._source_state(source) or SourceState(0)
         made = self._path / uuid.uuid4().hex
         try:
             self._path.mkdir(mode=0o700, exist_ok=True)
             graph = self._empty(lookups=True)
             if not anew and self.read(state)[0] is not None:  # it may have changed since it was opened
                 graph.load(self._path / state.graph)
-            ids, held = self._store.ids(source), graph.keys[:].astype(np.int64)
+            ids, held = self._store._ids(source), graph.keys[:].astype(np.int64)
             graph.remove(np.setdiff1d(held, ids), threads=1)
             new = np.setdiff1d(ids, held)
             for start in range(0, len(new), _GRAPH_BATCH):
-                rows, vectors = self._store.vectors_of(new[start : start + _GRAPH_BATCH])
+                rows, vectors = self._store._vectors_of(new[start : start + _GRAPH_BATCH])
                 graph.add(rows, unit_rows(vectors), threads=1)  # with more, equal builds would find different passages
                 progress(len(ids) - len(new) + start + len(rows))
             graph.save(made)
@@ -410,12 +410,12 @@ class Graphs:
                 f"The graph of the source {source!r} can't be built: {type(error).__name__}: {error_message(error)}. "
                 f"Its documents are stored: run `agentic-kb repair --store {self._path.parent}` to go on."
             ) from error
-        self._store.put_graph(source, made.name, int(ids[-1]) if len(ids) else 0, checksum)
+        self._store._put_graph(source, made.name, int(ids[-1]) if len(ids) else 0, checksum)
         self.remove_unused()
 
     def remove_unused(self) -> None:
         """Delete the graphs that no source uses; those of earlier releases are directories."""
-        named = {name for (name,) in self._store.rows("SELECT directory FROM graphs")}
+        named = {name for (name,) in self._store._rows("SELECT directory FROM graphs")}
         for entry in self._path.iterdir() if self._path.is_dir() else ():
             if entry.name not in named:
                 shutil.rmtree(entry, ignore_errors=True)
@@ -457,7 +457,7 @@ class StoredLexicalSearch:
     def __init__(self, store: DirectoryStore, source: str) -> None:
         self._store = store
         self._source = source
-        self._directory = store.lexical_directory(source)
+        self._directory = store._lexical_directory(source)
         self._lock = threading.Lock()
         self._index: LexicalIndex | None = None
 
@@ -481,7 +481,7 @@ class StoredLexicalSearch:
             with self._lock:
                 damage = str(error) if self._index is index else ""  # else another thread has replaced it
                 hits = self._in_step(self._version(), damage).search(query, top_k, filters)
-        nodes = self._store.nodes_of("node_id", [hit.node_id for hit in hits])
+        nodes = self._store._nodes_of("node_id", [hit.node_id for hit in hits])
         return [NodeWithScore(node=nodes[hit.node_id], score=hit.score) for hit in hits if hit.node_id in nodes]
 
     def update(self, damage: str = "") -> None:
@@ -572,7 +572,7 @@ class StoredLexicalSearch:
     def _write(self, index: LexicalIndex, held: set[str], version: str) -> None:
         new, gone = array("q"), set(held)
         statement = "SELECT id, node_id FROM chunks WHERE source = ? ORDER BY id"
-        for row, node_id in self._store.stream(statement, (self._source,)):
+        for row, node_id in self._store._stream(statement, (self._source,)):
             if node_id in held:
                 gone.discard(node_id)
             else:
@@ -587,4 +587,4 @@ class StoredLexicalSearch:
         index.update(texts, delete=gone, mark=version)
 
     def _version(self) -> str:
-        return str(self._store.existing_state(self._source).version)
+        return str(self._store._existing_state(self._source).version)

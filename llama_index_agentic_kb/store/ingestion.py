@@ -151,7 +151,7 @@ def ingest(
         raise ConfigurationError(f"{missing}: ingest needs an open store, and at least one file, folder or document.")
     check_sizes(chunk_size, chunk_overlap, None)
     with store.writing(wait), FileReader(max_file_bytes, read_seconds, file_extractor, ocr=ocr) as reader:
-        selection = Selection(listed, source=source, sources_at=store.sources_at, suffixes=reader.suffixes())
+        selection = Selection(listed, source=source, sources_at=store._sources_at, suffixes=reader.suffixes())
         if documents:
             selection.add_documents(source or DEFAULT_SOURCE, documents)
         access = Access(permissions, stamp, trust_urls)
@@ -191,10 +191,10 @@ class Ingestion:
     def perform(self, description: str | None, *, show_progress: bool = False) -> IngestReport:
         """Take the selected files, source by source, and delete the documents whose files are gone."""
         for source, group in sorted(self.selection.sources.items()):
-            if group.files and self.store.source_state(source) is None:
+            if group.files and self.store._source_state(source) is None:
                 _ = self.chunker  # first: sizes that don't fit the model leave no source
             self.store.put_source(source, description)
-            self.known = self.store.documents(source)
+            self.known = self.store.stored_documents(source)
             files: Iterable[FoundFile] = group.files.values()
             if show_progress:
                 from llama_index.core.utils import get_tqdm_iterable  # noqa: PLC0415 (loads LlamaIndex)
@@ -290,7 +290,7 @@ class Ingestion:
         chunks = iter(chunks)
         while batch := list(islice(chunks, _BATCH_CHUNKS)):
             texts = {chunk.embedding_hash: chunk for chunk in batch}
-            vectors = self.store.vectors_by_embedding(source, texts)
+            vectors = self.store._vectors_by_embedding(source, texts)
             new = [chunk for key, chunk in texts.items() if key not in vectors]
             vectors |= _embedded(self.store, new)
             self.chunks_embedded += len(new)

@@ -95,7 +95,7 @@ class PostgresStore(KnowledgeStore):
             raise ConfigurationError(f"The store {location!r} can't be opened: {error}. {remedy}".rstrip()) from error
         super().__init__(database, location, timeout)
 
-    def put_contents(self, connection: Statements, source: str, pieces: Sequence[Piece]) -> None:
+    def _put_contents(self, connection: Statements, source: str, pieces: Sequence[Piece]) -> None:
         """Store the texts, words and vectors of chunks that are stored already."""
         languages, rows = set(), []
         for chunk, vector in pieces:
@@ -115,13 +115,13 @@ class PostgresStore(KnowledgeStore):
         known = [(source, language) for language in sorted(languages)]
         connection.executemany("INSERT INTO languages VALUES (?, ?) ON CONFLICT DO NOTHING", known)
 
-    def unpacked(self, vectors: Sequence[str]) -> Floats:
+    def _unpacked(self, vectors: Sequence[str]) -> Floats:
         """Return the numbers of all the given stored vectors, one vector after the other."""
         return np.fromstring(",".join(vector[1:-1] for vector in vectors), dtype=np.float32, sep=",")
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Check that each chunk has its text; raise ``StoreDamagedError`` if not."""
-        if self.rows("SELECT id FROM chunks LEFT JOIN contents USING (id) WHERE contents.text IS NULL LIMIT 1"):
+        if self._rows("SELECT id FROM chunks LEFT JOIN contents USING (id) WHERE contents.text IS NULL LIMIT 1"):
             raise StoreDamagedError(f"{self.location!r} has chunks without text: restore it from a backup.")
 
     def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:  # noqa: ARG002 (of the other kind of store)
@@ -136,12 +136,12 @@ class PostgresStore(KnowledgeStore):
                 connection.execute("SELECT gin_clean_pending_list(CAST(? AS regclass))", (name,))
             connection.execute("ANALYZE chunks, contents")
 
-        self.write(work)
+        self._write(work)
         self.update_graph(source)
 
     def update_graph(self, source: str, *, anew: bool = False) -> None:
         """Build the HNSW index of a source with many chunks, if it has none, or anew."""
-        count = self.rows("SELECT count(*) FROM contents WHERE of_source = ?", (source,))[0][0]
+        count = self._rows("SELECT count(*) FROM contents WHERE of_source = ?", (source,))[0][0]
         if count >= INDEXED_ROWS and self.fingerprint.dimension <= MAX_INDEXED_DIMENSIONS:
             with self._errors("written"):
                 build = partial(self._build_index, source, anew=anew)
@@ -157,11 +157,11 @@ class PostgresStore(KnowledgeStore):
     def size(self) -> int:
         """Return the size of all tables and indexes in bytes."""
         statement = "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relnamespace = to_regnamespace(?)"
-        return int(self.rows(f"{statement} AND relkind = 'r'", (DOCUMENTS.schema,))[0][0] or 0)
+        return int(self._rows(f"{statement} AND relkind = 'r'", (DOCUMENTS.schema,))[0][0] or 0)
 
     def load_scope(self, source: str) -> ScopeIndex | None:
         """Return a source's scope index; None if there is none that can be read."""
-        rows = self.rows("SELECT data FROM scopes WHERE source = ?", (source,))
+        rows = self._rows("SELECT data FROM scopes WHERE source = ?", (source,))
         if not rows:
             return None
         with tempfile.TemporaryDirectory() as folder:
@@ -176,7 +176,7 @@ class PostgresStore(KnowledgeStore):
             index.save(path)
             data = path.read_bytes()
         statement = "INSERT INTO scopes VALUES (?, ?) ON CONFLICT (source) DO UPDATE SET data = excluded.data"
-        self.write(lambda connection: connection.execute(statement, (source, data)))
+        self._write(lambda connection: connection.execute(statement, (source, data)))
 
     def vectors(self, source: str) -> PostgresVectors:
         """Return the dense search of a source."""
@@ -184,7 +184,7 @@ class PostgresStore(KnowledgeStore):
 
     def lexical(self, source: str) -> PostgresWords:
         """Return the lexical search of a source."""
-        self.existing_state(source)
+        self._existing_state(source)
         return self._once(PostgresWords, source)
 
     def _build_index(self, source: str, *, anew: bool) -> None:
@@ -226,7 +226,7 @@ class PostgresVectors(StoreVectorStore):
         store = self._store
 
         def work(connection: Statements) -> tuple[VectorStoreQueryResult, str] | None:
-            fetch = partial(store.nodes_of, "id", connection=connection)
+            fetch = partial(store._nodes_of, "id", connection=connection)
             statement = (
                 "SELECT (SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(?)) FROM sources WHERE name = ?"
             )
@@ -240,9 +240,9 @@ class PostgresVectors(StoreVectorStore):
                 return taken(nearest, fetch), f"{note}taken from the nearest of all" if note else "searched"
             return taken(self._exact(connection, vector, where, top_k), fetch), f"{note}searched exactly"
 
-        answer = store.read(work, deadline)
+        answer = store._read(work, deadline)
         if answer is None:  # now that the connection is free: the error takes one
-            raise store.no_source(self._source)
+            raise store._no_source(self._source)
         return answer
 
     def _by_index(
@@ -311,9 +311,9 @@ class PostgresWords:
         if top_k < 1:
             return []
         store = self._store
-        found = store.read(lambda connection: self._find(connection, query, top_k, filters), call_deadline())
+        found = store._read(lambda connection: self._find(connection, query, top_k, filters), call_deadline())
         if found is None:  # now that the connection is free: the error takes one
-            raise store.no_source(self._source)
+            raise store._no_source(self._source)
         return found
 
     def _find(
@@ -334,7 +334,7 @@ class PostgresWords:
         rows = self._ranked(connection, rare, rarities, top_k, filters)
         if len(rows) < top_k and len(rare) < len(counts):
             rows = self._ranked(connection, list(counts), rarities, top_k, filters)
-        nodes = self._store.nodes_of("id", [row for row, _ in rows], connection)
+        nodes = self._store._nodes_of("id", [row for row, _ in rows], connection)
         return [NodeWithScore(node=nodes[row], score=float(score)) for row, score in rows if row in nodes]
 
     def _ranked(

@@ -115,7 +115,7 @@ class KnowledgeStore(DocumentDatabase, Closing):
             made_with = _fingerprint(store)
             if made_with is None:  # new, or the process that created it died right after
                 found = new or embed_model_fingerprint(_loaded(embed_model or DEFAULT_EMBED_MODEL))
-                store.put_state(_MODEL, found.to_json())
+                store._put_state(_MODEL, found.to_json())
                 made_with = _fingerprint(store) or found
             if embed_model is not None:
                 _check_embed_model(store.location, made_with, embed_model)
@@ -149,9 +149,14 @@ class KnowledgeStore(DocumentDatabase, Closing):
                 self._embed_model = model
             return self._embed_model
 
+    @property
+    def documents(self) -> Self:
+        """The store itself, which is its own database."""
+        return self
+
     def index(self, source: str) -> VectorStoreIndex:
         """Return the vector index of a source; raise ``ConfigurationError`` if the source does not exist."""
-        self.existing_state(source)
+        self._existing_state(source)
         return self._once(_index, source)
 
     def _once(self, make: Callable[[Self, str], T], source: str) -> T:
@@ -187,12 +192,12 @@ class KnowledgeStore(DocumentDatabase, Closing):
         """Return all nodes of a source in order of document and position; see `index` for the errors."""
         from llama_index_agentic_kb.store.chunking import chunk_to_node  # noqa: PLC0415 (loads LlamaIndex)
 
-        self.existing_state(source)
+        self._existing_state(source)
         return [chunk_to_node(chunk) for chunk in self.chunks(source)]
 
     def check_permissions(self, source: str, permissions: Permissions) -> None:
         """Raise ``ConfigurationError`` if the permission fields of a source's documents may come from their files."""
-        rows = self.rows("SELECT DISTINCT settings FROM documents WHERE source = ?", (source,))
+        rows = self._rows("SELECT DISTINCT settings FROM documents WHERE source = ?", (source,))
         if names := unprotected(permissions, (settings for (settings,) in rows)):
             raise ConfigurationError(
                 f"permissions: files of the source {source!r} may have set {', '.join(names)} themselves. Ingest them "
@@ -202,7 +207,7 @@ class KnowledgeStore(DocumentDatabase, Closing):
     def remove_source(self, source: str) -> None:
         """Delete a source; raise ``ConfigurationError`` if there is none, ``IngestionError`` while others write."""
         with self.writing(), self._lock:
-            self.existing_state(source)
+            self._existing_state(source)
             self._change("DELETE FROM sources WHERE name = ?", (source,), of=source)
             self._clean(source)
             self._opened.pop(source, None)
@@ -294,7 +299,7 @@ def repair_store(
     started = time.monotonic()
     with _class_of(path)(path, create=False) as store, store.writing(wait):
         store.fingerprint = _fingerprint(store) or store.fingerprint
-        store.check()
+        store._check()
         fault = store.mend(rebuild_all=rebuild_all, progress=progress or (lambda *_: None))
         sources = store.sources()
     return RepairReport(
@@ -323,7 +328,7 @@ def _class_of(path: str | Path) -> type[DirectoryStore | PostgresStore]:
 
 
 def _fingerprint(store: KnowledgeStore) -> EmbedModelFingerprint | None:
-    made_with = store.state(_MODEL)
+    made_with = store._state(_MODEL)
     try:
         return None if made_with is None else EmbedModelFingerprint.from_json(made_with)
     except (ValueError, KeyError, TypeError, RecursionError, struct.error) as error:

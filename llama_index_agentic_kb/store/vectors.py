@@ -213,8 +213,8 @@ class SourceVectors(StoreVectorStore):
         self, vector: Floats | None, where: SqlCondition | None, top_k: int, taken: Taken, deadline: float | None
     ) -> tuple[VectorStoreQueryResult, str]:
         if vector is None:
-            self._store.existing_state(self._source)
-            ids = self._store.ids(self._source, *(where or ()))
+            self._store._existing_state(self._source)
+            ids = self._store._ids(self._source, *(where or ()))
             return taken(((row, 0.0) for row in ids.tolist()), self._nodes), "listed"
         # One thread loads what is cached, others wait.
         if not self._lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
@@ -253,14 +253,14 @@ class SourceVectors(StoreVectorStore):
     # -- cached data -------------------------------------------------------------------------------------------------
 
     def _current(self) -> _Loaded:
-        old, state = self._loaded, self._store.existing_state(self._source)
+        old, state = self._loaded, self._store._existing_state(self._source)
         if old is not None and old.state == state:
             return old
         graph = self._store.graphs.opened(state)
         if state.graph and graph is None:  # it may have been replaced and deleted
-            state = self._store.existing_state(self._source)
+            state = self._store._existing_state(self._source)
             graph = self._store.graphs.opened(state)
-        ids = self._store.ids(self._source, after=0 if graph is None else state.last_id)
+        ids = self._store._ids(self._source, after=0 if graph is None else state.last_id)
         if len(ids) > MAX_ROWS:
             raise StoreDamagedError(
                 f"The vectors of the source {self._source!r} have no usable graph, and {len(ids):,} are too many to "
@@ -274,7 +274,7 @@ class SourceVectors(StoreVectorStore):
             found = np.concatenate([old.later.ids[kept], new.ids])
             order = np.argsort(found, kind="stable")
             later = _Rows(found[order], np.concatenate([old.later.vectors[kept], new.vectors])[order])
-        self._loaded = _Loaded(state, graph, later, self._store.count(self._source))
+        self._loaded = _Loaded(state, graph, later, self._store._count(self._source))
         return self._loaded
 
     def _matches(self, loaded: _Loaded, sql: str, parameters: list[object]) -> _Matches:
@@ -282,7 +282,7 @@ class SourceVectors(StoreVectorStore):
         key = hashlib.sha256(json.dumps([sql, parameters]).encode()).digest()
         known = loaded.matches.pop(key, None)
         if known is None:
-            ids = self._store.ids(self._source, sql, parameters)
+            ids = self._store._ids(self._source, sql, parameters)
             known = _Matches(ids, self._rows(ids) if len(ids) <= database.EXACT_ROWS else None)
         loaded.matches[key] = known
         held, row_bytes = loaded.matches, 4 * self._store.fingerprint.dimension
@@ -291,7 +291,7 @@ class SourceVectors(StoreVectorStore):
         return known
 
     def _rows(self, ids: Ids) -> _Rows:
-        found, vectors = self._store.vectors_of(ids)
+        found, vectors = self._store._vectors_of(ids)
         return _Rows(found, unit_rows(vectors))
 
     # -- ranking -----------------------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ class SourceVectors(StoreVectorStore):
         return ranked[:count]
 
     def _nodes(self, ids: list[int]) -> Mapping[int, BaseNode]:
-        return self._store.nodes_of("id", ids)
+        return self._store._nodes_of("id", ids)
 
 
 def growing(

@@ -63,7 +63,7 @@ def asked(path: Path, question: str = "Where does snow fall?", **arguments: Any)
 def assert_all_there(path: Path) -> None:
     """Each document is found, by vectors and by words."""
     with opened(path) as store:
-        assert set(store.documents("docs")) == set(TEXTS)
+        assert set(store.stored_documents("docs")) == set(TEXTS)
         for text in TEXTS.values():
             title, _, body = text.removeprefix("# ").partition("\n\n")
             dense = store.index("docs").as_retriever(similarity_top_k=1).retrieve(body)
@@ -91,7 +91,7 @@ def dead_writer() -> None:
                 ingest(made / "docs", store, progress=lambda *_: os._exit(9))
         os.waitpid(pid, 0)
         with opened(made / "store") as store:
-            stored = list(store.documents("docs"))
+            stored = list(store.stored_documents("docs"))
             assert stored
         title = stored[0].removesuffix(".md").capitalize()
         assert title in asked(made / "store", TEXTS[stored[0]])
@@ -231,9 +231,9 @@ def disk_full() -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         with opened(path, repair="auto") as after:
-            assert set(TEXTS) <= set(after.documents("docs"))
+            assert set(TEXTS) <= set(after.stored_documents("docs"))
             assert ingest(path.parent / "docs", after).failed == ()
-            assert len(after.documents("docs")) == 20 + len(TEXTS)
+            assert len(after.stored_documents("docs")) == 20 + len(TEXTS)
             assert after.lexical("docs").search("word7x700", 1)
 
 

@@ -200,9 +200,9 @@ def _look(where: Path | str) -> dict[str, Any]:
         store.put_source(SOURCE)  # an ingestion may have been killed before it made it
         nodes = {node.node_id: node for node in store.nodes(SOURCE)}
         drawn = random.Random(len(nodes)).sample(sorted(nodes), min(SEARCHED, len(nodes)))
-        state = store.source_state(SOURCE)
+        state = store._source_state(SOURCE)
         return {
-            "documents": {path: one.content_hash for path, one in store.documents(SOURCE).items()},
+            "documents": {path: one.content_hash for path, one in store.stored_documents(SOURCE).items()},
             "not_found": sum(not _is_found(store, nodes[node_id]) for node_id in drawn),
             "tried": len(drawn),
             "graph": bool(state and state.graph),

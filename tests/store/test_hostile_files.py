@@ -243,7 +243,7 @@ def test_stamps_that_can_not_be_are_refused(forged: Path, store: DirectoryStore,
     """Nothing is stored that nobody, or somebody else, would see."""
     with pytest.raises(ValueError, match=r"tenant|user|group"):
         ingest(forged, store, stamp=stamp)
-    assert store.documents("forged") == {}
+    assert store.stored_documents("forged") == {}
 
 
 def test_links_are_no_files_own(forged: Path, store: DirectoryStore, seen: Seen) -> None:

@@ -184,7 +184,7 @@ def test_two_folders_in_one_source(tmp_path: Path, store: DirectoryStore) -> Non
     (tmp_path / "a").rename(tmp_path / "moved")
     report = ingest(tmp_path / "moved", store, source="x")
     assert (report.updated, report.deleted, report.chunks_embedded) == (("x/a.txt", "x/same.txt"), (), 0)
-    assert store.documents("x")["a.txt"].root == str(tmp_path / "moved")
+    assert store.stored_documents("x")["a.txt"].root == str(tmp_path / "moved")
 
 
 def test_documents_of_llama_index_are_stored(
@@ -407,4 +407,4 @@ def test_a_file_of_another_folder_that_is_stored_meanwhile_stays(folder: Path, s
     assert [(Path(path).name, reason[:64]) for path, reason in report.failed] == [
         ("twice.own", "has the same path in this source as a file stored meanwhile; giv")
     ]
-    assert store.documents("probes")["twice.own"].origin == "/elsewhere/twice.own"
+    assert store.stored_documents("probes")["twice.own"].origin == "/elsewhere/twice.own"

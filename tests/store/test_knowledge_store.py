@@ -167,20 +167,21 @@ def _chunk(name: str) -> Chunk:
 
 def test_the_database_keeps_vectors_with_their_chunks(store: DirectoryStore) -> None:
     """Chunks that stay keep their rows and vectors; versions grow with each change and are never used twice."""
-    assert store.source_state("docs") is None
+    assert store._source_state("docs") is None
+    assert store.documents is store
     store.put_source("docs")
     store.put_document(_document("a"), [(_chunk(name), [0.5, -2.0]) for name in "xy"])
     rows = {chunk.node_id: chunk.id for chunk in store.chunks("docs")}
     store.put_document(_document("a"), [(_chunk("x"), []), (_chunk("z"), [3.0, 0.0])])
     assert {chunk.node_id: chunk.id > rows["y"] for chunk in store.chunks("docs")} == {"x": False, "z": True}
-    known = store.vectors_by_embedding("docs", ["embedding of x", "embedding of z", "embedding of y"])
+    known = store._vectors_by_embedding("docs", ["embedding of x", "embedding of z", "embedding of y"])
     vectors = {key: vector.tolist() for key, vector in known.items()}
     assert vectors == {"embedding of x": [0.5, -2.0], "embedding of z": [3.0, 0.0]}
-    assert store.vectors_by_embedding("other", ["embedding of x"]) == {}
+    assert store._vectors_by_embedding("other", ["embedding of x"]) == {}
     assert next(store.metadata("docs")) == ("docs/a", {"title": "T"})  # and left before its end
     before = store.sources()[0].version
     store.delete_document("docs", "a")
-    assert store.rows("SELECT count(*) FROM contents") == [(0,)]
+    assert store._rows("SELECT count(*) FROM contents") == [(0,)]
     after = store.sources()[0].version
     store.remove_source("docs")
     store.put_source("docs")

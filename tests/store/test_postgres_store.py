@@ -246,12 +246,12 @@ def test_many_writers_lose_and_double_nothing(url: str, tmp_path: Path) -> None:
         list(threads.map(write, (*folders, folders[0])))
     with KnowledgeStore.open(url, embed_model=MODEL) as store:
         counts = {info.name: (info.documents, info.chunks) for info in store.sources()}
-        one = len(list(store.rows("SELECT 1 FROM chunks WHERE source = 'shared' AND path = '3.md'")))
+        one = len(list(store._rows("SELECT 1 FROM chunks WHERE source = 'shared' AND path = '3.md'")))
         assert counts["shared"] == (6, 6 * one)
-        paths = {row[0] for row in store.rows("SELECT origin FROM documents WHERE source = 'all'")}
+        paths = {row[0] for row in store._rows("SELECT origin FROM documents WHERE source = 'all'")}
         assert len(paths) == 6
         places = "SELECT path, chunk_index FROM chunks WHERE source = 'shared'"
-        assert len(set(store.rows(places))) == 6 * one
+        assert len(set(store._rows(places))) == 6 * one
 
 
 @pytest.mark.parametrize("wrong", ["postgresql://kb:pass@h:54x/kb", "://", "sqlite:///x.db"])

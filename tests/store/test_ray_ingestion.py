@@ -223,7 +223,7 @@ def test_a_web_servers_folder_is_read_and_nothing_else(tmp_path: Path) -> None:
             "docs", [(one.origin, one.relative, one.root) for one in groups["docs"].files.values()], {}
         )
         texts = [node.text for node in store.nodes("docs")]
-        stored = {one.origin for one in store.documents("docs").values()}
+        stored = {one.origin for one in store.stored_documents("docs").values()}
     server.close()
     assert (sorted(texts), stored) == (["Rain.", "Snow."], {f"{shown}/{name}" for name in ("a.md", "x::b.md")})
     reasons = dict(report.failed)

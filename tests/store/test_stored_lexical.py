@@ -159,7 +159,7 @@ def test_repair_finds_any_damage(kept: DirectoryStore, kind: str) -> None:
 def test_while_another_process_writes_the_last_commit_is_searched(kept: DirectoryStore, open_store: Open) -> None:
     """Without what is gone since; where there is no commit at all, the error says who is writing."""
     reader = open_store()
-    documents = kept.documents("docs")
+    documents = kept.stored_documents("docs")
     kept.delete_document("docs", "oslo.md")
     with kept.writing():
         assert titles(reader.lexical("docs").search("Oslo", 5)) == []
@@ -168,7 +168,7 @@ def test_while_another_process_writes_the_last_commit_is_searched(kept: Director
         with pytest.raises(RetrievalError, match=f"'docs' is missing: Process {os.getpid()} is writing"):
             open_store().lexical("docs").search("Saturn", 5)
     assert titles(open_store().lexical("docs").search("Saturn", 5)) == ["Saturn V"]
-    assert set(kept.documents("docs")) == documents.keys() - {"oslo.md"}
+    assert set(kept.stored_documents("docs")) == documents.keys() - {"oslo.md"}
 
 
 def test_an_outdated_one_is_kept_while_it_can_not_be_written(

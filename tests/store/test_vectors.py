@@ -206,7 +206,7 @@ def test_all_nodes_of_a_source_are_listed(store: DirectoryStore, monkeypatch: py
     """However many there are, and without reading their vectors."""
     monkeypatch.setattr(vectors, "MAX_ROWS", 50)
     monkeypatch.setattr(vectors, "_MAX_PORTION", 70)
-    monkeypatch.delattr(DocumentDatabase, "vectors_of")
+    monkeypatch.delattr(DocumentDatabase, "_vectors_of")
     assert len(store.index(SOURCE).vector_store.get_nodes()) == ROWS
 
 
@@ -291,7 +291,7 @@ def test_filters_hold_in_sql_as_they_do_in_python(rows: KnowledgeStore, data: st
     else:
         tree = data.draw(POSTGRES)
         condition, parameters = rows.dialect.filter(tree)
-        passed = {row[0] for row in rows.rows(f"SELECT node_id FROM chunks WHERE {condition}", parameters)}
+        passed = {row[0] for row in rows._rows(f"SELECT node_id FROM chunks WHERE {condition}", parameters)}
     assert passed == {f"n{at}" for at in range(ROWS) if matches(tree, metadata_of(at))}
 
 
@@ -329,7 +329,7 @@ def test_a_repair_says_that_a_graph_is_of_another_release(with_graph: DirectoryS
     other = file.with_name("other")
     other.write_bytes(file.read_bytes().replace(b"usearch", b"another"))
     with DirectoryStore.open(path, embed_model=MODEL) as store:
-        store.put_graph(SOURCE, other.name, 600, _checksum(other))
+        store._put_graph(SOURCE, other.name, 600, _checksum(other))
     file.unlink()
     repaired = repair_store(path)
     assert "another release of usearch" in repaired.fault
