@@ -184,17 +184,12 @@ def _drive(loop: asyncio.AbstractEventLoop, work: Work[T]) -> T:
     """Perform a coroutine on a private loop, in this thread or, if a loop runs here already, in a helper thread."""
     task = loop.create_task(work)
     if asyncio._get_running_loop() is None:  # noqa: SLF001 (get_running_loop would be the context of every error)
-        try:
-            return loop.run_until_complete(task)
-        finally:
-            if not task.done():  # the user's interrupt
-                task.cancel()
-                loop.run_until_complete(asyncio.wait([task], timeout=PARTING_SECONDS))
+        return _complete(loop, task)
     ended: Future[T] = Future()
 
     def run_loop() -> None:
         try:
-            ended.set_result(loop.run_until_complete(task))
+            ended.set_result(_complete(loop, task))
         except BaseException as error:  # noqa: BLE001 (raised in the caller's thread)
             ended.set_exception(error)
 
@@ -206,6 +201,15 @@ def _drive(loop: asyncio.AbstractEventLoop, work: Work[T]) -> T:
             loop.call_soon_threadsafe(task.cancel)
             ended.exception()
         raise
+
+
+def _complete(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
+    try:
+        return loop.run_until_complete(task)
+    finally:
+        if not task.done():  # the user's interrupt, or an exit of the program
+            task.cancel()
+            loop.run_until_complete(asyncio.wait([task], timeout=PARTING_SECONDS))
 
 
 def _close(loop: asyncio.AbstractEventLoop, *last: Work[None]) -> None:
@@ -253,12 +257,19 @@ async def gather(works: Iterable[Work[T] | Call[T]], *, deadline: float | None =
 # -- items that a coroutine emits -------------------------------------------------------------------------------------
 
 
+READER_TURNS: Final = 3
+"""The event loop iterations in which a reader gets an item before its emitter continues: the reader's task wakes, its
+end is reported, and a private loop stops."""
+
+
 async def emit(item: object) -> None:
     """Pass an item to the reader of ``iterate`` or ``aiterate``; ``run`` and ``arun`` discard it."""
-    receive = receiver.get()
+    receive, turns = receiver.get(), 1
     if receive is not None:
         receive(item)
-    await asyncio.sleep(0)  # a reader that waits for the item goes first
+        turns = READER_TURNS
+    for _ in range(turns):
+        await asyncio.sleep(0)
 
 
 async def emitting(work: Awaitable[T], change: Callable[[Any], object], rest: Callable[[], object] | None = None) -> T:

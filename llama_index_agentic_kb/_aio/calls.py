@@ -327,15 +327,17 @@ class Call(Generic[T]):
         deliver: Deliver = partial(_deliver, loop, bound, answer)
         abandon: Callable[[], object] | None = None
         if self.native is not None and not scope.threads:
-            task = loop.create_task(_awaited(self.native, within, deliver, answer), context=context)
+            work = _awaited(self.native, within, deliver, answer, scope.tasks)
+            task = loop.create_task(work, context=context)
+            scope.tasks.add(task)
             abandon = partial(scope.abandon, task)
         elif self.sync is not None:
-            work = partial(context.run, self.sync)
-            (pool or self.pool or SHARED_POOL).submit(partial(_run_on_thread, work, within, deliver, answer))
+            perform = partial(context.run, self.sync)
+            (pool or self.pool or SHARED_POOL).submit(partial(_run_on_thread, perform, within, deliver, answer))
         elif self.native is None:
             raise TypeError(f"{self.what}: a call needs a sync or a native function")
         else:
-            abandon = start_in_background(_awaited(self.native, within, deliver, answer), context)
+            abandon = start_in_background(_awaited(self.native, within, deliver, answer, set()), context)
         timer = at(deadline, _end, answer, self.what)
         try:
             return await answer
@@ -387,10 +389,11 @@ async def _awaited(
     within: AbstractContextManager[object],
     deliver: Deliver,
     answer: asyncio.Future[Any],
+    tasks: set[asyncio.Task[object]],
 ) -> None:
-    if answer.done():
-        return
     try:
+        if answer.done():
+            return
         with within:
             result = await native()
     except BaseException as error:
@@ -400,6 +403,7 @@ async def _awaited(
     else:
         deliver(result, None)
     finally:
+        tasks.discard(asyncio.current_task())
         del deliver, answer
 
 
@@ -513,7 +517,6 @@ def _read(iterate: Callable[[], Iterator[object]], put: Put, is_over: Callable[[
         if is_over():  # the stream is closed, or its call has failed: nobody reads on
             break
         put((time.monotonic(), item))
-    put((-math.inf, END))  # late or not, all items are there
     close = getattr(iterator, "close", None)
     if close is not None:
         close()
@@ -522,7 +525,6 @@ def _read(iterate: Callable[[], Iterator[object]], put: Put, is_over: Callable[[
 async def _aread(iterate: Callable[[], Awaitable[AsyncIterator[object]]], put: Put) -> None:
     async for item in await iterate():
         put((time.monotonic(), item))
-    put((-math.inf, END))
 
 
 async def read_ahead(
@@ -557,6 +559,8 @@ async def read_ahead(
     try:
         while True:
             came, item = await arrived.get()
+            if came == math.inf and job.done:  # over since: what came tells whether it was late
+                continue
             if deadline is not None and came > deadline:
                 raise DeadlineExceededError(f"{what} was still running at its deadline")
             if item is END:

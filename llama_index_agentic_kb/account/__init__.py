@@ -419,12 +419,8 @@ class GuardedCallbackManager(CallbackManager):
 
     @property
     def _trace_map(self) -> dict[str, list[str]]:
-        """The event ids of the current trace, by parent id, at most ``TRACE_LIMIT``; core reads this attribute."""
-        if self._traces is not None:
-            return self._traces._trace_map  # noqa: SLF001 (of its own class)
-        if len(self._own_trace_map) > TRACE_LIMIT:
-            self._own_trace_map = defaultdict(list)
-        return self._own_trace_map
+        """The event ids of the current trace, by parent id; LlamaIndex core reads this attribute."""
+        return self._own_trace_map if self._traces is None else self._traces._trace_map  # noqa: SLF001 (of its own class)
 
     @_trace_map.setter
     def _trace_map(self, trace_map: dict[str, list[str]]) -> None:
@@ -445,6 +441,12 @@ class GuardedCallbackManager(CallbackManager):
     @handlers.setter
     def handlers(self, handlers: Sequence[BaseCallbackHandler]) -> None:
         self._source, self._own = None, [_GuardedHandler.of(handler) for handler in handlers]
+
+    def on_event_start(self, *args: Any, **kwargs: Any) -> str:
+        """Forward the start of an event; reset the trace map if it exceeds ``TRACE_LIMIT``."""
+        if len(self._trace_map) > TRACE_LIMIT:
+            self._trace_map = defaultdict(list)
+        return super().on_event_start(*args, **kwargs)
 
     def add_handler(self, handler: BaseCallbackHandler) -> None:
         """Wrap and add a handler."""

@@ -186,8 +186,10 @@ class Permissions:
     def _prefixes(self) -> tuple[str, ...]:
         return tuple(filter(None, (self.users, self.groups)))
 
-    def declares(self, key: str) -> bool:
+    def declares(self, key: object) -> bool:
         """Return whether a metadata key is a permission field."""
+        if not isinstance(key, str):  # stores may return others
+            return False
         return key in (self.tenant, self.owner, self.public) or key.startswith(self._prefixes)
 
     def hides(self, key: str) -> bool:
@@ -220,10 +222,14 @@ def acting_as(principal: Principal) -> Iterator[None]:
         _current.reset(token)
 
 
-current_principal: Final = _current.get
-"""Returns the principal on whose behalf this code runs, if any."""
-set_principal: Final = _current.set
-"""Sets the principal of the current context, so that nested calls, such as other knowledge bases, act for it."""
+def current_principal() -> Principal | None:
+    """Return the principal on whose behalf this code runs, if any."""
+    return _current.get()
+
+
+def set_principal(principal: Principal | None) -> None:
+    """Set the principal of the current context, so that nested calls, such as other knowledge bases, act for it."""
+    _current.set(principal)
 
 
 def merge_principals(*given: Principal | None, required: bool = False) -> Principal | None:

@@ -45,7 +45,7 @@ from llama_index_agentic_kb.schema.filters import conditions
 from llama_index_agentic_kb.search.filters import FilterLike, lower, to_tree
 from llama_index_agentic_kb.search.lexical import LexicalSearch
 from llama_index_agentic_kb.sources.filters import FilterField, declared_fields
-from llama_index_agentic_kb.sources.index import has_native_async, index_retriever, kind_of, traits_of
+from llama_index_agentic_kb.sources.index import CHANGEABLE, has_native_async, index_retriever, kind_of, traits_of
 from llama_index_agentic_kb.sources.lexical import lexical_for
 from llama_index_agentic_kb.sources.search import PreparedSource, bounded, search_source
 
@@ -206,11 +206,8 @@ class KnowledgeSource(NotPickled):
         self._factory = retriever_factory
         self.has_factory = retriever_factory is not None  # ``prepare`` then calls user code, which may be slow
         self._retriever_kwargs = further
-        # Of the store, which is always the same; a retriever is made for each search, since an index may grow.
-        store: Any = getattr(index, "vector_store", None)  # None is of no known kind
-        self.store_kind = None if index is None else kind_of(store)
         self._native_async = native_async
-        if native_async is None and retriever is not None:
+        if native_async is None and retriever is not None and not isinstance(retriever, CHANGEABLE):
             self._native_async = has_native_async(retriever)
         self._prepared: PreparedSource | None = None  # of a retriever, which takes no filter
         self._calls = ResilientCalls(f"source {name!r}", resilience)
@@ -282,9 +279,9 @@ class KnowledgeSource(NotPickled):
             return None
         if self.index is None:
             return "a plain retriever can't take filters; use retriever_factory"
-        if self.store_kind is None or not isinstance(self.index, VectorStoreIndex):
+        if not isinstance(self.index, VectorStoreIndex):
             return f"{type(self.index).__name__} ignores filters"
-        return self.store_kind.refusal(filters)
+        return kind_of(self.index.vector_store).refusal(filters)
 
     def prepared(self, filters: FilterNode | None, top_k: int, made: BaseRetriever | None = None) -> PreparedSource:
         """Return the source prepared for one effective filter; ``top_k`` counts unless it has a number of its own.
@@ -295,19 +292,18 @@ class KnowledgeSource(NotPickled):
             return self._prepared
         if filters is not None and made is None and (reason := self.refusal(filters)) is not None:
             raise DeniedError(f"source {self.name!r} was not searched: its filter can't be applied ({reason})")
-        if self.index is not None and self.store_kind is not None:
-            top_k = self.similarity_top_k or top_k
-            made = index_retriever(self.index, self.store_kind, filters, top_k, self._retriever_kwargs)
+        if self.index is not None:  # whose store may have been replaced since the last search
+            made = index_retriever(self.index, filters, self.similarity_top_k or top_k, self._retriever_kwargs)
         made = self._retriever if made is None else made
         assert made is not None
         retriever = bounded(made, theirs=self.index is None)
-        traits = traits_of(retriever, self._native_async, self.store_kind)
+        traits = traits_of(retriever, self._native_async)
         # An index retriever that is not dense searches in its own way, without a lexical index.
         lexical = self._lexical if self.index is None or traits.kind == "dense" else None
         passes, private = None if filters is None else matcher(filters), self.permissions is not None
         calls = self._calls, self._lexical_calls
         ready = PreparedSource(self.name, retriever, traits, filters, passes, *calls, lexical, is_private=private)
-        if made is self._retriever and traits.kind == "retriever":  # others may be narrowed or widened by their users
+        if made is self._retriever and not isinstance(made, CHANGEABLE):
             self._prepared = ready
         return ready
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -46,17 +47,22 @@ _ADAPTERS: Final[dict[str, type[StoreKind[Any]]]] = {
 }
 
 
+@lru_cache(maxsize=256)
+def _kind_of(store: type) -> type[StoreKind[Any]]:
+    kind: type[StoreKind[Any]] = SearchingKind if hasattr(store, "filtered_search") else UnknownKind
+    if store is SimpleVectorStore:  # a subclass may search in another way
+        kind = SimpleKind
+    for base in store.__mro__:
+        kind = _ADAPTERS.get(base.__name__, kind)
+    return kind
+
+
 def kind_of(store: Store) -> StoreKind[Store]:
     """Return a store as one of its kind, or of the adapter that it inherits from, without importing that.
 
     None, which an index without a store has, is of no known kind.
     """
-    kind: type[StoreKind[Any]] = SearchingKind if hasattr(type(store), "filtered_search") else UnknownKind
-    if type(store) is SimpleVectorStore:  # a subclass may search in another way
-        kind = SimpleKind
-    for base in type(store).__mro__:
-        kind = _ADAPTERS.get(base.__name__, kind)
-    return kind(store)
+    return _kind_of(type(store))(store)
 
 
 _KINDS: Final = {
@@ -68,13 +74,9 @@ _KINDS: Final = {
 
 
 def index_retriever(
-    index: BaseIndex[Any],
-    kind: StoreKind[BasePydanticVectorStore],
-    filters: FilterNode | None,
-    top_k: int | None,
-    further: JsonMapping,
+    index: BaseIndex[Any], filters: FilterNode | None, top_k: int | None, further: JsonMapping
 ) -> BaseRetriever:
-    """Return an index's retriever for one effective filter, whose store has the filter; ``kind`` is of the index's.
+    """Return an index's retriever for one effective filter, whose store has the filter.
 
     ``as_plain_retriever`` is preferred to ``as_retriever``: an index whose ``as_retriever`` is agentic would otherwise
     call itself.
@@ -82,6 +84,8 @@ def index_retriever(
     Raises:
         DeniedError: ``doc_ids`` are set, and the index's store ignores them; or it is not known how it would filter.
     """
+    given: Any = getattr(index, "vector_store", None)
+    kind = kind_of(given)
     if kind.ignores_doc_ids and further.get("doc_ids") is not None:
         raise DeniedError(f"{kind.name} ignores doc_ids, and would search everything: narrow it by filters=")
     make = getattr(index, "as_plain_retriever", index.as_retriever)
@@ -93,7 +97,7 @@ def index_retriever(
     retriever: BaseRetriever = make(**kwargs)
     if isinstance(retriever, VectorIndexRetriever):  # created here: replacing its store affects nobody else
         store = retriever._vector_store
-        own = kind if store is getattr(index, "vector_store", None) else kind_of(store)
+        own = kind if store is given else kind_of(store)
         retriever._vector_store = own.narrowed(filters)
     elif filters is not None and kind.needs_copy:
         raise DeniedError(
@@ -114,15 +118,10 @@ class Traits(NamedTuple):
     native_async: bool  # whether ``aretrieve`` really awaits; see ``has_native_async``
 
 
-def traits_of(
-    retriever: BaseRetriever, native_async: bool | None = None, kind: StoreKind[BasePydanticVectorStore] | None = None
-) -> Traits:
-    """Return the properties of a retriever; ``native_async`` is detected if None, by the ``kind`` of its index."""
+def traits_of(retriever: BaseRetriever, native_async: bool | None = None) -> Traits:
+    """Return the properties of a retriever; ``native_async`` is detected if None."""
     if native_async is None:
-        if kind is not None and isinstance(retriever, VectorIndexRetriever):
-            native_async = kind.has_native_async
-        else:
-            native_async = has_native_async(retriever)
+        native_async = has_native_async(retriever)
     if not isinstance(retriever, VectorIndexRetriever):
         return Traits("retriever", None, None, None, native_async)
     mode, store = retriever._vector_store_query_mode, retriever._vector_store
@@ -132,6 +131,10 @@ def traits_of(
     return Traits(_KINDS.get(mode, "dense"), model, scale, retriever._doc_ids, native_async)
 
 
+CHANGEABLE: Final = (VectorIndexRetriever, QueryFusionRetriever)
+"""Retrievers whose async methods await if those of their parts do, which their users may replace at any time."""
+
+
 def has_native_async(retriever: BaseRetriever) -> bool:
     """Return whether ``aretrieve`` really awaits, as far as can be detected.
 
@@ -139,7 +142,8 @@ def has_native_async(retriever: BaseRetriever) -> bool:
     without ``aquery`` (Chroma's: 16 gathered queries blocked the loop for 164 ms, measured).
     """
     if isinstance(retriever, VectorIndexRetriever):
-        return kind_of(retriever._vector_store).has_native_async
+        store = retriever._vector_store
+        return _kind_of(type(store)).has_native_async(store)
     if isinstance(retriever, QueryFusionRetriever):  # as native as what it fuses
         return all(has_native_async(inner) for inner in retriever._retrievers)
     return type(retriever)._aretrieve is not BaseRetriever._aretrieve

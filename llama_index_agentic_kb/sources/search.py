@@ -192,7 +192,8 @@ async def _checked(
         followed = await _followed(source, query, cleaned)
         distinct = {node.node.node_id: node for node in reversed(followed)}
         again = partial(sift, [*distinct.values()][::-1])
-        every = await source.calls.bulkhead.call(Call(sync=again, what=checking))
+        many = len(distinct) > MAX_INLINE
+        every = await source.calls.bulkhead.call(Call(sync=again, what=checking)) if many else again()
     if every.why is not None and not every:
         raise RetrievalError(f"source {source.name!r} returned no list of NodeWithScore: {every.why}")
     made.elapsed_ms = round(1000 * (time.monotonic() - started))

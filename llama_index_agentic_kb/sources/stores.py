@@ -19,7 +19,6 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 from uuid import uuid4
@@ -112,11 +111,11 @@ class StoreKind(Generic[Store]):
         """The name of the database."""
         return "SimpleVectorStore" if self.dialect is None else self.dialect.name
 
-    @cached_property
-    def has_native_async(self) -> bool:
-        """Whether an asynchronous query really awaits, on any event loop."""
-        own, client = type(self.store).aquery is not BasePydanticVectorStore.aquery, self.async_client
-        return own and (client is None or (client != "" and getattr(self.store, client, None) is not None))
+    @classmethod
+    def has_native_async(cls, store: BasePydanticVectorStore) -> bool:
+        """Return whether a store's asynchronous query really awaits, on any event loop."""
+        own, client = type(store).aquery is not BasePydanticVectorStore.aquery, cls.async_client
+        return own and (client is None or (client != "" and getattr(store, client, None) is not None))
 
     def refusal(self, tree: FilterNode) -> str | None:
         """Return why a filter can't be applied; None if it can, or if only the store itself knows."""

@@ -33,7 +33,7 @@ from llama_index_agentic_kb.search.dialects import Chroma
 from llama_index_agentic_kb.search.filters import lower
 from llama_index_agentic_kb.sources import chroma_search
 from llama_index_agentic_kb.sources.chroma_search import ChromaFilteredSearch
-from llama_index_agentic_kb.sources.index import index_retriever, kind_of, traits_of
+from llama_index_agentic_kb.sources.index import index_retriever, traits_of
 from llama_index_agentic_kb.sources.search import NodeList
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.sources.conftest import MakeIndex, search, searching
@@ -272,7 +272,7 @@ def dense(source: KnowledgeSource, query: str, top_k: int = 4) -> NodeList:
 def test_it_stands_in_for_the_plain_search(chroma_index: MakeIndex) -> None:
     """The same model, scale and kind; and a note. Under no filter it is the store's own."""
     index = chroma_index(_parts(), HashEmbedding())
-    retriever = index_retriever(index, kind_of(index.vector_store), EVEN, 4, {})
+    retriever = index_retriever(index, EVEN, 4, {})
     assert traits_of(retriever) == traits_of(index.as_retriever(similarity_top_k=4))
     assert (traits_of(retriever).kind, traits_of(retriever).native_async) == ("dense", False)
     found = dense(KnowledgeSource("docs", index=index, filters=EVEN, hybrid=False), "pump number 4")
