@@ -554,7 +554,7 @@ async def read_ahead(
         what=what,
     )
     job: Job[None] = start(through(call))
-    job.task.add_done_callback(lambda _: arrived.put_nowait((-math.inf, END)))  # where the call failed
+    job.task.add_done_callback(lambda _: arrived.put_nowait((-math.inf, END)))  # late or not, all items are there
     timer = at(deadline, arrived.put_nowait, (math.inf, END))
     try:
         while True:
@@ -564,8 +564,7 @@ async def read_ahead(
             if deadline is not None and came > deadline:
                 raise DeadlineExceededError(f"{what} was still running at its deadline")
             if item is END:
-                if job.done:
-                    job.result()  # raises the error of a call that failed
+                job.result()  # raises the error of a call that failed
                 break
             yield item
     finally:

@@ -231,6 +231,16 @@ def test_activity_is_logged_as_json_lines(caplog: pytest.LogCaptureFixture) -> N
     assert all("completedAt" in line for line in data)
 
 
+def test_a_trace_at_its_limit_is_reported_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the start of an event forgets old ones: the end of the trace has what there is."""
+    monkeypatch.setattr("llama_index_agentic_kb.account.TRACE_LIMIT", 5)
+    manager = GuardedCallbackManager([])
+    with manager.as_trace("query"):
+        for number in range(6):
+            manager.on_event_start(CBEventType.LLM, event_id=f"e{number}", parent_id=f"p{number}")
+    assert len(manager.trace_map) == 6
+
+
 def test_the_trace_map_of_a_twin_does_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A manager inside another one's trace, which never sees it end, forgets old events at its limit."""
     monkeypatch.setattr("llama_index_agentic_kb.account.TRACE_LIMIT", 50)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from llama_index_agentic_kb._aio import (
     Call,
     Job,
     WorkerPool,
+    arun,
     call_deadline,
     cancel,
     deadline_after,
@@ -328,6 +330,93 @@ def test_a_stream_whose_call_is_over_is_read_no_further(driver: Driver) -> None:
     assert driver.run(flow()) == 0
     assert until(lambda: read[-1] == "closed")
     assert read == [0, 1, "closed"]
+
+
+def test_a_stream_is_over_when_its_call_is(driver: Driver) -> None:
+    """The reader goes on when the iterator is closed: the stream's connection and its place are free by then."""
+    log = list[str]()
+
+    class Source:
+        def __init__(self) -> None:
+            self.items = iter("ab")
+
+        def __iter__(self) -> Iterator[str]:
+            return self
+
+        def __next__(self) -> str:
+            return next(self.items)
+
+        def close(self) -> None:
+            time.sleep(0.1)
+            log.append("closed")
+
+    async def flow() -> list[str]:
+        log.extend([item async for item in read_ahead(sync=Source)])
+        return log
+
+    assert driver.run(flow()) == ["closed", "a", "b"]
+
+
+def test_a_streams_end_may_be_late(driver: Driver) -> None:
+    """Who reads a stream slowly gets no error because nothing more came before the deadline."""
+
+    def source() -> Iterator[int]:
+        yield 0
+        time.sleep(0.3)
+
+    async def flow() -> list[int]:
+        items = []
+        async for item in read_ahead(sync=source, deadline=deadline_after(0.2)):
+            items.append(item)
+            await asyncio.sleep(0.5)
+        return items
+
+    assert driver.run(flow()) == [0]
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_an_exit_leaves_nothing_behind(
+    driver: Driver, kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was started is ended, and asyncio has nothing to complain about."""
+    log = list[str]()
+
+    async def other() -> None:
+        try:
+            await asyncio.sleep(10)
+        finally:
+            log.append("ended")
+
+    async def flow() -> None:
+        start(other())
+        await asyncio.sleep(0)
+        raise kind
+
+    with pytest.raises(kind):
+        driver.run(flow())
+    gc.collect()
+    assert log == ["ended"]
+    assert caplog.messages == []
+
+
+async def test_a_call_in_a_task_of_the_callers_ends_with_the_flow() -> None:
+    """User code may await a call in a task that it made itself."""
+    log, tasks = list[str](), list[asyncio.Task[None]]()
+
+    async def leaf() -> None:
+        try:
+            await asyncio.sleep(10)
+        finally:
+            log.append("ended")
+
+    async def flow() -> None:
+        tasks.append(asyncio.create_task(Call(native=leaf).perform()))
+        await asyncio.sleep(0.01)
+
+    await arun(flow())
+    assert log == ["ended"]
+    with pytest.raises(AgenticKBError, match="CancelledError"):
+        await tasks[0]
 
 
 def test_items_are_emitted_in_order(driver: Driver, leaves: Leaves) -> None:

@@ -59,6 +59,20 @@ def test_a_slow_reader_meets_no_deadline_that_was_kept() -> None:
     assert seen == [0, 1, 2]
 
 
+def test_an_item_is_read_before_its_emitter_continues() -> None:
+    """Work that blocks the loop after an emit does not hold the item up."""
+    log = list[str]()
+
+    async def flow() -> None:
+        for item in "ab":
+            await emit(item)
+            log.append(f"after {item}")
+
+    for item in iterate(flow()):
+        log.append(item)
+    assert log == ["a", "after a", "b", "after b"]
+
+
 def test_a_sync_callback_may_start_a_loop_of_its_own() -> None:
     """Observers, handlers and fusion functions of a sync call may be sync wrappers of async code."""
     ran: list[int] = []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -221,6 +222,12 @@ def test_a_principal_may_be_required() -> None:
         with pytest.raises(DeniedError, match="no principal was given"):
             ask()
     assert len(texts(kb.retrieve("rain", principal=ALICE))) == len(DOCUMENTS)
+
+
+def test_functions_that_ask_for_the_principal_can_be_sent() -> None:
+    """To another process, by name; and a key that is no text is nobody's."""
+    assert pickle.loads(pickle.dumps(current_principal)) is current_principal
+    assert not FIELDS.declares(5)
 
 
 def test_a_document_cannot_grant_itself() -> None:

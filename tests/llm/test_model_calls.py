@@ -192,6 +192,16 @@ def test_a_stream_that_was_never_begun_says_so(perform: Perform) -> None:
     assert llm.calls == []
 
 
+def test_a_stream_read_to_its_end_keeps_its_connection(monkeypatch: pytest.MonkeyPatch, perform: Perform) -> None:
+    """It is not hung up, which would end the next call on the same connection."""
+    hung = list[object]()
+    monkeypatch.setattr(calls._SocketPermit, "hang_up", hung.append)
+    with LoopbackOpenAI([SAID] * 20) as server:
+        model = model_of(server.llm())
+        assert [perform(ask(model, "stream")).text for _ in range(20)] == [SAID] * 20
+    assert hung == []
+
+
 def test_a_stream_that_nobody_waits_for_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its thread begins after it was closed, and before the event loop has cancelled the call."""
     begins, goes, tried, refused = threading.Event(), threading.Event(), threading.Event(), []

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 from llama_index.core import StorageContext, SummaryIndex, VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.core.llms import MockLLM
+from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters, SimpleVectorStore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
 
@@ -188,6 +191,50 @@ def test_the_health_of_a_source_is_public() -> None:
     run(words.warm_up())
     assert words.health.circuit is None
     assert words.usual_seconds is not None
+
+
+def test_a_store_that_was_replaced_is_searched() -> None:
+    """The source's index may be rebuilt, or its store replaced, between two searches."""
+    old, new = simple_index(), simple_index([TextNode(id_="new", text="rain")])
+    source = KnowledgeSource("docs", index=old, hybrid=False)
+    assert len(ids(search(source))) == 7
+    source.index = new
+    assert ids(search(source)) == ["new"]
+    source.index = old
+    old._vector_store, old._index_struct, old._docstore = new._vector_store, new._index_struct, new._docstore
+    assert ids(search(source)) == ["new"]
+    source.index = SummaryIndex(nodes())
+    with pytest.raises(DeniedError, match="SummaryIndex ignores filters"):
+        search(source, filters=ACME)
+
+
+def test_a_chroma_collection_that_was_replaced_is_searched(
+    chroma_index: MakeIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the store is copied, since its server could hold a thread."""
+    model = HashEmbedding()
+    index, other = chroma_index(nodes(), model), chroma_index([TextNode(id_="new", text="rain")], model)
+    store: Any = index.vector_store
+    over_http = SimpleNamespace(timeout=SimpleNamespace(read=None))
+    monkeypatch.setattr(store._collection._client, "_session", over_http, raising=False)
+    source = KnowledgeSource("docs", index=index, hybrid=False)
+    assert len(ids(search(source))) == 7
+    store._collection = other.vector_store.client
+    assert ids(search(source)) == ["new"]
+
+
+async def test_a_fused_retriever_that_was_replaced_does_not_block_the_loop() -> None:
+    """Whether a retriever awaits is that of its parts, when it is searched."""
+
+    class Native(MemoryRetriever):
+        async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+            return self._retrieve(query_bundle)
+
+    fused = QueryFusionRetriever([Native(["rain"])], llm=MockLLM(), num_queries=1)
+    source = KnowledgeSource("fused", retriever=fused)
+    assert source.prepared(None, 3).traits.native_async
+    fused._retrievers = [MemoryRetriever(["rain"])]
+    assert not source.prepared(None, 3).traits.native_async
 
 
 def test_warming_up_searches_once_where_it_can() -> None:

@@ -17,6 +17,7 @@ from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode, VectorStoreQueryResult
 
 from llama_index_agentic_kb import KnowledgeSource, Resilience
+from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, RetrievalError
 from llama_index_agentic_kb.schema import Condition, FilterNode
 from llama_index_agentic_kb.sources import lexical as lexical_sources
@@ -326,6 +327,20 @@ def test_an_object_that_is_no_retriever_is_not_followed() -> None:
     tree = Tree([None])
     tree.object_map = {f"{id(tree)}-0": "a text"}
     assert texts(search(KnowledgeSource("x", retriever=tree), "rain")) == ["rain 0"]
+
+
+def test_what_is_behind_a_node_is_checked_without_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few nodes are checked where they are, so that no other search delays them."""
+    asked = list[str]()
+
+    def call(*args: Any, **kwargs: Any) -> Call[object]:
+        asked.append(kwargs["what"])
+        return Call(*args, **kwargs)
+
+    monkeypatch.setattr("llama_index_agentic_kb.sources.search.Call", call)
+    tree = Tree([TextNode(text="rain behind")])
+    assert texts(search(KnowledgeSource("x", retriever=tree), "rain")) == ["rain behind"]
+    assert asked == ["source 'x'"]
 
 
 def test_what_is_behind_a_node_must_pass_the_filter() -> None:
