@@ -285,7 +285,7 @@ def _inline(piece: str, env: JsonObject) -> str:
 
 
 def _graph(sub_queries: Sequence[JsonMapping]) -> JsonObject | None:
-    """Return the boxes and lines of a plan's graph: a column a round; None for a plan of one search."""
+    """Return the boxes and lines of a plan's graph, one column for each round; None if the plan has only one search."""
     if len(sub_queries) < 2:  # noqa: PLR2004
         return None
     column: dict[str, int] = {}

@@ -27,4 +27,4 @@ class Closing:
 
     @abstractmethod
     def close(self) -> None:
-        """Close what is open."""
+        """Release files, connections and processes; called at the end of a ``with`` block."""

@@ -222,11 +222,11 @@ class _PlainConversation:
 
 
 class ContextChat(_PlainConversation, ContextChatEngine):
-    """LlamaIndex's ``ContextChatEngine``."""
+    """LlamaIndex's ``ContextChatEngine``; braces in a conversation are text, not variables of a template."""
 
 
 class CondensePlusContextChat(_PlainConversation, CondensePlusContextChatEngine):
-    """LlamaIndex's ``CondensePlusContextChatEngine``."""
+    """LlamaIndex's ``CondensePlusContextChatEngine``; braces in a conversation are text, as above."""
 
 
 class CondenseQuestionChat(CondenseQuestionChatEngine):

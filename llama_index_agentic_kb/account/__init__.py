@@ -431,7 +431,7 @@ class GuardedCallbackManager(CallbackManager):
 
     @property
     def handlers(self) -> list[BaseCallbackHandler]:
-        """The wrapped handlers; each handler is wrapped once."""
+        """The handlers, each in its one wrapper, which logs its exceptions and removes secrets from what it gets."""
         given = self._source.handlers if self._source is not None else []
         if not given:
             return [*self._own]

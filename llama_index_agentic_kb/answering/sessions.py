@@ -59,7 +59,7 @@ def parsed_states(stored: JsonMapping) -> dict[str, Model]:
 
 
 def states_of(retrieval: object) -> dict[str, Model]:
-    """Return the state of a conversation after a turn, from its ``Retrieval``."""
+    """Return the states in a turn's ``Retrieval`` that the next turn of its conversation needs, by field name."""
     return {name: state for name in STATES if (state := getattr(retrieval, name, None)) is not None}
 
 

@@ -36,7 +36,7 @@ _SENTENCE: Final = re.compile(r"(?<=[.!?\n])\s+")
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The result of a calibration: a scope index with the calibrated settings, and shares that they reach."""
+    """The result of a calibration: a scope index with the best settings, and the quality that these reach."""
 
     index: ScopeIndex
     turns: int = 0  # imitated; 0 if the corpus has too few, and the defaults were kept

@@ -102,7 +102,7 @@ class EvaluationRun:
         return [ALL, *(kinds if any(set(result.kinds) != set(kinds) for result in results) else [])]
 
     def values(self, system: str, metric: str, kind: str = ALL) -> list[float]:
-        """Return a metric's value for each question of a kind, or for all questions."""
+        """Return a system's values of a metric, one for each question of a kind. Defaults to all questions."""
         return [result.metrics[metric] for result in self.systems[system] if kind in {ALL, *result.kinds}]
 
     @property

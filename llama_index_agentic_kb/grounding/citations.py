@@ -61,7 +61,7 @@ class MarkerFilter(TextFilter):
     _given = ""  # the end of the emitted text
 
     def feed(self, piece: str, *, final: bool = False) -> str:
-        """See ``TextFilter``."""
+        """Filter a piece of the text, the last one if ``final``; see ``TextFilter``."""
         text = self._held + piece
         begun = _OPEN.search(text)
         end = len(text) if begun is None else begun.start()
@@ -204,7 +204,7 @@ class OwnCitations(TextFilter):
     _in_code = False
 
     def feed(self, piece: str, *, final: bool = False) -> str:
-        """See ``TextFilter``."""
+        """Filter a piece of the text, the last one if ``final``; see ``TextFilter``."""
         text = self._held + piece
         begun = None if final else _OWN_OPEN.search(text)
         end = len(text) if begun is None else begun.start()
@@ -253,7 +253,7 @@ class WrappingFilter(TextFilter):
     _nested = False  # whether a fence inside of the answer is open
 
     def feed(self, piece: str, *, final: bool = False) -> str:
-        """See ``TextFilter``."""
+        """Filter a piece of the text, the last one if ``final``; see ``TextFilter``."""
         if self._wrapped is False:
             return piece
         self._held += piece
@@ -304,7 +304,7 @@ class AnswerFilter(TextFilter):
         self._stages = (self._hidden, WrappingFilter(), self._own, self._markers, self._links)
 
     def feed(self, piece: str, *, final: bool = False) -> str:
-        """See ``TextFilter``."""
+        """Filter a piece of the text, the last one if ``final``; see ``TextFilter``."""
         for stage in self._stages:
             piece = stage.feed(piece, final=final)
         return piece

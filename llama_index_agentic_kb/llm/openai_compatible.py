@@ -84,7 +84,7 @@ class OpenAICompatible(OpenAI):
 
     @model_serializer(mode="wrap")
     def custom_model_dump(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> JsonObject:
-        """Return the serialized fields without keys, headers and credentials, also inside other serialized objects."""
+        """Return the serialized fields without API keys, headers and credentials, also those of nested objects."""
         return _public(super().custom_model_dump(handler, info))
 
     def __getstate__(self) -> JsonObject:

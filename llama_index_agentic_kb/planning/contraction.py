@@ -130,9 +130,9 @@ class Conversation:
         self._indexes = indexes  # by source
 
     async def narrow(self, searches: Sequence[SourceSearch], limit: int) -> Narrowing:
-        """Return how the turn was searched, and the passages outside its scope, which are to be left out.
+        """Return a record of how the turn was narrowed, and the found passages of other documents, to be left out.
 
-        Of ``searches``, those of the question itself are narrowed, as long as ``limit`` passages are left.
+        Only passages that the question itself found are left out, as long as ``limit`` passages remain.
         """
         made, follow_up = partial(TurnScope, turn=self._state.turn + 1), self._fan_out.follow_up
         if follow_up is None:

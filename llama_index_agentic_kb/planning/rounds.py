@@ -594,7 +594,7 @@ class Steps:
 
     @property
     def are_answered(self) -> bool:
-        """Whether each step has an answer with its passage, at least implied, and each of its searches has findings."""
+        """Whether each step has an answer that a passage states or implies, and each of its searches has findings."""
         made = [self.searches_of([step.id]) or [step.id] for step in self.chain()]
         return bool(made) and all(any(map(self.is_answered, one)) and all(map(self.found.get, one)) for one in made)
 

@@ -37,7 +37,7 @@ class QueryClassification(Model):
 
 
 class SubQueryOrigin(StrEnum):
-    """The origin of a sub-query."""
+    """What a sub-query was made from."""
 
     QUESTION = "question"  # the question itself; it is always searched
     INTENT = "intent"
@@ -109,7 +109,7 @@ class Outcome(StrEnum):
 
 
 class ActivityError(Model):
-    """An error in a stage."""
+    """The error of a failed stage, as part of its activity record."""
 
     code: str
     message: str

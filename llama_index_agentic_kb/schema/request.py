@@ -336,7 +336,7 @@ class RetrievalRequest(_Sent):
 
     @property
     def unread(self) -> list[str]:
-        """The parts of the messages that are not read, in words."""
+        """A sentence for each kind of content of the messages that is ignored, such as images; usually empty."""
         messages = self.messages or []
         if len(messages) == 1 and len(messages[0].content) == 1:
             return []  # the question alone

@@ -357,7 +357,8 @@ class LanceSql(Sql):
     """Filters of LanceDB, where metadata is one column with a fixed set of typed fields: other keys are absent.
 
     Args:
-        fields: The type of each field: a kind of value, "whole" for whole numbers, or any other.
+        fields: The type of each field: "whole" for integers, else what ``value_kind`` returns for its values ("number",
+            "string", "boolean"); fields of other types match nothing.
     """
 
     name = "LanceDB"

@@ -85,7 +85,7 @@ class EmbeddingCache:
         reset_after_fork(self)
 
     def reset(self) -> None:
-        """Start empty, with another lock: in a forked child, as the fork may interrupt a change."""
+        """Clear the cache and replace its lock: in a forked child, since the fork may have interrupted a change."""
         self._lock = threading.Lock()
         self.clear()
 

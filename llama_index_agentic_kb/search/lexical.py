@@ -209,7 +209,7 @@ class _View:
     """The values of each key for which they were read, with their terms; None if they can't be enumerated."""
 
     def __len__(self) -> int:
-        """Return the number of documents, excluding the commit's mark."""
+        """Return the number of documents, without the internal one that marks a commit."""
         return int(self.searcher.num_docs) - (self.mark is not None)
 
     def search(self, words: Sequence[tuple[str, ...]], top_k: int, filters: FilterNode | None) -> list[LexicalHit]:

@@ -123,7 +123,7 @@ class _Elastic(StoreKind[Store]):
     def _groups(
         self, where: list[JsonObject], path: str | None = None, *, documents: bool
     ) -> Iterator[tuple[Scalar, int]]:
-        """Yield groups of rows with the value of a field and their number of documents, or of rows; see "composite"."""
+        """Yield each value of the field ``path`` with its number of rows, or of documents."""
         client, index, _ = self.place
         paths = {"value": path, "document": self._fields()["ref_doc_id"].path if documents else None}
         sources = [{name: {"terms": {"field": one}}} for name, one in paths.items() if one is not None]

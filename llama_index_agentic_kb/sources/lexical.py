@@ -88,7 +88,7 @@ def _of_index(index: VectorStoreIndex, *, every: bool) -> LexicalSearch | None:
 
 @dataclass(frozen=True)
 class StoreTextSearch:
-    """A vector store's own full-text search, as a ranked list beside that by vectors."""
+    """Searches by a vector store's own full-text search; its ranked list is fused with that of the vector search."""
 
     store: BasePydanticVectorStore
 

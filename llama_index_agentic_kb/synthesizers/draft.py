@@ -300,7 +300,10 @@ def ids_of(*groups: Sequence[Passage]) -> set[int]:
 
 
 async def side_by_side(calls: Sequence[Work[T]], each: Callable[[int, T], Awaitable[None]]) -> list[T]:
-    """Run calls concurrently and return their results, which ``each`` gets in order; a failure cancels the rest."""
+    """Run calls concurrently and return their results; a failure cancels the rest.
+
+    ``each`` is called with the position and result of each call, in the order of the calls.
+    """
     jobs = [start(call) for call in calls]
     try:
         for position, job in enumerate(jobs):

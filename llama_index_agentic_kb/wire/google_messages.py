@@ -226,7 +226,7 @@ def check_config_name(name: str, field: str) -> None:
 
 
 def _parts(shape: str, name: str, field: str) -> tuple[str, ...]:
-    """Return the parts of a name that stand in braces in its shape."""
+    """Return the parts of a resource name at the ``{placeholders}`` of its shape; errors name ``field``."""
     found = re.fullmatch(
         re.sub(r"\{(\w+)\}", lambda part: f"({_PARENT if part[1] == 'parent' else _PART})", shape), name
     )
