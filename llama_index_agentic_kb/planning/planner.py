@@ -161,7 +161,7 @@ class ModelCall:
     error: Exception | None = field(default=None, kw_only=True)
 
     def report(self) -> JsonObject:
-        """Return further fields of the call's record in the activity log, once the call is over."""
+        """Return the fields that the activity record of the planning call gets at its end, beside usage and outcome."""
         return {}
 
     @contextmanager

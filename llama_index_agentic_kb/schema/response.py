@@ -93,7 +93,7 @@ class Extract(Model):
 
 
 class MissingPart(Model):
-    """A missing part of the response."""
+    """Something that a response lacks, such as the passages of a source that failed, with the reason."""
 
     what: str
     outcome: Outcome

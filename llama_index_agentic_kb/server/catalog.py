@@ -52,7 +52,7 @@ Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,127
 
 
 class _Definition(Model):
-    """A definition: null fields count as absent; ``@odata.*`` fields are the server's and are left out."""
+    """The definition of a source or knowledge base: null fields count as absent, ``@odata.*`` fields are ignored."""
 
     @model_validator(mode="before")
     @classmethod

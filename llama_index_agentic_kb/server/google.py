@@ -45,7 +45,7 @@ class _Call:
     as_int: bool  # whether the client wants enums as numbers
 
     async def body(self) -> bytes:
-        """Return the body."""
+        """Return the request's body, ``{}`` if it is empty; raise an error if it exceeds the limit."""
         return await read_body(self.request, self.context.limits.body_bytes) or b"{}"
 
     async def base(self, parent: str) -> ServedBase:

@@ -91,7 +91,10 @@ class TextAnswer(NamedTuple):
 
 
 def read_answer(reply: str, earlier: TextAnswer | None = None) -> TextAnswer:
-    """Parse a reply, or its start; ``earlier`` is kept if it is UNCHANGED, no answer, or cites nothing beside it."""
+    """Parse a reply, or its start.
+
+    ``earlier`` is returned if the reply is UNCHANGED or no answer, or lacks citations, which ``earlier`` has.
+    """
     opening = _OPENING.match(reply)
     answer = TextAnswer(reply) if opening is None else TextAnswer(reply[opening.end() :], answerable=False)
     if earlier is None:
@@ -391,7 +394,7 @@ def strict_schema(output_cls: type[BaseModel]) -> JsonObject | None:
 
 
 def _closed(schema: object) -> bool:
-    """Return whether all objects of a schema list all their keys."""
+    """Return whether no object of a JSON schema accepts keys that the schema does not list."""
     if isinstance(schema, list):
         return all(map(_closed, schema))
     if not isinstance(schema, dict):
