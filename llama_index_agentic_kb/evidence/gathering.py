@@ -470,8 +470,8 @@ def _showing(
 
     - A node of ``found`` may be shown.
     - Another node with the id of one of them must pass the effective filter of that one's source, by its metadata.
-    - A node that no search found must pass the effective filter of one source at least: if some have permissions, of one
-      of these. The same applies to a node with permission fields of a source without permissions.
+    - A node that no search found must pass the effective filter of one source at least: if some have permissions, of
+      one of these. The same applies to a node with permission fields of a source without permissions.
     """
     known = {node_key(node.node) for node in found}
     marks = {node.node.node_id: mark for node in found if (mark := provenance(node)) is not None}

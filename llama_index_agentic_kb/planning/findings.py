@@ -404,7 +404,7 @@ class Verdict(ModelCall):
         return {"sub_queries": queries, "warning": "; ".join([*self.gaps, *self.warnings]) or None}
 
     def read(self, text: str, steps: Collection[str], passages: PassageSet) -> None:
-        """Parse a model's reply on the open ``steps`` into the fields; raise ``PlanningError`` without a verdict in it."""
+        """Parse a reply on the open ``steps`` into the fields; raise ``PlanningError`` if it contains no verdict."""
         value = read_json(passages.spotlight.unmarked(text))
         if not isinstance(value, dict) or not {"sufficient", "sub_queries", "gaps"} & value.keys():
             raise PlanningError(f"the model's reply holds no verdict: {one_line(text[:400], 80)!r}")
