@@ -119,12 +119,10 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             **{"retries": options.retries, "spotlighting": options.spotlighting, **synthesizer},
         )
         self.grounding = as_grounding(grounding)
-        self._is_checked = bool(grounding)  # answers of LlamaIndex's synthesizers have no citation markers
+        is_checked = bool(grounding)  # answers of LlamaIndex's synthesizers have no citation markers
         if isinstance(self.synthesizer, AgenticSynthesizer):
-            self._is_checked = (
-                self.synthesizer.needs_llm and self.synthesizer.needs_nodes
-            )  # a model writes from evidence
-        self._is_checked = self._is_checked and not makes_objects(self.synthesizer)
+            is_checked = self.synthesizer.needs_llm and self.synthesizer.needs_nodes  # a model writes from evidence
+        self._is_checked = is_checked and not makes_objects(self.synthesizer)
         self.instructions = instructions
         super().__init__(retriever, self.synthesizer, list(node_postprocessors or ()), manager)
 

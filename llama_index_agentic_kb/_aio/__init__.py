@@ -305,7 +305,7 @@ def outside_loop() -> Iterator[None]:
     With an async entry point the user's own loop stays visible. A worker thread has no loop to hide.
     """
     loop = asyncio._get_running_loop()  # noqa: SLF001 (None if no loop runs)
-    if loop is None or not (current_scope.get(NO_SCOPE)).threads:
+    if loop is None or not current_scope.get(NO_SCOPE).threads:
         yield
         return
     task = asyncio.current_task()

@@ -374,6 +374,14 @@ def test_a_streams_end_may_be_late(driver: Driver) -> None:
     assert driver.run(flow()) == [0]
 
 
+async def slept(log: list[str]) -> None:
+    """Take ten seconds, and log the end."""
+    try:
+        await asyncio.sleep(10)
+    finally:
+        log.append("ended")
+
+
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
 def test_an_exit_leaves_nothing_behind(
     driver: Driver, kind: type[BaseException], caplog: pytest.LogCaptureFixture
@@ -381,14 +389,8 @@ def test_an_exit_leaves_nothing_behind(
     """What was started is ended, and asyncio has nothing to complain about."""
     log = list[str]()
 
-    async def other() -> None:
-        try:
-            await asyncio.sleep(10)
-        finally:
-            log.append("ended")
-
     async def flow() -> None:
-        start(other())
+        start(slept(log))
         await asyncio.sleep(0)
         raise kind
 
@@ -403,14 +405,8 @@ async def test_a_call_in_a_task_of_the_callers_ends_with_the_flow() -> None:
     """User code may await a call in a task that it made itself."""
     log, tasks = list[str](), list[asyncio.Task[None]]()
 
-    async def leaf() -> None:
-        try:
-            await asyncio.sleep(10)
-        finally:
-            log.append("ended")
-
     async def flow() -> None:
-        tasks.append(asyncio.create_task(Call(native=leaf).perform()))
+        tasks.append(asyncio.create_task(Call(native=partial(slept, log)).perform()))
         await asyncio.sleep(0.01)
 
     await arun(flow())
