@@ -184,9 +184,10 @@ def test_an_interrupt_leaves_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
 
     pipes = {"stdin": SimpleNamespace(write=interrupted, close=int), "stdout": SimpleNamespace(close=int)}
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: SimpleNamespace(**pipes, kill=int, wait=int))
+    before = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt), FileReader(seconds=3) as reader:
         reader.read(Path("a.pdf"))
-    assert not any(isinstance(thread, threading.Timer) for thread in threading.enumerate())
+    assert not any(isinstance(thread, threading.Timer) for thread in set(threading.enumerate()) - before)
 
 
 def test_long_texts_come_in_blocks(reader: FileReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
