@@ -21,13 +21,14 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
+from operator import is_
 from typing import Any, Final
 
 from llama_index.core.indices.base import BaseIndex
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.schema import BaseNode, IndexNode, NodeWithScore
 from llama_index.core.storage.docstore import SimpleDocumentStore
-from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQuery, VectorStoreQueryMode
+from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
 
 from llama_index_agentic_kb._types import JsonMapping
 from llama_index_agentic_kb.errors import ConfigurationError
@@ -77,7 +78,7 @@ def _of_index(index: VectorStoreIndex, *, every: bool) -> LexicalSearch | None:
     store = index.vector_store
     kind = kind_of(store)
     if kind.text_search:
-        return StoreTextSearch(store)
+        return StoreTextSearch(index)
     if not (every or _in_docstore(index) or isinstance(kind, ChromaKind)):
         return None
     with _indexed_lock:
@@ -90,11 +91,11 @@ def _of_index(index: VectorStoreIndex, *, every: bool) -> LexicalSearch | None:
 class StoreTextSearch:
     """Searches by a vector store's own full-text search; its ranked list is fused with that of the vector search."""
 
-    store: BasePydanticVectorStore
+    index: VectorStoreIndex  # whose store may be replaced
 
     def search(self, query: str, top_k: int, filters: FilterNode | None) -> list[NodeWithScore]:
         """Find nodes by the words of a query; see ``LexicalSearch``."""
-        kind, lowered = kind_of(self.store), None if filters is None else lower(filters)
+        kind, lowered = kind_of(self.index.vector_store), None if filters is None else lower(filters)
         asked = VectorStoreQuery(query_str=query, similarity_top_k=top_k, sparse_top_k=top_k, filters=lowered)
         asked.mode = kind.text_search or VectorStoreQueryMode.SPARSE
         found = kind.narrowed(filters).query(asked)
@@ -105,15 +106,21 @@ class StoreTextSearch:
 class IndexedNodes:
     """An in-memory BM25 index over the nodes of a LlamaIndex index, updated before searches if the nodes changed.
 
-    The nodes of the hits are read from the store, so that they are current and deleted ones are left out.
-    ``IndexNode`` objects, which point to other retrievers, are not in the BM25 index.
+    It is made anew if the index's store, docstore or struct was replaced. The nodes of the hits are read from the
+    store, so that they are current and deleted ones are left out. ``IndexNode`` objects, which point to other
+    retrievers, are not in the BM25 index.
     """
 
     def __init__(self, index: VectorStoreIndex) -> None:
+        self._of = weakref.ref(index)
+        self._lock = threading.Lock()
+        self._read(index)
+
+    def _read(self, index: VectorStoreIndex) -> None:
+        self._parts = index.vector_store, index.docstore, index.index_struct
         self._kind = kind_of(index.vector_store)
         self._docstore = index.docstore if _in_docstore(index) else None
         self._ids = index.index_struct.nodes_dict
-        self._lock = threading.Lock()
         self._index: LexicalIndex | None = None
         self._held: dict[str, str] = {}
         self._counted: int | None = None
@@ -134,6 +141,9 @@ class IndexedNodes:
 
     def _in_step(self, most: int | None) -> LexicalIndex:
         with self._lock:
+            of = self._of()
+            if of is not None and not all(map(is_, self._parts, (of.vector_store, of.docstore, of.index_struct))):
+                self._read(of)
             count = None  # where counting is as slow as listing
             if self._docstore is not None:
                 count = len(self._ids)

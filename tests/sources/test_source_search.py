@@ -204,6 +204,16 @@ def test_it_follows_inserts_and_deletes(store: str, chroma_index: MakeIndex) -> 
     assert search(source, "rain").nodes == []
 
 
+def test_it_follows_a_replaced_store() -> None:
+    """A store, docstore and struct that are put in place of the index's own have other texts under the same IDs."""
+    index, other = index_of(), index_of(nodes(["Rain in Paris"]))
+    source = KnowledgeSource("docs", index=index, hybrid=True)
+    assert ids(words_of(search(source, "snow"))) == ["n1"]
+    index._vector_store, index._docstore, index._index_struct = other.vector_store, other.docstore, other.index_struct
+    assert words_of(search(source, "snow")).nodes == []
+    assert [node.text for node in words_of(search(source, "rain")).nodes] == ["Rain in Paris"]
+
+
 def test_index_nodes_are_left_to_the_retriever() -> None:
     """What stands behind them is asked once a search, and found once."""
     inner = MemoryRetriever(["rain in Oslo"])
