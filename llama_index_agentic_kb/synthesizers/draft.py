@@ -263,7 +263,7 @@ class Draft:
                 made, checked = await parsed(read, reply.text or str(reply.tool_arguments), deadline=self.deadline)
                 self.result.output, checked = made, replace(checked, text=made.model_dump_json())
             else:
-                clean = partial(AnswerFilter(rules).checked, self.spotlight.unmarked(reply.text))
+                clean = partial(_cleaned, self.spotlight.unmarked(reply.text), rules)
                 checked = await parsed(clean, reply.text, deadline=self.deadline, max_inline=MAX_CLEANED_INLINE)
         except DeadlineExceededError:
             raise
@@ -295,6 +295,13 @@ class Draft:
         for number, what in ((checked.markers, markers), (checked.links, links), (checked.hidden, hidden)):
             if number:
                 self.result.warnings.append(f"{number} {what} were removed from the answer")
+
+
+def _cleaned(text: str, rules: AnswerRules) -> CheckedText:
+    checked = AnswerFilter(rules).checked(text)
+    if not checked.text.strip():
+        raise LLMError("the model's reply is empty: a fence, hidden characters or unknown markers", empty=True)
+    return checked
 
 
 def ids_of(*groups: Sequence[Passage]) -> set[int]:

@@ -320,7 +320,18 @@ async def test_each_node_is_a_call_in_order(way: Way, nodes: Nodes) -> None:
     assert told.source_ids == ["n0", "n1", "n2"]
 
 
-@pytest.mark.parametrize("reply", ["UNCHANGED", "Unchanged.", "The original answer remains the same.", "", "   "])
+EMPTY = ["```markdown\n\n```", "\u200b", "[ref_id:9]"]
+
+
+@pytest.mark.parametrize("reply", EMPTY)
+async def test_a_reply_of_which_nothing_is_left_is_an_error(reply: str, way: Way, nodes: Nodes) -> None:
+    """A fence around nothing, hidden characters and unknown markers are an empty reply, and no answer."""
+    synthesizer = AnswerSynthesis(ScriptedLLM(ScriptedReply(reply, chunk_size=3)), streaming=way.streaming)
+    with pytest.raises(SynthesisError, match="the model's reply is empty: a fence, hidden characters"):
+        await way.ask(synthesizer, "?", nodes)
+
+
+@pytest.mark.parametrize("reply", ["UNCHANGED", "Unchanged.", "The original answer remains the same.", "", " ", *EMPTY])
 async def test_a_reply_that_refines_nothing_keeps_the_answer(reply: str, way: Way, nodes: Nodes) -> None:
     """An empty reply, the word for it, or a remark without a citation takes no cited answer's place."""
     llm = ScriptedLLM(["Paris [ref_id:0].", reply, ScriptedReply(reply, chunk_size=5)])
