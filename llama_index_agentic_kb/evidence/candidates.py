@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
@@ -340,7 +340,8 @@ def arrange(
 def _keys(node: BaseNode) -> tuple[set[Hashable], set[Hashable]]:
     """Return a node's keys, and the keys of which each node that is ``_adjacent`` to it has at least one.
 
-    Numbered chunks of a document are found by their numbers: to seek among all of its chunks would be quadratic.
+    Chunks of a document are found by their numbers, or by the stretches of the document in which they lie: to seek
+    among all of its chunks would be quadratic.
     """
     keys: set[Hashable] = {node.node_id}
     if not node.relationships:
@@ -351,12 +352,12 @@ def _keys(node: BaseNode) -> tuple[set[Hashable], set[Hashable]]:
             keys.add(linked.node_id)
     if document is not None and isinstance(number, int):
         keys |= {(document, number), (document, number + 1)}
-    if document is None or None not in links or _span(node) is None:  # it is not adjacent to any by its position
-        return keys, keys
-    numbered, others = ("numbered", document), ("others", document)
-    if isinstance(number, int):
-        return {*keys, numbered}, {*keys, others}
-    return {*keys, others}, {*keys, numbered, others}
+    span = _span(node)
+    if document is None or None not in links or span is None or span[1] - span[0] > MAX_CHARACTERS:
+        return keys, keys  # it is not joined to any by its position
+    places = range(span[0] // MAX_CHARACTERS, (span[1] + MAX_GAP) // MAX_CHARACTERS + 1)
+    numbered, others = set(product(["numbered"], [document], places)), set(product(["others"], [document], places))
+    return (keys | numbered, keys | others) if isinstance(number, int) else (keys | others, keys | numbered | others)
 
 
 @dataclass(slots=True)

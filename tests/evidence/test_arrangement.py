@@ -174,8 +174,18 @@ def test_no_neighbours_are_missed() -> None:
         assert len(arrange([NodeWithScore(node=one) for one in nodes], 2).nodes) == 1
 
 
+@pytest.mark.parametrize("ends", [(0, 1), (0, 500), (499, 502), (1, 5_900), (5_000, 5_050), (-2, 4)])
+def test_neighbours_are_found_wherever_they_meet(ends: tuple[int, int]) -> None:
+    """Also beside a multiple of the greatest length, on which chunks are sought; in either order."""
+    for middle in (6_000, 6_001, 11_999, 12_000):
+        one, two = chunk("a", span=(middle - ends[1] - 10, middle)), chunk("b", span=(middle - ends[0], middle + 900))
+        assert follows(one, two)
+        for nodes in ((one, two), (two, one)):
+            assert len(arrange([NodeWithScore(node=node) for node in nodes], 2).nodes) == 1
+
+
 def test_numbered_chunks_are_not_compared_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor are linked ones: each only with those that may be beside it, also in a document of many pieces."""
+    """Nor are linked or placed ones: each only with those that may be beside it, also in a document of many pieces."""
     compare = Mock(side_effect=follows)
     monkeypatch.setattr(candidates, "follows", compare)
     numbered = [chunk(str(n), index=n, span=(n * 10, n * 10 + 10)) for n in range(0, 1000, 2)]
@@ -183,8 +193,9 @@ def test_numbered_chunks_are_not_compared_with_all(monkeypatch: pytest.MonkeyPat
     for n in range(1000, 2000, 2):
         links = {NodeRelationship.PREVIOUS: str(n - 1), NodeRelationship.NEXT: str(n + 1)}
         linked.append(chunk(str(n), span=(n * 10, n * 10 + 10), links=links))
-    assert len(arrange([NodeWithScore(node=one) for one in (*numbered, *linked)], 1000).nodes) == 1000
-    assert compare.call_count < 4000
+    placed = [chunk(str(n), span=(n * 1000, n * 1000 + 900)) for n in range(2000, 2500)]
+    assert len(arrange([NodeWithScore(node=one) for one in (*numbered, *linked, *placed)], 1500).nodes) == 1500
+    assert compare.call_count < 11_000
 
 
 def test_only_plain_text_of_one_source_and_one_metadata() -> None:
