@@ -23,10 +23,11 @@ from llama_index.core.utils import print_text
 
 from llama_index_agentic_kb._aio import Call, WorkerPool, arun, run
 from llama_index_agentic_kb._text import error_message, one_line, printable
+from llama_index_agentic_kb._types import Work
 from llama_index_agentic_kb.account import ActivityLog, Budget, GuardedCallbacks, set_budget
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, InvalidRequestError, by_value
 from llama_index_agentic_kb.evidence.candidates import Fusion, drop_provenance, references
-from llama_index_agentic_kb.evidence.gathering import EvidenceOptions, gather_evidence
+from llama_index_agentic_kb.evidence.gathering import EvidenceOptions, GatheredEvidence, gather_evidence
 from llama_index_agentic_kb.guard.permissions import (
     Permissions,
     current_principal,
@@ -59,6 +60,7 @@ from llama_index_agentic_kb.schema import (
     RetrievalRequest,
     ScopeState,
     SourceActivity,
+    TurnScope,
 )
 from llama_index_agentic_kb.schema.request import DEFAULT_INPUT_LIMITS, INSTRUCTING, InputLimits
 from llama_index_agentic_kb.search.embedding import SHARED_CACHE, EmbeddingCache
@@ -258,10 +260,12 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
     # -- LlamaIndex ------------------------------------------------------------------------------------------------
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return run(self.retrieval(self.request_for(query_bundle), bundle=query_bundle)).plain_nodes()
+        request = self.request_for(query_bundle)
+        return run(self.retrieval(request, bundle=query_bundle, recorded=self._verbose)).plain_nodes()
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return (await arun(self.retrieval(self.request_for(query_bundle), bundle=query_bundle))).plain_nodes()
+        request = self.request_for(query_bundle)
+        return (await arun(self.retrieval(request, bundle=query_bundle, recorded=self._verbose))).plain_nodes()
 
     def _handle_recursive_retrieval(self, query_bundle: QueryBundle, nodes: list[NodeWithScore]) -> list[NodeWithScore]:
         """Return the nodes unchanged: each source has already resolved its index nodes."""
@@ -310,6 +314,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         answer_share: float = RETRIEVAL_ANSWER_SHARE,
         observer: Callable[[ActivityRecord], None] | None = None,
         classification: ClassificationSpec | None = None,
+        recorded: bool = True,
     ) -> Retrieval:
         """Scope, plan, search, fuse and postprocess.
 
@@ -320,6 +325,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             observer: Called with each activity record. Defaults to the retriever's own.
             classification: The classes to sort the question into as part of planning, even if it is simple. Ignored at
                 minimal effort, with intents, and without a model.
+            recorded: Whether to log the activity even if no observer and no handler gets it. Default True.
 
         Raises:
             InvalidRequestError: The request names an unknown source, excludes all sources, or is too large.
@@ -338,7 +344,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         )
         set_budget(budget)
         principal = self.resolve_principal(request.principal)
-        log = ActivityLog(self.callback_manager, observer or self.observer)
+        log = ActivityLog(self.callback_manager, observer or self.observer, recorded)
         set_principal(principal)
         selected = select(self.sources, request, self.filters, calibrated=self.evidence.calibrated)
         memory, forgotten = list[ChatMessage](), list[MissingPart]()
@@ -403,55 +409,71 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         limit: int,
     ) -> None:
         """Merge the search results into ``retrieval.nodes``, and log how many candidates each stage dropped."""
-        log, budget, outcome = retrieval.log, retrieval.budget, retrieval.outcome
-        options, ranked = self.evidence, max(MAX_RANKED, limit)
+        budget, outcome, options, ranked = retrieval.budget, retrieval.outcome, self.evidence, max(MAX_RANKED, limit)
         if request.results_processing is not None:
             options = replace(options, results_processing=request.results_processing)
-        with log.record(
-            AgenticReasoningActivity,
-            CBEventType.AGENT_STEP,
-            logical_reasoning_effort=task.effort,
-            retrieval_reasoning_effort=task.effort if outcome.planned else ReasoningEffort.MINIMAL,
-            planned=outcome.allowed(task.limits, budget),
-            findings=outcome.findings or None,
-            signals=outcome.signals,
-            decision=outcome.decision or None,
-            conversation=narrowing.turn,
-        ) as record:
-            with billed() as bill:
-                gathered = await gather_evidence(
-                    outcome.searches,
-                    retrieval.selected,
-                    options,
-                    bundle=bundle or QueryBundle(retrieval.scope.question),
-                    ranked=ranked,
-                    limit=limit,
-                    deadline=budget.evidence_deadline,
-                    rerank_deadline=budget.retrieval_deadline,
-                    proof=outcome.proof,
-                    outside=narrowing.outside,
-                    follows=bool(task.scope.history),
-                )
-            for changed, fields in gathered.cut_searches:
-                log.amend(changed, **fields)
-            retrieval.nodes, counts = gathered.nodes, gathered.counts
-            retrieval.missing += filter(None, [gathered.missing])
-            if task.scope.intents:  # without a model, the plan's only warning is that there are too many
-                skipped = partial(MissingPart, what="intents", outcome=Outcome.SKIPPED)
-                retrieval.missing += [skipped(reason=warning) for warning in outcome.plan.warnings]
-            # The record of the planning call has the plan's warnings.
-            unplanned = outcome.plan.warnings if log.last(ModelQueryPlanningActivity) is None else []
-            is_cut = counts.kept < counts.candidates - counts.merged
-            cuts = counts.cuts(limited=budget.output_documents is not None) if is_cut else []
-            warnings = filter(None, [gathered.warning, *request.unread, *unplanned, *cuts])
-            log.close(
-                record,
-                outcome=Outcome.OK if retrieval.nodes else Outcome.EMPTY,
-                reasoning_tokens=bill.tokens,
-                warning="; ".join(warnings) or None,
-                spent=outcome.spent(budget, min(counts.candidates - counts.merged, ranked)),
-                **counts._asdict(),
-            )
+        work = gather_evidence(
+            outcome.searches,
+            retrieval.selected,
+            options,
+            bundle=bundle or QueryBundle(retrieval.scope.question),
+            ranked=ranked,
+            limit=limit,
+            deadline=budget.evidence_deadline,
+            rerank_deadline=budget.retrieval_deadline,
+            proof=outcome.proof,
+            outside=narrowing.outside,
+            follows=bool(task.scope.history),
+        )
+        is_read = retrieval.log.is_read
+        gathered = await (_recorded(work, request, retrieval, task, narrowing.turn, ranked) if is_read else work)
+        retrieval.nodes = gathered.nodes
+        retrieval.missing += filter(None, [gathered.missing])
+        if task.scope.intents:  # without a model, the plan's only warning is that there are too many
+            skipped = partial(MissingPart, what="intents", outcome=Outcome.SKIPPED)
+            retrieval.missing += [skipped(reason=warning) for warning in outcome.plan.warnings]
+
+
+async def _recorded(
+    work: Work[GatheredEvidence],
+    request: RetrievalRequest,
+    retrieval: Retrieval,
+    task: Task,
+    turn: TurnScope | None,
+    ranked: int,
+) -> GatheredEvidence:
+    """Gather evidence in an activity record of its own; at most ``ranked`` documents are ranked."""
+    log, budget, outcome = retrieval.log, retrieval.budget, retrieval.outcome
+    opened = log.record(
+        AgenticReasoningActivity,
+        CBEventType.AGENT_STEP,
+        logical_reasoning_effort=task.effort,
+        retrieval_reasoning_effort=task.effort if outcome.planned else ReasoningEffort.MINIMAL,
+        planned=outcome.allowed(task.limits, budget),
+        findings=outcome.findings or None,
+        signals=outcome.signals,
+        decision=outcome.decision or None,
+        conversation=turn,
+    )
+    with opened as record, billed() as bill:
+        gathered = await work
+        for changed, fields in gathered.cut_searches:
+            log.amend(changed, **fields)
+        # The record of the planning call has the plan's warnings.
+        unplanned = outcome.plan.warnings if log.last(ModelQueryPlanningActivity) is None else []
+        counts = gathered.counts
+        is_cut = counts.kept < counts.candidates - counts.merged
+        cuts = counts.cuts(limited=budget.output_documents is not None) if is_cut else []
+        warnings = filter(None, [gathered.warning, *request.unread, *unplanned, *cuts])
+        log.close(
+            record,
+            outcome=Outcome.OK if gathered.nodes else Outcome.EMPTY,
+            reasoning_tokens=bill.tokens,
+            warning="; ".join(warnings) or None,
+            spent=outcome.spent(budget, min(counts.candidates - counts.merged, ranked)),
+            **counts._asdict(),
+        )
+    return gathered
 
 
 def scope_of(

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
@@ -190,14 +190,22 @@ class ActivityLog:
     """The activity records of one request, in the order in which their stages began.
 
     No lock is needed: the stages of one request never call its methods concurrently. ``observer`` is called with each
-    record when it is opened and when it is closed; its exceptions are logged.
+    record when it is opened and when it is closed; its exceptions are logged. The caller that does not read ``records``
+    is not ``recorded``.
     """
 
     manager: CallbackManager
     observer: Callable[[ActivityRecord], None] | None = None
+    recorded: InitVar[bool] = True
+    is_read: bool = field(init=False)
+    """Whether anybody reads the records: the caller, the observer, a callback handler or an event handler."""
     records: list[ActivityRecord] = field(default_factory=list)
     _open: dict[int, tuple[float, CBEventType, str]] = field(default_factory=dict)
     _is_heard: bool = field(default_factory=is_heard)
+
+    def __post_init__(self, recorded: bool) -> None:
+        """Look who reads the records."""
+        self.is_read = recorded or self._is_heard or self.observer is not None or bool(self.manager.handlers)
 
     @contextmanager
     def record(

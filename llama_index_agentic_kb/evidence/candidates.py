@@ -142,9 +142,9 @@ class Candidate:
         node, judged, searches = self.node.node, self.reranked is not None or self.unjudged, list[JsonObject]()
         for search, kind, rank, score in self.found:
             asked = {"sub_query": search.sub_query.id, "query": search.sub_query.query}
-            where = {"activity": search.record.id, "source": search.source.name}
+            where = {"activity": search.number, "source": search.source.name}
             searches.append({**where, **asked, "list": kind, "rank": rank, "score": score})
-        mark = {"source": self.search.source.name, "activity": self.search.record.id, "searches": searches}
+        mark = {"source": self.search.source.name, "activity": self.search.number, "searches": searches}
         if self.best_for:
             mark["best_for"] = self.best_for
         if self.proof:
@@ -209,7 +209,7 @@ def lists_by_sub_query(searches: Sequence[SourceSearch], fusion: Fusion) -> list
     """
     by_sub_query: dict[str, dict[Hashable, list[SourceSearch]]] = {}
     for search in searches:
-        corpus: Hashable = ("search", search.record.id)
+        corpus: Hashable = ("search", search.number)
         for one in reversed(search.lists):
             corpus = corpus if one.scale is None or one.scores is None else one.scale
         by_sub_query.setdefault(search.sub_query.id, {}).setdefault(corpus, []).append(search)
@@ -245,7 +245,7 @@ def _corpus_list(searches: Sequence[SourceSearch]) -> Ranked[NodeKey]:
     for search in searches:
         for position, found in enumerate(search.lists):
             shared = found.kind == LEXICAL or (found.scale is not None and found.scores is not None)
-            key = found.kind if shared else (search.record.id, position)
+            key = found.kind if shared else (search.number, position)
             kinds.setdefault(key, []).append(Ranked(found.keys, search.source.weight, found.scores))
             weights += [search.source.weight] if found.nodes else []
     lists = []

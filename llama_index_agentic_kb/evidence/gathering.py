@@ -307,10 +307,10 @@ def _cut_searches(
     searches: Sequence[SourceSearch], reranking: Reranking
 ) -> list[tuple[SourceActivity, dict[str, int]]]:
     """Return the records of reranked searches, each with its updated counts after thresholding."""
-    judged = {search.record.id for one in reranking.lists if one.judged for search in one.searches}
+    judged = {search.number for one in reranking.lists if one.judged for search in one.searches}
     changed = []
     for search in searches:
-        if search.record.id in judged:
+        if search.record is not None and search.number in judged:
             keys = [node_key(node.node) for node in search.nodes]
             dropped = sum(key in reranking.below for key in keys)
             changed.append((search.record, {"dropped_by_threshold": dropped, "count": len(keys) - dropped}))

@@ -300,7 +300,7 @@ class MultiHopSearch:
         share = min(max(1, MAX_PASSAGES // max(1, len(searches))), PASSAGES_PER_QUERY)
         # Besides, the passages that no model call has read, and those of findings that name none.
         unproven = {name for name, read in steps.found.items() if any(one.node_id is None for one in read)}
-        names = [(search.sub_query.id, search.record.id) for search in self._readable_searches]
+        names = [(search.sub_query.id, search.number) for search in self._readable_searches]
         unread = [name for name, record in names if record not in self._seen or name in unproven]
         passages = await self._passages(dict.fromkeys([*searches, *unread], share))
         asked_for = {name: steps.searched[name].query for name in searches}
@@ -413,7 +413,7 @@ class MultiHopSearch:
         found, proof = self._readable_searches, [one.node_id for one in self._proof()]
         # Their sources are recorded as read before the call can write a query.
         self._steps.read.update(search.source.name for search in found if search.nodes)
-        self._seen.update(search.record.id for search in found)
+        self._seen.update(search.number for search in found)
         known = {normalize(one.value) for read in self._steps.found.values() for one in read}
         in_full, fusion = frozenset(self._in_full), self._task.fusion
         choose = partial(best_passages, found, per_query, fusion, proof, in_full, known, whole)

@@ -76,7 +76,8 @@ class SourceSearch:
 
     sub_query: SubQuery
     source: KnowledgeSource
-    record: SourceActivity
+    number: int  # of the search in its request: the id of its record, if it has one
+    record: SourceActivity | None  # None if nobody reads the activity log
     must_answer: bool = False  # whether the request fails if this search fails (``failOnError``)
     filters: FilterNode | None = None  # the effective filter, which shards share
     words: str = ""  # the text that is searched: the query, which a conversation may expand
@@ -186,24 +187,27 @@ class FanOut:
 
     def _opened(self, sub_query: SubQuery, chosen: SelectedSource) -> SourceSearch:
         """Return a search that begins, with its record, which is opened in the context of the search."""
-        name, payload = chosen.source.name, None
-        if self._log.manager.handlers:
-            question = SubQuestion(sub_question=sub_query.query, tool_name=name)
-            payload = {EventPayload.SUB_QUESTION: SubQuestionAnswerPair(sub_q=question)}
-        planner = sub_query.filters.get(name)
-        filters = chosen.filters if planner is None else chosen.source.effective_filter(chosen.caller, planner)
-        record = self._log.open(
-            SourceActivity,
-            CBEventType.SUB_QUESTION,
-            payload,
-            type=chosen.source.kind,
-            knowledge_source_name=name,
-            sub_query_id=sub_query.id,
-            query_time=datetime.now(UTC),
-            arguments=SearchArguments(search=sub_query.query, filter=filters),
-            warning=chosen.warning,
-        )
-        search = SourceSearch(sub_query, chosen.source, record, chosen.params.fail_on_error, filters, sub_query.query)
+        source, number, record, payload = chosen.source, self._planned, None, None
+        planner = sub_query.filters.get(source.name)
+        filters = chosen.filters if planner is None else source.effective_filter(chosen.caller, planner)
+        if self._log.is_read:
+            if self._log.manager.handlers:
+                question = SubQuestion(sub_question=sub_query.query, tool_name=source.name)
+                payload = {EventPayload.SUB_QUESTION: SubQuestionAnswerPair(sub_q=question)}
+            record = self._log.open(
+                SourceActivity,
+                CBEventType.SUB_QUESTION,
+                payload,
+                type=source.kind,
+                knowledge_source_name=source.name,
+                sub_query_id=sub_query.id,
+                query_time=datetime.now(UTC),
+                arguments=SearchArguments(search=sub_query.query, filter=filters),
+                warning=chosen.warning,
+            )
+            number = record.id
+        strict = chosen.params.fail_on_error
+        search = SourceSearch(sub_query, source, number, record, strict, filters, sub_query.query)
         if sub_query.origin is SubQueryOrigin.QUESTION:
             if self._brought is not None and self._brought.query_str.strip() == sub_query.query:
                 search.brought = self._brought
@@ -319,10 +323,12 @@ class FanOut:
             else:
                 await self._find(search, chosen)
         except asyncio.CancelledError:
-            self._log.cancel(search.record)
+            if search.record is not None:
+                self._log.cancel(search.record)
             raise
         except Exception as error:  # noqa: BLE001 (a failure affects only its search; it is stored and reported)
-            return self._fail(search, error)
+            self._fail(search, error)
+            return
         finally:
             self._running -= 1
             if not self._running:
@@ -330,6 +336,8 @@ class FanOut:
                 if self._timer is not None:
                     self._timer.cancel()
                     self._timer = None
+        if search.record is None:
+            return
         candidates = by_filter = unusable = 0
         lanes = list[SearchLane]()
         for ranked in search.lists:
@@ -347,7 +355,7 @@ class FanOut:
                     shard=part.shard,
                 )
                 lanes.append(lane)
-        return self._log.close(
+        self._log.close(
             search.record,
             {EventPayload.NODES: [*search.nodes]},
             outcome=Outcome.OK if search.nodes else Outcome.EMPTY,
@@ -417,14 +425,14 @@ class FanOut:
 
     def _fail(self, search: SourceSearch, error: Exception) -> None:
         name, search.error = search.source.name, error
-        ended = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
-        self._log.close(
-            search.record,
-            outcome=Outcome.DENIED if isinstance(error, DeniedError) else ended,
-            count=0,
-            error=describe_error(error, name, search.stage),
-            retries=max(0, search.progress.attempts - search.progress.calls) or None,
-        )
+        if search.record is not None:
+            self._log.close(
+                search.record,
+                outcome=_ended(error),
+                count=0,
+                error=describe_error(error, name, search.stage),
+                retries=max(0, search.progress.attempts - search.progress.calls) or None,
+            )
         asked, stage = search.sub_query.id, search.stage
         logger.warning("source %r did not answer %s (%s): %s", name, asked, stage, error_message(error))
 
@@ -505,11 +513,14 @@ def missing_parts(searches: Sequence[SourceSearch], *, answered: bool = False) -
 
 
 def _missing(search: SourceSearch, error: Exception, what: str = "") -> MissingPart:
-    outcome = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
-    if not what:
-        outcome = search.record.outcome or Outcome.ERROR
     reason, name = what + error_message(error), search.source.name
-    return MissingPart(what=name, outcome=outcome, reason=reason, sub_query_id=search.sub_query.id)
+    return MissingPart(what=name, outcome=_ended(error), reason=reason, sub_query_id=search.sub_query.id)
+
+
+def _ended(error: Exception) -> Outcome:
+    if isinstance(error, DeniedError):
+        return Outcome.DENIED
+    return Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
 
 
 def _raise_if_lost(failed: Sequence[tuple[SourceSearch, Exception]], count: int) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from llama_index.core.callbacks import CallbackManager, CBEventType, EventPayload
 from llama_index.core.callbacks.base_handler import BaseCallbackHandler
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.instrumentation.events import BaseEvent
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource
 from llama_index_agentic_kb._aio import arun, gather, run
@@ -72,6 +74,35 @@ def test_failing_and_amending() -> None:
     log.amend(record, warning="late news")
     assert record.warning == "late news"
     assert told == [(0, None), (0, "error"), (1, None), (1, "denied"), (0, "error")]
+
+
+class Hearing(BaseEventHandler):
+    def handle(self, event: BaseEvent, **_: object) -> None:
+        """Hear an event."""
+
+
+def test_a_plain_search_is_recorded_where_somebody_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of nodes needs no records; an observer, callback handlers and event handlers each get them."""
+    logs, heard = list[ActivityLog](), ActivityCallbackHandler(log=False)
+
+    def made(*args: Any) -> ActivityLog:
+        logs.append(ActivityLog(*args))
+        return logs[-1]
+
+    monkeypatch.setattr("llama_index_agentic_kb.retriever.ActivityLog", made)
+    readers: list[dict[str, Any]] = [
+        {},
+        {"observer": lambda _: None},
+        {"callback_manager": CallbackManager([heard])},
+        {"verbose": True},
+    ]
+    for reader in readers:
+        source = KnowledgeSource("docs", retriever=MemoryRetriever(["rain"]))
+        assert len(AgenticRetriever([source], effort="minimal", **reader).retrieve("rain")) == 1
+    monkeypatch.setattr("llama_index_agentic_kb.account.dispatcher.event_handlers", [Hearing()])
+    assert ActivityLog(guarded(CallbackManager([])), recorded=False).is_read
+    assert [len(log.records) for log in logs] == [0, 2, 2, 2]
+    assert logs[2].records == sorted(heard.records, key=lambda record: record.id)
 
 
 def test_a_failing_observer_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -38,7 +38,13 @@ def make_lane(
     record = SourceActivity(id=number, knowledge_source_name=over.name, sub_query_id=query)
     sub_query = SubQuery(id=query, query=f"query {query}", sources=[over.name])
     return SourceSearch(
-        sub_query, over, record, words=sub_query.query, lists=tuple(lists), nodes=[*distinct_nodes(lists).values()]
+        sub_query,
+        over,
+        number,
+        record,
+        words=sub_query.query,
+        lists=tuple(lists),
+        nodes=[*distinct_nodes(lists).values()],
     )
 
 

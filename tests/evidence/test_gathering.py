@@ -190,6 +190,7 @@ def test_counts_always_add_up(data: st.DataObject) -> None:
             )
         )
     for lane in lanes:
+        assert lane.record is not None
         lane.record.count = len(lane.nodes)
     overlap = OverlapReranker(fault=data.draw(st.sampled_from([None, "empty", OSError()])), fails_on="q1")
     top_n, threshold = data.draw(st.sampled_from([None, 1, 3])), data.draw(st.sampled_from([None, 0.0, 2.0, 4.0]))

@@ -177,6 +177,7 @@ def found_by(nodes: Sequence[NodeWithScore], name: str = "q0", query: str = "x")
     return SourceSearch(
         SubQuery(id=name, query=query, sources=["docs"]),
         SOURCE,
+        record.id,
         record,
         lists=(NodeList("dense", [*nodes], [node_key(one.node) for one in nodes]),),
         nodes=nodes,

@@ -298,6 +298,7 @@ def test_a_planners_filter_and_the_collections_number_reach_each_shard() -> None
     even = Condition(key="even", value=True)
     asked = SubQuery(id="q1", query="rain", sources=["docs"], filters={"docs": even})
     (found,) = run(searching(ShardedSource("docs", shards, similarity_top_k=4)).search(QueryPlan(sub_queries=[asked])))
+    assert found.record is not None
     assert [(lane.shard, lane.count) for lane in found.record.lanes or []] == [("s0", 4), ("s1", 4), ("s2", 4)]
     assert len(found.nodes) == 4
     assert found.record.dropped_by_filter == 0
