@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import Field
@@ -242,20 +242,19 @@ async def _measured(
         [found] = await judge.score([claim], [Premise("\n\n".join(known))], deadline=deadline)
         return found.score is not None and found.score >= threshold
 
-    statements: list[StatementCitations] = []
-    for claim in split_claims(answer):
-        if claim.check_required:
-            cited = claim.cited
-            recalled = await supports(claim, cited)
-            precise = list(cited) if recalled and len(cited) == 1 else []
-            for number in cited if recalled and not precise else ():
-                others = [other for other in cited if other != number]
-                if await supports(claim, [number]) or not await supports(claim, others):
-                    precise.append(number)
-            statements.append(StatementCitations(claim, recalled, tuple(precise)))
+    statements = [await _statement(claim, supports) for claim in split_claims(answer) if claim.check_required]
     count = sum(len(statement.claim.cited) for statement in statements)
     return CitationQuality(
         recall=sum(statement.recalled for statement in statements) / len(statements) if statements else None,
         precision=sum(len(statement.precise) for statement in statements) / count if count else None,
         statements=statements,
     )
+
+
+async def _statement(claim: Claim, supports: Callable[[Claim, Sequence[int]], Awaitable[bool]]) -> StatementCitations:
+    recalled, precise = await supports(claim, claim.cited), list[int]()
+    for number in claim.cited if recalled else ():
+        others = [other for other in claim.cited if other != number]
+        if not others or await supports(claim, [number]) or not await supports(claim, others):
+            precise.append(number)
+    return StatementCitations(claim, recalled, tuple(precise))

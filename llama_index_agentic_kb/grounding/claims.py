@@ -59,7 +59,8 @@ _ITEM: Final = re.compile(
 _FENCE: Final = re.compile(r"[ \t]{0,3}(`{3,}|~{3,})")
 _HEADING: Final = re.compile(r"[ \t]{0,3}#{1,6}(?:[ \t]|$)|\s*(\*\*|__)[^*_\n]{1,200}\1\s*[:：]?\s*$")
 """A heading, or a line that is entirely bold."""
-_RULE: Final = re.compile(r"[ \t]{0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,}|={2,})$")
+_RULE: Final = re.compile(r"[ \t]{0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,}|={2,})?$")
+"""A rule, or an empty line."""
 _UNDERLINE: Final = re.compile(r"[ \t]{0,3}(?:=+|-+)[ \t]*$")
 _ROW: Final = re.compile(r"[ \t]*\|.*\|[ \t]*$")
 _ROW_RULE: Final = re.compile(r"[ \t]*+\|?[ \t]*+:?-+:?[ \t]*+(?:\|[ \t]*+:?-+:?[ \t]*+)*\|?[ \t]*+$")
@@ -149,42 +150,63 @@ class _Block:
     context: str = ""
 
 
+@dataclass(slots=True)
+class _Outline:
+    """The blocks that were read, and what stands above the next line."""
+
+    blocks: list[_Block] = field(default_factory=list)
+    current: _Block | None = None  # the paragraph or list item that the next line may continue
+    heading: str = ""
+    lead_in: str = ""
+    head: str | None = None  # the header of the current table
+
+    def row(self, text: str, start: int) -> bool:
+        """Read a line with a bar if it belongs to a table; return whether it does."""
+        is_rule = _ROW_RULE.match(text) is not None
+        if not (_ROW.match(text) or (is_rule and self.head is not None)):
+            return False
+        self.current = None
+        if not is_rule and self.head is None:
+            self.head = plain_claim(text)
+        elif not is_rule:
+            first = start + len(text) - len(text.lstrip())
+            self.blocks.append(_Block(first, start + len(text), whole=True, context=self.head or ""))
+        return True
+
+    def line(self, text: str, start: int) -> None:
+        """Read a line outside of tables."""
+        item, above = _ITEM.match(text), self.current
+        if above and not above.whole and _UNDERLINE.match(text):
+            self.blocks.pop()  # the text above the underline is a heading
+            self.current = None
+        elif _RULE.match(text):
+            self.current = None
+        elif _HEADING.match(text):
+            self.current, self.lead_in = None, ""
+            self.heading = plain_claim(text.strip().lstrip("#").strip()).rstrip(":：") + ":"
+        else:
+            if item:
+                above = _Block(start + item.end("indent"), 0, whole=True, context=self.lead_in or self.heading)
+                self.blocks.append(above)
+            elif not above or (above.whole and not text[:1].isspace()):
+                above, self.lead_in = _Block(start, 0), ""
+                self.blocks.append(above)
+            above.end = start + len(text)
+            self.current = above
+            if _LEAD_IN.search(text[-400:]):
+                self.lead_in, self.current = plain_claim(text), None
+
+
 def _blocks(answer: str) -> list[_Block]:
     """Return the blocks of a Markdown answer that contain claims: paragraphs, list items and table rows."""
-    found: list[_Block] = []
-    current: _Block | None = None
-    heading = lead_in = ""
-    head: str | None = None  # the header of the current table
+    outline = _Outline()
     for text, start, begins in _lines(answer):
-        current = None if begins else current
-        is_rule = _ROW_RULE.match(text) is not None
-        if _ROW.match(text) or (head is not None and "|" in text and is_rule):
-            current = None
-            if head is not None and not is_rule:
-                first = start + len(text) - len(text.lstrip())
-                found.append(_Block(first, start + len(text), whole=True, context=head))
-            elif not is_rule:
-                head = plain_claim(text)
-            continue
-        head = None
-        item = _ITEM.match(text)
-        if current and not current.whole and text and _UNDERLINE.match(text):
-            found.pop()  # the text above the underline is a heading
-            current = None
-        elif not text or _RULE.match(text):
-            current = None
-        elif _HEADING.match(text):
-            current = None
-            heading, lead_in = plain_claim(text.strip().lstrip("#").strip()).rstrip(":：") + ":", ""
-        else:
-            if item or not current or (current.whole and not text[:1].isspace()):
-                context, lead_in = (lead_in or heading, lead_in) if item else ("", "")
-                current = _Block(start + (item.end("indent") if item else 0), 0, bool(item), context)
-                found.append(current)
-            current.end = start + len(text)
-            if _LEAD_IN.search(text[-400:]):
-                lead_in, current = plain_claim(text), None
-    return found
+        if begins:
+            outline.current = None
+        if "|" not in text or not outline.row(text, start):
+            outline.head = None
+            outline.line(text, start)
+    return outline.blocks
 
 
 def _lines(answer: str) -> Iterator[tuple[str, int, bool]]:
@@ -219,7 +241,7 @@ _OPENING: Final = {"“": "”", "„": "“", "「": "」", "『": "』", "（"
 _BRACKET: Final = re.compile('[“”„«»「」『』（）()【】"]')
 _DEEPEST: Final = 8
 _LONGEST_QUOTE: Final = 400  # maximum characters of a quotation or bracket that keeps its sentences together
-_WORD_BEFORE: Final = re.compile(r"[\w.’'-]{1,24}\Z")
+_WORD_BEFORE: Final = re.compile(r"[\w.’'-]{0,24}\Z")
 _ORDINAL_DIGITS: Final = 2
 _NUMBERED: Final = words(
     "c no nos p pp fig figs vol vols eq eqs ch sec art abs abb bd jan feb mar apr jun jul aug sep sept oct okt nov "
@@ -256,14 +278,14 @@ def _ends_quoted(text: str, stop: re.Match[str], quoted: tuple[int, int], positi
     if stop.end("cited") < quoted[1]:
         return False
     opens = text[position : quoted[0]].strip(" *_") == ""
-    following = text[stop.end() : stop.end() + 1]
+    following, is_apart = text[stop.end() : stop.end() + 1], stop.end("closing") < stop.end()
     if text[quoted[0]] in "(（【":
         return opens and not following.islower()
     if text[quoted[0]] in "「『":  # Hiragana after the quotation is a particle that introduces the speaker
         return not re.match("[\u3041-\u3096、，,]", following)
     if stop["mark"][0] in _WIDE or _WIDE_CHAR.match(following):  # in Chinese the speaker follows directly
         return bool(stop["space"]) or not following or following in _OPENING or not opens
-    return (bool(stop["cited"] or stop["space"]) or not following) and not following.islower()
+    return (is_apart or not following) and not following.islower()
 
 
 def _ends(text: str, stop: re.Match[str], position: int, language: Callable[[], str]) -> bool:
@@ -271,25 +293,29 @@ def _ends(text: str, stop: re.Match[str], position: int, language: Callable[[], 
     mark, word, following = stop["mark"].lstrip(), stop["word"], text[stop.end() : stop.end() + 1]
     if mark[0] in _WIDE or not following or (mark[0] in "!?…" and _WIDE_CHAR.match(following)):
         return True
-    if not (stop["cited"] or stop["space"]) or following in ",;:)" or word.islower():
+    if stop.end("closing") == stop.end() or following in ",;:)" or word.islower():
         return False
     return mark != "." or bool(stop["closing"]) or _ends_at_point(text, stop.start(), position, word, language())
 
 
 def _ends_at_point(text: str, point: int, position: int, following: str, language: str) -> bool:
     """Return whether a single point before a word that is not in lower case ends a sentence."""
-    found = _WORD_BEFORE.search(text, max(position, point - 24), point)
-    before = found[0] if found else ""
+    before: str = _WORD_BEFORE.findall(text, max(position, point - 24), point)[0]
     plain = before.casefold().lstrip("’'")
-    starts = following.casefold() in FUNCTION_WORDS.get(language, ()) and (len(following) > 1 or following in "AI")
+    starts = _begins(following, language)
     if before.isdigit():
         ahead = text[position : point - len(before)].strip()  # in running text, "1. ..." is the number of an item
         is_ordinal = language == "german" and len(before) <= _ORDINAL_DIGITS and not starts
-        return not (is_ordinal or not ahead or ahead.endswith((":", ";")))
+        return not is_ordinal and ahead[-1:] not in ("", ":", ";")
     if len(before) == 1 and before.isalpha() and (before.isupper() or language == "german"):  # an initial, or 37 °C
         return starts or text[point - 2 : point - 1] == "°"
     is_short = plain in _ABBREVIATIONS or (plain in _NUMBERED and following[:1].isdigit())
     return starts or not (is_short or _ACRONYM.search(plain))
+
+
+def _begins(word: str, language: str) -> bool:
+    """Return whether a word is one with which sentences begin."""
+    return word.casefold() in FUNCTION_WORDS.get(language, ()) and (len(word) > 1 or word in "AI")
 
 
 def _closed_stretches(text: str) -> list[tuple[int, int]]:

@@ -105,6 +105,13 @@ class Premise:
     title: str = ""
     attributes: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def head(self) -> str:
+        """The title, if it describes the text, and the attributes as a sentence."""
+        title = "" if _IDENTIFIER.fullmatch(self.title) else self.title
+        head = ". ".join(filter(None, (title, *map(str, self.attributes.values()))))
+        return head + "." if head and not head.endswith(".") else head
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -178,11 +185,7 @@ class Corpus:
         sample = " ".join(text[:400] for text in self.texts[:8])
         self.language = detect_language(split_words(sample)) if sample else DEFAULT_LANGUAGE
         self.sentences: list[_Sentence] = []
-        self._heads: list[str] = []  # title and attributes of each passage, as a sentence
-        for premise in premises:
-            title = "" if _IDENTIFIER.fullmatch(premise.title) else premise.title
-            head = ". ".join(part for part in (title, *map(str, premise.attributes.values())) if part)
-            self._heads.append(head + "." if head and not head.endswith(".") else head)
+        self._heads = [premise.head for premise in premises]
         self._head_terms = [frozenset(_terms(head, self.language)) for head in self._heads]
         self._numbers = frozenset[str]().union(*map(numbers_of, (*self._heads, *self.texts)))
         self._firsts: list[int] = []  # index of the first sentence of each passage
@@ -215,8 +218,7 @@ class Corpus:
         names = frozenset(term for name in _NAME.findall(text) for term in _terms(name, self.language)) - ignored
         claim = _Claim(weights, held, numbers_of(text), names, is_negated(text))
         windows = self._windows(claim)
-        best = windows[0].passage if windows else 0
-        length = self._firsts[best + 1] - self._firsts[best] if windows else 0
+        length = self._firsts[windows[0].passage + 1] - self._firsts[windows[0].passage] if windows else 0
         named = bool(claim.names or claim.numbers)
         return Reading(self._features(claim, windows), tuple(windows), len(set(content)), named, length)
 
@@ -240,7 +242,17 @@ class Corpus:
     def _window(self, number: int, places: Sequence[int], claim: _Claim) -> Window:
         """Return a window of a passage: the sentences that cover most of the claim, and others beside them."""
         chosen = self._covering(claim, places[:24], self._head_terms[number], _MOST_SENTENCES) or [places[0]]
-        first, last = self._firsts[number], self._firsts[number + 1]
+        picked = self._picked(chosen, self._firsts[number], self._firsts[number + 1])
+        chosen = [place for place in chosen if place in picked]
+        text, alone = self._text(number, sorted(picked)), self._text(number, chosen[:1])
+        if text == alone or claim.within(self._known(number, chosen[:1])) < _IN_ONE:
+            alone = ""
+        best = [self.sentences[place] for place in chosen]
+        spans = tuple(Span(start=sentence.start, end=sentence.end) for sentence in best)
+        return Window(number, tuple(chosen), spans, text, claim.within(self._known(number, chosen)), alone)
+
+    def _picked(self, chosen: Sequence[int], first: int, last: int) -> list[int]:
+        """Return the sentences of a window: the chosen ones, and others from ``first`` to ``last`` that fit in."""
         picked, words = list[int](), 0
         # Neighbours resolve pronouns; in a short passage, a paraphrase may be in any sentence.
         for place in (*chosen, chosen[0] - 1, chosen[0] + 1, *range(first, min(last, first + _MOST_FILLED))):
@@ -249,17 +261,12 @@ class Corpus:
                 if not picked or words + count <= WINDOW_WORDS:
                     picked.append(place)
                     words += count
-        chosen = [place for place in chosen if place in picked]
-        head, whole = self._heads[number], self.texts[number]
-        spans = {place: Span(start=self.sentences[place].start, end=self.sentences[place].end) for place in picked}
-        text, alone = (
-            " ".join(part for part in (head, *(spans[place].of(whole) for place in places)) if part)
-            for places in (sorted(picked), chosen[:1])
-        )
-        if text == alone or claim.within(self._known(number, chosen[:1])) < _IN_ONE:
-            alone = ""
-        coverage = claim.within(self._known(number, chosen))
-        return Window(number, tuple(chosen), tuple(spans[place] for place in chosen), text, coverage, alone)
+        return picked
+
+    def _text(self, passage: int, places: Sequence[int]) -> str:
+        """Return a passage's head and some of its sentences."""
+        said = (self.texts[passage][self.sentences[one].start : self.sentences[one].end] for one in places)
+        return " ".join(filter(None, (self._heads[passage], *said)))
 
     def _known(self, passage: int, places: Sequence[int]) -> frozenset[str]:
         """Return the terms of a passage's head and of some sentences."""

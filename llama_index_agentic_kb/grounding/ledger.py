@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Final
 
@@ -46,6 +47,8 @@ _SHORT_PARTS: Final = 0.1  # added to these, because the model's scores of short
 _MOST_BY_PARTS: Final = 0.95  # maximum of the sum: the score of a statement that stands in a passage to the letter
 _SETTLED: Final = frozenset({Verdict.SUPPORTED, Verdict.NOT_CHECKABLE})
 _BORNE: Final = (Verdict.SUPPORTED, Verdict.PARTIALLY_SUPPORTED)
+_MISSED: Final = ClaimScore(None, Verdict.NOT_CHECKABLE, left_out=True)
+_NOT_ASKED: Final = ClaimScore(None, Verdict.NOT_CHECKABLE)
 _LONGEST_VALUE: Final = 4  # maximum number of words of a bare value
 _UNBOUND: Final = 0.5  # the highest score of a bare value that no cited sentence repeats
 _MOST_BEGINNINGS: Final = 48  # maximum number of beginnings of claims scored in one check
@@ -107,7 +110,8 @@ async def _scores_of(
         name = scorer.name
         scores += await scorer.score(asked, sources, deadline=deadline)
         scored = list(zip(asked, scores, strict=False))
-        await _add_parts(scored, sources, scorer, threshold, deadline)
+        if parts := _parts_to_score(scored, sources, threshold, is_small=isinstance(scorer, SmallScorer)):
+            await _add_parts(scored, parts, sources, scorer, deadline)
         if len(scored) > 1:
             _bind_lead(scored)
         is_faulty = not _SETTLED.issuperset(map(attrgetter("verdict"), scores))
@@ -120,24 +124,35 @@ async def _scores_of(
     return name, scores + left_out, []
 
 
-async def _add_parts(
-    scored: _Scored, sources: Sequence[GroundingSource], scorer: ClaimScorer, threshold: float, deadline: float | None
-) -> None:
-    """Score the part before each marker of a claim against what the marker cites.
-
-    References that support such a part are added to the claim's score. The shipped model reads one fact better than
-    several: with it, a claim counts mostly as much as its weakest part.
-    """
-    is_small = isinstance(scorer, SmallScorer)
+def _parts_to_score(
+    scored: _Scored, sources: Sequence[GroundingSource], threshold: float, *, is_small: bool
+) -> dict[tuple[int, ...], list[tuple[Claim, int]]]:
+    """Return the parts before the markers of claims, each with its claim's place, by the references that they cite."""
     places = dict(zip(map(attrgetter("reference_id"), sources), range(len(sources)), strict=True))
     asked: dict[tuple[int, ...], list[tuple[Claim, int]]] = {}
     for place, (claim, score) in enumerate(scored):
         if score.verdict is Verdict.SUPPORTED or (is_small and score.score is not None):
+            known = () if is_small else {one.premise for one in score.evidence if one.score >= threshold}
             for part in marked_parts(claim):
                 cited = tuple(places[one] for one in dict.fromkeys(map(str, part.cited)) if one in places)
                 cited = cited or tuple(places.values())  # a marker that names nothing cites nothing
-                if is_small or not {one.premise for one in score.evidence if one.score >= threshold}.issuperset(cited):
+                if not set(cited).issubset(known):
                     asked.setdefault(cited, []).append((part, place))
+    return asked
+
+
+async def _add_parts(
+    scored: _Scored,
+    asked: Mapping[tuple[int, ...], Sequence[tuple[Claim, int]]],
+    sources: Sequence[GroundingSource],
+    scorer: ClaimScorer,
+    deadline: float | None,
+) -> None:
+    """Score the parts of claims against what their markers cite.
+
+    References that support such a part are added to the claim's score. The shipped model reads one fact better than
+    several: with it, a claim counts mostly as much as its weakest part.
+    """
     found: dict[int, list[ClaimScore]] = {}
     for cited, waiting in asked.items():
         premises = [sources[number] for number in cited]
@@ -146,20 +161,26 @@ async def _add_parts(
             evidence = [replace(one, premise=cited[one.premise]) for one in part_score.evidence]
             found.setdefault(place, []).append(replace(part_score, evidence=evidence))
     for place, parts in found.items():
-        _weigh(scored[place][1], parts, by_parts=is_small)
+        _weigh(scored[place][1], parts, by_parts=isinstance(scorer, SmallScorer))
 
 
 def _weigh(score: ClaimScore, parts: Sequence[ClaimScore], *, by_parts: bool) -> None:
     """Add the scores of a claim's parts to the score of the whole."""
     judged = [part.score for part in parts if part.score is not None]
+    borne = [part for part in parts if part.verdict in _BORNE]
     if by_parts and judged and score.score is not None:
-        score.score = min(_MOST_BY_PARTS, _WHOLE * score.score + (1 - _WHOLE) * min(judged) + _SHORT_PARTS)
-        is_denied = score.verdict is Verdict.CONTRADICTED and any(one.verdict not in _BORNE for one in parts)
-        score.verdict = verdict_of(score.score, contradicted=is_denied)
-        score.evidence = [replace(one, score=min(one.score, score.score)) for one in score.evidence]
+        value = min(_MOST_BY_PARTS, _WHOLE * score.score + (1 - _WHOLE) * min(judged) + _SHORT_PARTS)
+        is_denied = score.verdict is Verdict.CONTRADICTED and len(borne) < len(parts)
+        _lower(score, value, value, contradicted=is_denied)
     if score.verdict in _BORNE:
-        shown = [one for part in parts if part.verdict in _BORNE for one in part.evidence]
-        score.parts = [one for one in shown if one.score >= PARTIAL_THRESHOLD]
+        found = chain.from_iterable(map(attrgetter("evidence"), borne))
+        score.parts = [one for one in found if one.score >= PARTIAL_THRESHOLD]
+
+
+def _lower(score: ClaimScore, value: float, most: float, *, contradicted: bool = False) -> None:
+    """Set the score of a claim and its verdict; evidence has at most the score ``most``."""
+    score.score, score.verdict = value, verdict_of(value, contradicted=contradicted)
+    score.evidence = [replace(one, score=min(one.score, most)) for one in score.evidence]
 
 
 def _bind_lead(scored: _Scored) -> None:
@@ -169,10 +190,9 @@ def _bind_lead(scored: _Scored) -> None:
     no cited sentence repeats the value, it is at most partially supported.
     """
     lead, score = scored[0]
-    if lead.cited or lead.context or score.score is None or len(lead.plain.split()) > _LONGEST_VALUE:
-        return
     cited = [(claim, own) for claim, own in scored[1:] if claim.cited]
-    if not cited:
+    is_bare = not (lead.cited or lead.context) and len(lead.plain.split()) <= _LONGEST_VALUE
+    if not is_bare or not cited or score.score is None:
         return
     value = set(split_words(lead.plain))
     about = next((own for claim, own in cited if value.issubset(split_words(claim.plain))), None)
@@ -180,14 +200,14 @@ def _bind_lead(scored: _Scored) -> None:
         score.score, score.verdict = about.score, about.verdict
         score.evidence, score.parts = list(about.evidence), list(about.parts)
         score.rivals = list(about.rivals) if about.verdict is Verdict.CONTRADICTED else []
-        return
-    # "It rained" has a content word in lower case and states something, "20 July 1969" has none.
-    found = (word.strip(".,;") for word in lead.plain.split())
-    states = any(word.islower() and word not in FUNCTION_WORDS["english"] for word in found)
-    if score.verdict is Verdict.SUPPORTED and not states:
-        score.score = min(score.score, _UNBOUND)
-        score.verdict = verdict_of(score.score)
-        score.evidence = [replace(one, score=min(one.score, _UNBOUND)) for one in score.evidence]
+    elif score.verdict is Verdict.SUPPORTED and not _states(lead.plain):
+        _lower(score, min(score.score, _UNBOUND), _UNBOUND)
+
+
+def _states(text: str) -> bool:
+    """Return whether a text has a content word in lower case: "It rained" states something, "20 July 1969" does not."""
+    words = (word.strip(".,;") for word in text.split())
+    return any(word.islower() and word not in FUNCTION_WORDS["english"] for word in words)
 
 
 async def _mark_lacking(
@@ -215,11 +235,11 @@ def _ledger(
     conflicts: list[Conflict] = []
     judged: list[float] = []
     for number, claim in enumerate(claims):
-        score = next(remaining, None) if claim.check_required else None
+        score = next(remaining, _MISSED) if claim.check_required else _NOT_ASKED
         entry = _entry(claim, score, sources, threshold)
         grounded.append(entry)
         judged += [] if entry.score is None else [entry.score]
-        if score is not None and score.rivals and entry.verdict is Verdict.SUPPORTED and entry.supports:
+        if score.rivals and entry.verdict is Verdict.SUPPORTED and entry.supports:
             found = _conflicts(number, score, entry.supports[0], sources)
             conflicts += found
             entry.flags += [ClaimFlag.CONFLICTING_SOURCES] if found else []
@@ -232,39 +252,38 @@ def _ledger(
     )
 
 
-def _entry(
-    claim: Claim, score: ClaimScore | None, sources: Sequence[GroundingSource], threshold: float
-) -> GroundedClaim:
+def _entry(claim: Claim, score: ClaimScore, sources: Sequence[GroundingSource], threshold: float) -> GroundedClaim:
     """Return the ledger entry of a claim; its verdict is ``NOT_CHECKABLE`` if the claim has no score."""
     made = partial(GroundedClaim, text=claim.text, span=claim.span, check_required=claim.check_required)
     cited = list(map(str, claim.cited))
-    if score is None or score.score is None:
-        is_missed = claim.check_required and (score is None or score.left_out)
-        return made(cited=cited, flags=[ClaimFlag.NOT_SCORED] if is_missed else [])
+    if score.score is None:
+        return made(cited=cited, flags=[ClaimFlag.NOT_SCORED] if score.left_out else [])
+    bearing, borne = _bearing(score, sources, threshold)
+    wrong = [reference for reference in cited if bearing and reference not in borne]
     shown = _shown(score, threshold)
-    bearing = {sources[one.premise].reference_id for one in shown if one.score >= threshold}
-    borne = {sources[one.premise].reference_id for one in score.parts}
-    if score.verdict is Verdict.CONTRADICTED:
-        bearing = set()
-    elif score.verdict is Verdict.SUPPORTED and score.score >= threshold:
-        bearing |= borne
-    wrong = [reference for reference in cited if reference not in bearing | borne] if bearing else []
-    known = {one.premise for one in shown}
+    known = set(map(attrgetter("premise"), shown))
     shown += [one for one in score.parts if one.premise not in known]
-    flags = {
-        ClaimFlag.MISATTRIBUTED: bool(wrong),
-        ClaimFlag.UNCITED: bool(bearing) and not cited,
-        ClaimFlag.CITED_WITHOUT_SUPPORT: bool(cited) and not bearing,
-    }
+    flags = [] if bool(bearing) == bool(cited) else [ClaimFlag.UNCITED if bearing else ClaimFlag.CITED_WITHOUT_SUPPORT]
     return made(
         verdict=score.verdict,
         score=score.score,
         supports=[_support(span, sources[one.premise], one.score) for one in shown for span in one.spans],
         cited=cited,
-        flags=[flag for flag, is_set in flags.items() if is_set],
+        flags=[ClaimFlag.MISATTRIBUTED] if wrong else flags,
         misattributed=wrong,
         lacking=score.lacking,
     )
+
+
+def _bearing(score: ClaimScore, sources: Sequence[GroundingSource], threshold: float) -> tuple[set[str], set[str]]:
+    """Return the ids of the references that support a claim, and of those that support it or a part of it."""
+    parts = {sources[one.premise].reference_id for one in score.parts}
+    if score.verdict not in _BORNE:
+        return set(), parts
+    bearing = {sources[one.premise].reference_id for one in score.evidence if one.score >= threshold}
+    if score.verdict is Verdict.SUPPORTED and (score.score or 0.0) >= threshold:
+        bearing |= parts
+    return bearing, bearing | parts
 
 
 def _shown(score: ClaimScore, threshold: float) -> list[Evidence]:

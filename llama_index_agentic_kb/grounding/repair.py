@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Final
 
 from llama_index.core.prompts import ChatPromptTemplate
 
-from llama_index_agentic_kb._aio import gather
+from llama_index_agentic_kb._aio import Job, gather
 from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb._types import Work
 from llama_index_agentic_kb.grounding.citations import clean_markers
@@ -85,15 +86,11 @@ async def repair(
     spotlight, work = draw(spotlighting), list[Work[str]]()
     if model is not None and sources:
         work = [_rewritten(claim, sources, model, spotlight, deadline) for claim in faulty]
+    check = partial(ground, sources=sources, scorer=scorer, threshold=threshold, deadline=deadline)
     changes, warnings = list[AnswerChange](), list[str]()
     for claim, job in zip_longest(faulty, await gather(work, deadline=deadline)):
-        after = ""
-        if job is not None and job.done and job.error is None:
-            judged = await ground(job.result(), sources, scorer, threshold=threshold, deadline=deadline)
-            is_right = [one.verdict for one in judged.claims] == [Verdict.SUPPORTED]
-            after = job.result() if is_right and job.result() != claim.text else ""
-        elif job is not None:
-            reason = one_line(str(job.error)) if job.error is not None else "it was late"
+        after, reason = ("", None) if job is None else await _outcome(claim, job, check)
+        if reason is not None:
             what = f"a claim was dropped, for it could not be rewritten ({reason})"
             warnings.append(f"{what}: {one_line(claim.text, 80)}")
         changes.append(
@@ -107,10 +104,24 @@ async def repair(
             )
         )
     text = _applied(answer, changes)
-    again = await ground(text, sources, scorer, threshold=threshold, deadline=deadline)
+    again = await check(text)
     again.changes = [*ledger.changes, *changes]
     again.warnings = [*warnings, *again.warnings]
     return text, again
+
+
+async def _outcome(
+    claim: GroundedClaim, job: Job[str], check: Callable[[str], Awaitable[GroundingLedger]]
+) -> tuple[str, str | None]:
+    """Return a claim as rewritten, if it differs and is supported, and why its rewriting failed, or was late."""
+    if job.error is not None:
+        return "", one_line(str(job.error))
+    if not job.done:
+        return "", "it was late"
+    text = job.result()
+    judged = await check(text)
+    is_right = [one.verdict for one in judged.claims] == [Verdict.SUPPORTED] and text != claim.text
+    return text if is_right else "", None
 
 
 async def _rewritten(

@@ -92,13 +92,7 @@ class CrossEncoderScorer:
         tokenizer = getattr(loaded, "tokenizer", None)
         self._tokenize: Callable[[str], Sequence[object]] | None = getattr(tokenizer, "tokenize", None)
         self._end = getattr(tokenizer, "eos_token", None) or "</s>"
-        limits = (
-            getattr(holder, limit, None)
-            for holder in (loaded, tokenizer)
-            for limit in ("max_seq_length", "max_length", "model_max_length")
-        )
-        usable = (limit for limit in limits if isinstance(limit, int) and 0 < limit <= _NO_LIMIT)
-        self._longest = next(usable, _MAX_TOKENS)
+        self._longest = _longest_input(loaded, tokenizer)
 
     async def score(
         self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
@@ -183,6 +177,13 @@ class CrossEncoderScorer:
 
     def _count(self, text: str) -> int:
         return len(text) // _CHARACTERS + 1 if self._tokenize is None else len(self._tokenize(text))
+
+
+def _longest_input(*holders: object) -> int:
+    """Return the maximum tokens of a pair that a model or its tokenizer specifies."""
+    limits = ("max_seq_length", "max_length", "model_max_length")
+    found = (getattr(holder, limit, None) for holder in holders for limit in limits)
+    return next((limit for limit in found if isinstance(limit, int) and 0 < limit <= _NO_LIMIT), _MAX_TOKENS)
 
 
 def _load(name: str) -> PairModel:

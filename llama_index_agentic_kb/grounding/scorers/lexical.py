@@ -112,7 +112,7 @@ class LexicalScorer:
         self, claims: Sequence[str], premises: Sequence[Premise], *, deadline: float | None = None
     ) -> list[ClaimScore]:
         """Return the scores of claims, computed in the calling thread; repeated claims are scored once."""
-        claims = [_without_gap(claim) for claim in claims]
+        claims = list(map(_without_gap, claims))
         corpus = Corpus(premises)
         plain = list(map(normalize, corpus.texts))
         known: dict[str, ClaimScore] = {}
@@ -129,11 +129,8 @@ class LexicalScorer:
         for claim, reading in asked.items():
             own = rows.get(claim)
             score = _by_features(claim, reading, corpus) if own is None else _by_model(claim, reading, own, corpus)
-            if claim in known:  # found verbatim in one passage: add the other passages
-                place = known[claim].evidence[0].premise
-                borne = score.evidence if score.verdict is Verdict.SUPPORTED else []
-                known[claim].evidence += [one for one in borne if one.premise != place]
-                known[claim].rivals += [one for one in score.rivals if one.premise != place]
+            if claim in known:
+                _add_others(known[claim], score)
             elif _speaks_of_the_answer(claim, reading, score):
                 known[claim] = ClaimScore(None, Verdict.NOT_CHECKABLE)
             else:
@@ -161,6 +158,14 @@ class SmallScorer(LexicalScorer):
         return read_windows(model, english, deadline) if model else {}
 
 
+def _add_others(exact: ClaimScore, score: ClaimScore) -> None:
+    """Add other passages to the score of a claim that one passage has verbatim."""
+    place = exact.evidence[0].premise
+    borne = score.evidence if score.verdict is Verdict.SUPPORTED else []
+    exact.evidence += [one for one in borne if one.premise != place]
+    exact.rivals += [one for one in score.rivals if one.premise != place]
+
+
 def read_windows(
     model: SmallModel, asked: Mapping[str, Reading], deadline: float | None = None
 ) -> dict[str, list[Row]]:
@@ -169,19 +174,8 @@ def read_windows(
     Of the best window the sentence with nearly all of the claim's terms is read first, and the whole only if that does
     not clearly support the claim; the better reading counts.
     """
-    room = min(_MOST_WINDOWS, max(1, _PAIRS // max(1, len(asked))))
-
-    def read(wanted: Mapping[str, Sequence[str]]) -> dict[str, list[Row]]:
-        pairs = [(text, claim) for claim, texts in wanted.items() for text in texts]
-        rows = iter(model.logits(pairs, deadline=deadline) if pairs else ())
-        return {claim: list(islice(rows, len(texts))) for claim, texts in wanted.items()}
-
-    first = {}
-    for claim, reading in asked.items():
-        best, others = reading.windows[:1], reading.windows[1 : min(room, 2)]
-        near = (one.text for one in others if one.coverage >= best[0].coverage * _WORTHWHILE)
-        first[claim] = [*(one.alone or one.text for one in best), *near]
-    found = read(first)
+    room, read = min(_MOST_WINDOWS, max(1, _PAIRS // max(1, len(asked)))), partial(_logits, model, deadline)
+    found = read({claim: _first_texts(reading.windows[:room]) for claim, reading in asked.items()})
     unclear = [one for one, rows in found.items() if rows and asked[one].windows[0].alone and margin(rows[0]) < _CLEAR]
     for claim, [row] in read({claim: [asked[claim].windows[0].text] for claim in unclear}).items():
         found[claim][0] = max(found[claim][0], row, key=margin)
@@ -189,6 +183,18 @@ def read_windows(
     neutral = [claim for claim, rows in found.items() if rows and rows[0][1] >= max(rows[0][0], rows[0][2])]
     rest = read({claim: [one.text for one in asked[claim].windows[len(found[claim]) : room]] for claim in neutral})
     return {claim: [*rows, *rest.get(claim, ())] for claim, rows in found.items()}
+
+
+def _first_texts(windows: Sequence[Window]) -> list[str]:
+    """Return the text of the best window, and that of the next if it has nearly as many of the claim's terms."""
+    near = (one.text for one in windows[1:2] if one.coverage >= windows[0].coverage * _WORTHWHILE)
+    return [*(one.alone or one.text for one in windows[:1]), *near]
+
+
+def _logits(model: SmallModel, deadline: float | None, wanted: Mapping[str, Sequence[str]]) -> dict[str, list[Row]]:
+    pairs = [(text, claim) for claim, texts in wanted.items() for text in texts]
+    rows = iter(model.logits(pairs, deadline=deadline) if pairs else ())
+    return {claim: list(islice(rows, len(texts))) for claim, texts in wanted.items()}
 
 
 def bearing_spans(claim: str, premise: Premise) -> tuple[Span, ...]:
@@ -212,14 +218,10 @@ def nearest_premises(claims: Sequence[str], premises: Sequence[Premise], most: i
 def _exact(claim: str, corpus: Corpus, plain: Sequence[str]) -> ClaimScore | None:
     """Return the score of a claim whose language is not read, or that a text of ``plain`` has verbatim; else None."""
     asked = normalize(claim).rstrip(" .。!！")  # noqa: RUF001 (full width)
-    if len(asked) >= _LEAST_VERBATIM or (asked and _UNREAD.search(asked)):
-        for number, text in enumerate(plain):
-            before, found, after = text.partition(asked)
-            # As a whole sentence: the rest of one might negate it.
-            if found and before.rstrip()[-1:] in _BEFORE and after.lstrip()[:1] in _AFTER:
-                windows = [window for window in corpus.read(claim).windows if window.passage == number]
-                spans = windows[0].spans if windows else ()
-                return ClaimScore(_VERBATIM, Verdict.SUPPORTED, [Evidence(number, _VERBATIM, spans)])
+    holder = _holder(asked, plain) if len(asked) >= _LEAST_VERBATIM or _UNREAD.search(asked) else None
+    if holder is not None:
+        spans = next((one.spans for one in corpus.read(claim).windows if one.passage == holder), ())
+        return ClaimScore(_VERBATIM, Verdict.SUPPORTED, [Evidence(holder, _VERBATIM, spans)])
     letters = sum(map(str.isalpha, claim))
     is_read = len(_UNREAD.findall(claim)) * 4 <= letters and detect_language(split_words(claim)) in _READ
     if is_read and corpus.language in _READ:
@@ -228,6 +230,15 @@ def _exact(claim: str, corpus: Corpus, plain: Sequence[str]) -> ClaimScore | Non
     if numbers_of(unicodedata.normalize("NFKC", claim)) - there:
         return ClaimScore(_MISSING_NUMBER, verdict_of(_MISSING_NUMBER))
     return ClaimScore(None, Verdict.NOT_CHECKABLE)
+
+
+def _holder(asked: str, plain: Sequence[str]) -> int | None:
+    """Return the place of the first text that has a sentence verbatim, as a whole one: the rest might negate it."""
+    for number, text in enumerate(plain):
+        before, found, after = text.partition(asked)
+        if found and before.rstrip()[-1:] in _BEFORE and after.lstrip()[:1] in _AFTER:
+            return number
+    return None
 
 
 def _without_gap(claim: str) -> str:
