@@ -139,6 +139,8 @@ class LexicalIndex:
             with self._errors("written"):
                 writer = self._index.writer(heap_size=_HEAP, num_threads=1)
             try:
+                with self._errors("written"):  # a killed writer's files: the same update would name its own like them
+                    writer.garbage_collect_files()
                 if clear:
                     writer.delete_all_documents()
                 for node_id in delete:

@@ -216,6 +216,18 @@ def test_a_directory_keeps_it(tmp_path: Path) -> None:
     assert first.node_ids() == {"b"}
 
 
+def test_an_update_that_was_killed_before_its_commit_is_done_again(tmp_path: Path) -> None:
+    """All its files are written by then; the next update, with the same operations, gives its own the same names."""
+    index = index_of(document("rain", TEXTS["rain"]), document("snow", TEXTS["snow"]), directory=tmp_path, mark="1")
+    committed = (tmp_path / "meta.json").read_bytes()
+    for _ in range(2):
+        index.update([document("rocket", TEXTS["rocket"])], delete=["rain"], mark="2")
+        assert (index.mark, index.node_ids()) == ("2", {"snow", "rocket"})
+        (tmp_path / "meta.json").write_bytes(committed)
+        index = LexicalIndex(tmp_path)
+        assert (index.mark, index.node_ids()) == ("1", {"rain", "snow"})
+
+
 def test_a_panic_is_an_error_like_others(index: LexicalIndex, capfd: pytest.CaptureFixture[str]) -> None:
     """Tantivy's panics are no ``Exception``: they would end more than the search. Others of the kind pass."""
     with pytest.raises(RetrievalError, match=r"can't be read: .*Limit must be greater than 0"), index._errors("read"):
