@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from llama_index.core.schema import NodeWithScore
@@ -59,6 +60,8 @@ from llama_index_agentic_kb.schema.answer import (
     AnswerReference,
     AnswerResponse,
     AnswerState,
+    Citation,
+    CitationPiece,
     DataStoreQuery,
     ReferencesPiece,
     StepsPiece,
@@ -131,8 +134,20 @@ async def answer_query(
             response.warnings.append(reason)
             response.missing.append(MissingPart(what="session", outcome=Outcome.ERROR, reason=reason))
     if streaming:
-        await emit([response])
+        await emit([*_further_citations(answering.streamed, answer.citations), response])
     return response
+
+
+def _further_citations(streamed: Sequence[object], citations: Sequence[Citation]) -> list[CitationPiece]:
+    """Return pieces for what the streamed ones lack of an answer's citations, such as references that checks found."""
+    pieces = chain.from_iterable(listed for listed in streamed if isinstance(listed, list))
+    sent = [piece.citation for piece in pieces if isinstance(piece, CitationPiece)]
+    known = {(one.start, one.end, source) for one in sent for source in one.sources}
+    made = []
+    for one in citations:
+        if lacking := [source for source in one.sources if (one.start, one.end, source) not in known]:
+            made.append(CitationPiece(citation=Citation(start=one.start, end=one.end, sources=lacking)))
+    return made
 
 
 @dataclass(slots=True)

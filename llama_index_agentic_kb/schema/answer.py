@@ -424,7 +424,10 @@ class TextPiece(Model):
 
 
 class CitationPiece(Model):
-    """A claim of a streamed answer with the references that its markers cite; ``WholePiece`` adds supporting ones."""
+    """A claim of a streamed answer, with references that its markers cite, or at the end those that checks found.
+
+    The sources of all pieces with the same span are those of the whole answer's citation.
+    """
 
     kind: Literal["citation"] = "citation"
     citation: Citation

@@ -221,9 +221,10 @@ def test_a_withheld_answer_is_announced_as_such(answer: str, reason: str, monkey
 
 def test_a_streamed_answer_waits_for_the_policy() -> None:
     """Nothing of it is shown before."""
-    for judge, text in ((hook, withheld_text([POLICY], QUESTION)), (lambda _: None, PLAIN)):
+    withheld = withheld_text([POLICY], QUESTION)
+    for judge, text, cited in ((hook, withheld, []), (lambda _: None, PLAIN, ["citation", "citation"])):
         pieces = list(base(Model(), policy=AnswerPolicy(answer=judge)).stream_answer(QUESTION))
-        assert [piece.kind for piece in pieces] == ["steps", "references", "text", "whole"]
+        assert [piece.kind for piece in pieces] == ["steps", "references", "text", *cited, "whole"]
         assert isinstance(pieces[2], a.TextPiece)
         assert pieces[2].text == text
 
@@ -316,7 +317,7 @@ def test_related_questions_are_such_that_the_evidence_answers() -> None:
 
 
 def in_order(pieces: Sequence[a.AnswerPiece]) -> a.AnswerResponse:
-    """Steps, references, text and citations in turns, the whole; return the whole."""
+    """Steps, references, text and citations in turns, the whole, to which they add up; return the whole."""
     kinds = [piece.kind for piece in pieces]
     assert (kinds[:2], kinds[-1]) == (["steps", "references"], "whole")
     said = ""
@@ -327,6 +328,12 @@ def in_order(pieces: Sequence[a.AnswerPiece]) -> a.AnswerResponse:
     whole = pieces[-1]
     assert isinstance(whole, a.AnswerResponse)
     assert said == whole.answer.text
+    cited = [piece.citation for piece in pieces if piece.kind == "citation"]
+    sources = [
+        {(one.start, one.end, source) for one in made for source in one.sources}
+        for made in (cited, whole.answer.citations)
+    ]
+    assert sources[0] == sources[1]
     return whole
 
 
@@ -350,8 +357,16 @@ def test_a_stream_that_ends_late_shows_its_citations(grounding: bool) -> None:
     whole = in_order(pieces)
     assert [part.what for part in whole.missing] == ["answer"]
     cited = [piece.citation for piece in pieces if piece.kind == "citation"]
-    assert len(cited) == 2
-    assert [(one.start, one.end) for one in cited] == [(one.start, one.end) for one in whole.answer.citations]
+    assert [(one.start, one.end) for one in cited[:2]] == [(one.start, one.end) for one in whole.answer.citations]
+    assert [one.sources for one in cited[:2]] == [[0], [1]]
+
+
+@pytest.mark.parametrize("grounding", [Grounding(), Grounding(repair="drop")], ids=["at once", "held"])
+def test_a_stream_shows_what_only_the_checks_cite(grounding: Grounding) -> None:
+    """Before the whole: claims without a marker, and all of an answer that was held until it was checked."""
+    reply = ScriptedReply("The Saturn V was 110.6 m tall. Apollo 11 was launched in July 1969 [ref_id:1].")
+    kb = base(lambda _: reply, grounding=grounding)  # type: ignore[arg-type]
+    assert len(in_order(list(kb.stream_answer(QUESTION))).answer.citations) == 2
 
 
 def test_a_stream_of_pieces_can_be_closed() -> None:
