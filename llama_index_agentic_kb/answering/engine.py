@@ -186,12 +186,12 @@ class _Answering:
         await self._check_question(self.query.question)
         if not self.skipped:
             retrieval = await self._search(history, observer)
-            if history and not self.skipped and self.policy.question is not None:
+            if history and self.policy.question is not None:
                 # The plan may repeat an earlier question ("Answer my last one.").
-                planned = {
-                    one.query for one in retrieval.outcome.plan.sub_queries if one.origin is not SubQueryOrigin.QUESTION
-                }
-                for question in sorted(planned):
+                planned = (
+                    one for one in retrieval.outcome.plan.sub_queries if one.origin is not SubQueryOrigin.QUESTION
+                )
+                for question in sorted({one.query for one in planned}):
                     if not self.skipped:
                         await self._check_question(question)
             if self.streaming:
@@ -238,10 +238,7 @@ class _Answering:
             self.made.answer.text = retrieval.reply
             self.answered = Answered(retrieval, Synthesis(retrieval.reply))
             return
-        query, grounding = self.query, self.engine.grounding
-        if grounding is not None or query.filtering_level is not None:
-            own = grounding or Grounding()  # citations are data, not markers
-            grounding = replace(own, markers=Markers.STRIP, filtering=query.filtering_level or own.filtering)
+        query, grounding = self.query, self._grounding()
         held = (grounding is not None and grounding.may_change) or self.policy.answer is not None or query.safety
         pieces, chunks = Pieces(list(self.references), cite=query.include_citations), query.end_user_chunks
         shown = self.streamed if self.streaming and not held else None
@@ -264,6 +261,14 @@ class _Answering:
         await self._judge(self.answered)
         if not self.skipped and query.related_questions:
             await self._relate(retrieval)
+
+    def _grounding(self) -> Grounding | None:
+        """Return the settings of the check, which removes markers, as citations are data; None if there is no check."""
+        own, level = self.engine.grounding, self.query.filtering_level
+        if own is None and level is None:
+            return None
+        own = own or Grounding()
+        return replace(own, markers=Markers.STRIP, filtering=level or own.filtering)
 
     async def _relate(self, retrieval: Retrieval) -> None:
         """Set the related questions, if the synthesizer has a model."""

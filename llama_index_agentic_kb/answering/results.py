@@ -29,7 +29,7 @@ from llama_index_agentic_kb._text import excerpt, one_line, without_surrogates
 from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.evidence.candidates import PROVENANCE_KEY, provenance
 from llama_index_agentic_kb.grounding.citations import MarkerCuts, MarkerFilter, Markers
-from llama_index_agentic_kb.grounding.claims import split_claims
+from llama_index_agentic_kb.grounding.claims import Claim, split_claims
 from llama_index_agentic_kb.guard.text import strip_invisible
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
 from llama_index_agentic_kb.schema import (
@@ -47,7 +47,7 @@ from llama_index_agentic_kb.schema import (
     SubQueryOrigin,
 )
 from llama_index_agentic_kb.schema import answer as answers
-from llama_index_agentic_kb.schema.activity import Confidence, QueryClassification
+from llama_index_agentic_kb.schema.activity import Confidence, QueryClassification, QueryPlan
 from llama_index_agentic_kb.schema.grounding import GroundingLedger
 from llama_index_agentic_kb.sources import KnowledgeSource
 
@@ -168,13 +168,16 @@ def _reference(retrieval: Retrieval, shown: Reference) -> answers.AnswerReferenc
         return answers.StructuredReference(**named, data={} if data is None else _small_fields(record))
     body: JsonObject = {"relevance_score": relevance}
     if data is not None:
-        pages = [data.metadata.get(key) for key in PAGE_KEYS]
-        page = next((str(value) for value in pages if isinstance(value, (str, int)) and str(value)), "")
-        body |= {"content": data.content, "page_identifier": page}
+        body |= {"content": data.content, "page_identifier": _page(data.metadata)}
         named["metadata"] = _small_fields(data.metadata)
     if isinstance(inner, Document) or shown.doc_key == inner.node_id:
         return answers.DocumentReference(**named, chunks=[] if data is None else [answers.ChunkContent(**body)])
     return answers.ChunkReference(**named, **body, chunk=inner.node_id)
+
+
+def _page(metadata: JsonMapping) -> str:
+    pages = map(metadata.get, PAGE_KEYS)
+    return next((str(page) for page in pages if isinstance(page, (str, int)) and str(page)), "")
 
 
 def _unit_relevance(shown: Reference) -> float | None:
@@ -278,7 +281,7 @@ def _description(planned: Sequence[SubQuery], ended: Sequence[Outcome]) -> str:
 
 def _thoughts(retrieval: Retrieval, rounds: Sequence[int]) -> dict[int, str]:
     """Return the thought of each round; a finding stands in the first round that builds on it, else in its own."""
-    reasoning, plan = retrieval.log.last(AgenticReasoningActivity), retrieval.outcome.plan
+    reasoning = retrieval.log.last(AgenticReasoningActivity)
     if reasoning is None or not rounds:
         return dict.fromkeys(rounds, "")
     lines = {number: list[str]() for number in rounds}
@@ -286,18 +289,21 @@ def _thoughts(retrieval: Retrieval, rounds: Sequence[int]) -> dict[int, str]:
     decision = reasoning.decision or ""
     why, _, stop = decision.partition("; ") if reasoning.signals is not None else ("", "", decision)
     lines[rounds[0]].append(why)
-    by_id = {sub_query.id: sub_query for sub_query in plan.sub_queries}
     hidden = {node.node.node_id for node in retrieval.nodes} - {one.node_id for one in retrieval.references}
     for finding in reasoning.findings or ():
         if finding.node_id not in hidden:
-            own = by_id.get(finding.sub_query_id)
-            names = {finding.sub_query_id, own and own.part_of}
-            builds_on = [sub_query.wave for sub_query in plan.sub_queries if names & set(sub_query.depends_on)]
-            number = min(builds_on, default=own.wave if own else rounds[-1])
-            subject = own.finds or own.query if own else finding.sub_query_id
-            lines[number].append(f"{one_line(subject)}: {one_line(finding.value)}")
+            number, subject = _place(finding.sub_query_id, retrieval.outcome.plan)
+            lines[rounds[-1] if number is None else number].append(f"{one_line(subject)}: {one_line(finding.value)}")
     lines[rounds[-1]].append(stop)
     return {number: one_line("; ".join(filter(None, parts)), MAX_THOUGHT) for number, parts in lines.items()}
+
+
+def _place(name: str, plan: QueryPlan) -> tuple[int | None, str]:
+    """Return the round in which what a sub-query found stands, None if it is not planned, and what it looks for."""
+    own = next((one for one in plan.sub_queries if one.id == name), None)
+    names = {name, own and own.part_of}
+    builds_on = [one.wave for one in plan.sub_queries if not names.isdisjoint(one.depends_on)]
+    return min(builds_on, default=own.wave if own else None), own.finds or own.query if own else name
 
 
 def _observations(
@@ -328,6 +334,7 @@ def _observations(
     return list(found.values())
 
 
+_READ: Final = ("findings", Outcome.OK)  # purpose and outcome of a call in which passages were read for findings
 _WHY: Final = {
     Outcome.TIMEOUT: "its searches gave no answer in time",
     Outcome.ERROR: "its searches failed",
@@ -348,24 +355,26 @@ def unanswered_parts(retrieval: Retrieval) -> list[MissingPart]:
     for sub_query in plan.sub_queries:
         if sub_query.origin is not SubQueryOrigin.QUESTION:
             parts[sub_query.part_of or sub_query.id].append(sub_query)
-    answered = {
-        finding.sub_query_id for finding in retrieval.outcome.findings if finding.confidence is not Confidence.PARTIAL
-    }
-    waited_for = {parent for sub_query in plan.sub_queries for parent in sub_query.depends_on}
-    read = any(
-        isinstance(record, ModelQueryPlanningActivity) and record.purpose == "findings" and record.outcome is Outcome.OK
-        for record in retrieval.log.records
-    )
-    missing = []
+    (waited_for, answered), missing = _waited_for(retrieval), []
     for name, branches in parts.items():
         outcome = _outcome([outcome for branch in branches for outcome in outcomes.get(branch.id, ())])
-        is_open = read and name in waited_for and answered.isdisjoint((name, *(branch.id for branch in branches)))
+        is_open = name in waited_for and answered.isdisjoint((name, *(branch.id for branch in branches)))
         if outcome is not Outcome.OK or is_open:
             reason = f"{one_line(branches[0].query)}: {_WHY[outcome]}"
             ended_as = Outcome.EMPTY if outcome is Outcome.OK else outcome
             part = MissingPart(what=SUB_QUESTION, outcome=ended_as, reason=reason, sub_query_id=branches[0].id)
             missing.append(part)
     return missing
+
+
+def _waited_for(retrieval: Retrieval) -> tuple[set[str], set[str]]:
+    """Return the sub-queries that others wait for, if passages were read for their findings, and the answered ones."""
+    found, planned = retrieval.outcome.findings, retrieval.outcome.plan.sub_queries
+    for record in retrieval.log.records:
+        if isinstance(record, ModelQueryPlanningActivity) and (record.purpose, record.outcome) == _READ:
+            waited_for = {parent for sub_query in planned for parent in sub_query.depends_on}
+            return waited_for, {one.sub_query_id for one in found if one.confidence is not Confidence.PARTIAL}
+    return set(), set()
 
 
 def _outcome(ended: Sequence[Outcome]) -> Outcome:
@@ -452,7 +461,7 @@ class Pieces:
         self._split = len(self._raw)
         claims = split_claims(self._raw[base:])
         for claim in (claims if whole else claims[:-1])[self._cited :]:
-            start, end = (cuts.position(base + at) for at in (claim.span.start, claim.span.end))
+            start, end = cuts.position(base + claim.span.start), cuts.position(base + claim.span.end)
             if end > len(self._shown):
                 break
             self._cited += 1
@@ -462,9 +471,13 @@ class Pieces:
             if sources and start < end:
                 pieces.append(answers.CitationPiece(citation=answers.Citation(start=start, end=end, sources=sources)))
         if self._cited < len(claims):
-            end = self._raw.rfind("\n\n", base, base + claims[self._cited].span.start)
-            # Go on in the current paragraph, but not within a code block, which may contain empty lines.
-            if end >= 0 and not len(_FENCE.findall(self._raw, base, end)) % 2:
-                self._base = end + 2
-                self._cited = sum(claim.span.start >= self._base - base for claim in claims[: self._cited])
+            self._go_on(claims)
         return pieces
+
+    def _go_on(self, claims: Sequence[Claim]) -> None:
+        """Go on in the paragraph of the next claim, but not within a code block, which may contain empty lines."""
+        base = self._base
+        end = self._raw.rfind("\n\n", base, base + claims[self._cited].span.start)
+        if end >= 0 and not len(_FENCE.findall(self._raw, base, end)) % 2:
+            self._base = end + 2
+            self._cited = sum(claim.span.start >= self._base - base for claim in claims[: self._cited])
