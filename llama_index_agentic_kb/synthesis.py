@@ -8,7 +8,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
-from typing import Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
 
 from llama_index.core.base.response.schema import AsyncStreamingResponse, PydanticResponse, Response, StreamingResponse
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
@@ -45,6 +46,9 @@ from llama_index_agentic_kb.schema._model import Shown
 from llama_index_agentic_kb.schema.grounding import ClaimFlag, ConflictingValue, GroundingLedger, Support, Verdict
 from llama_index_agentic_kb.synthesizers import AgenticSynthesizer, Synthesis
 from llama_index_agentic_kb.synthesizers.modes import Accumulate, ExtractiveData
+
+if TYPE_CHECKING:
+    from llama_index_agentic_kb.grounding.ledger import GroundingSource
 
 dispatcher = get_dispatcher(__name__)
 
@@ -278,24 +282,11 @@ async def checked(
 
 async def _check(answered: Answered, settings: Grounding, synthesizer: BaseSynthesizer) -> None:
     """Check an answer, repair it if so configured, and set its text, its ledger and whether it is to be withheld."""
-    from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground  # noqa: PLC0415 (loads the scorers)
+    from llama_index_agentic_kb.grounding.ledger import ground  # noqa: PLC0415 (loads the scorers)
     from llama_index_agentic_kb.grounding.repair import is_low_grounded, repair  # noqa: PLC0415 (same)
 
     retrieval, text = answered.retrieval, answered.synthesis.text
-    titles = {reference.id: reference.title for reference in retrieval.references}
-    sources = []
-    for position, one in enumerate(retrieval.nodes):
-        date = next(filter(None, map(one.node.metadata.get, _DATES)), None)
-        sources.append(
-            GroundingSource(
-                getattr(one.node, "text", None) or "",
-                titles.get(str(position), ""),
-                reference_id=str(position),
-                node_id=one.node.node_id,
-                date=None if date is None else one_line(str(date), _MAX_DATE),
-            )
-        )
-    scorer, threshold = settings.scorer, settings.threshold
+    sources, scorer, threshold = _grounding_sources(retrieval), settings.scorer, settings.threshold
     deadline = earliest(retrieval.budget.check_deadline, deadline_after(settings.seconds))
     with recorded_calls(retrieval.log, "check"):
         ledger = await ground(text, sources, scorer, threshold=threshold, deadline=deadline)
@@ -311,8 +302,8 @@ async def _check(answered: Answered, settings: Grounding, synthesizer: BaseSynth
                 threshold=threshold,
                 deadline=deadline,
             )
-    emptied = settings.repair is not None and bool(ledger.changes) and not ledger.claims
-    if emptied or (settings.filtering is not None and is_low_grounded(ledger, settings.filtering)):
+    is_emptied = bool(ledger.changes) and not ledger.claims  # by the repair
+    if is_emptied or (settings.filtering is not None and is_low_grounded(ledger, settings.filtering)):
         answered.skipped.append(SkippedReason.LOW_GROUNDED_ANSWER)
     if settings.markers == Markers.STRIP:
         text, ledger = strip_markers(text, ledger)
@@ -330,6 +321,25 @@ async def _check(answered: Answered, settings: Grounding, synthesizer: BaseSynth
     if unscored and settings.may_change:
         reason = "; ".join(ledger.warnings) or "some claims were not checked"
         retrieval.missing.append(MissingPart(what="grounding", outcome=Outcome.ERROR, reason=reason))
+
+
+def _grounding_sources(retrieval: Retrieval) -> list[GroundingSource]:
+    from llama_index_agentic_kb.grounding.ledger import GroundingSource  # noqa: PLC0415 (loads the scorers)
+
+    titles, sources = dict(map(attrgetter("id", "title"), retrieval.references)), []
+    for position, one in enumerate(retrieval.nodes):
+        text = getattr(one.node, "text", None) or ""
+        date = next(filter(None, map(one.node.metadata.get, _DATES)), None)
+        sources.append(
+            GroundingSource(
+                text,
+                titles.get(str(position), ""),
+                reference_id=str(position),
+                node_id=one.node.node_id,
+                date=None if date is None else one_line(str(date), _MAX_DATE),
+            )
+        )
+    return sources
 
 
 def _shown_ledger(ledger: GroundingLedger, texts: Mapping[str, bool]) -> GroundingLedger:
@@ -351,8 +361,8 @@ def _shown_ledger(ledger: GroundingLedger, texts: Mapping[str, bool]) -> Groundi
     for number, claim in enumerate(ledger.claims):
         changed = {
             "supports": [bare(one) for one in claim.supports if one.reference_id in texts],
-            "cited": [one for one in claim.cited if one in texts],
-            "misattributed": [one for one in claim.misattributed if one in texts],
+            "cited": list(filter(texts.__contains__, claim.cited)),
+            "misattributed": list(filter(texts.__contains__, claim.misattributed)),
             "flags": [one for one in claim.flags if one is not ClaimFlag.CONFLICTING_SOURCES or number in disputed],
         }
         claims.append(claim.model_copy(update=changed))

@@ -120,8 +120,7 @@ async def _scores_of(
     except Exception as error:  # noqa: BLE001 (any error of a user's scorer leaves the claims unscored)
         what = "the parts of the answer's claims" if scores else "the answer's claims"
         return name, scores, [f"{what} were not checked: {one_line(error_message(error))}"]
-    left_out = [ClaimScore(None, Verdict.NOT_CHECKABLE, left_out=True) for _ in asked[len(scores) :]]
-    return name, scores + left_out, []
+    return name, scores + [_MISSED] * (len(asked) - len(scores)), []
 
 
 def _parts_to_score(

@@ -123,11 +123,8 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
             raise ConfigurationError("multimodal: not supported; images and audio in nodes are not sent to a model")
         if max_output_tokens is not None and max_output_tokens <= 0:
             raise ConfigurationError(f"max_output_tokens must be above 0, got {max_output_tokens}")
-        if (structured_answer_filtering or program_factory is not None) and not self.filters_steps:
-            raise ConfigurationError(f"structured_answer_filtering: mode {self.mode!r} has no steps to filter")
-        if program_factory is not None and not structured_answer_filtering:
-            raise ConfigurationError("program_factory: not supported without structured_answer_filtering=True")
         self._filtering, self._program_factory = structured_answer_filtering, program_factory
+        self._check_filtering()
         self.spotlighting = as_spotlighting(spotlighting)
         self._llm = inner = self._resolve(llm) if self.needs_llm else MockLLM(is_chat_model=True)
         if isinstance(inner, StructuredLLM):
@@ -144,14 +141,22 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         self.max_output_tokens = max_output_tokens
         self.templates = {**self.default_templates, **self._known(templates)}
         self._refused: set[str] = set()  # the forms of objects that the model has rejected
+        self._prompt_helper = prompt_helper or Settings._prompt_helper or self._own_helper(inner)  # noqa: SLF001
+        self._chat_prompt_helper = chat_prompt_helper  # type: ignore[assignment]  # never used
+
+    def _check_filtering(self) -> None:
+        if (self._filtering or self._program_factory is not None) and not self.filters_steps:
+            raise ConfigurationError(f"structured_answer_filtering: mode {self.mode!r} has no steps to filter")
+        if self._program_factory is not None and not self._filtering:
+            raise ConfigurationError("program_factory: not supported without structured_answer_filtering=True")
+
+    def _own_helper(self, llm: LLM) -> PromptHelper:
         try:
-            output = inner.metadata.num_output
+            output = llm.metadata.num_output
         except ValueError:  # llama_index's OpenAI raises for names that it doesn't know
             output = 0
         # Core's helpers would load a tokenizer in their constructors.
-        own = partial(PromptHelper, self.model.context_window, output if output > 0 else RESERVED, tokenizer=tokens_of)
-        self._prompt_helper = prompt_helper or Settings._prompt_helper or own()  # noqa: SLF001
-        self._chat_prompt_helper = chat_prompt_helper  # type: ignore[assignment]  # never used
+        return PromptHelper(self.model.context_window, output if output > 0 else RESERVED, tokenizer=tokens_of)
 
     def _known(self, templates: Mapping[str, BasePromptTemplate | None]) -> dict[str, BasePromptTemplate]:
         """Return the given templates; raise ``ConfigurationError`` for keys that the mode has not."""
@@ -304,7 +309,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         """
         limit, helper = max_output_tokens or self.max_output_tokens, self._prompt_helper
         spotlight = draw(self.spotlighting) if self.needs_llm else PLAIN
-        reading = partial(passages, nodes, sources, spotlight)
+        reading = partial(passages, nodes, sources, spotlight, shown)
         is_long = sum([len(getattr(node.node, "text", None) or "") for node in nodes]) > LONG
         read = await Call(sync=reading, deadline=deadline, what="reading passages") if is_long else reading()
         draft = Draft(
@@ -314,7 +319,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
             reserved=min(limit or helper.num_output, helper.context_window // 2),
             query=query.query_str if aside is None else f"{query.query_str}\n\n{aside(spotlight)}",
             instructions=instructions,
-            passages=read if shown is None else [one for one in read if one.ref_id in shown],
+            passages=read,
             spotlight=spotlight,
             deadline=deadline,
             max_output_tokens=limit,
@@ -325,8 +330,8 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         if hidden := list(filter(None, map(attrgetter("hidden"), draft.passages))):
             draft.result.warnings.append(f"{sum(hidden)} hidden characters were left out of {len(hidden)} passages")
         text = await self._answered(draft)
-        if draft.streaming and (rest := text[len(draft.emitted) :]):
-            await emit(rest)
+        if draft.streaming:
+            await draft.emit(text[len(draft.emitted) :])
         if self.needs_llm and limit is not None and (written := count_tokens(text)) > limit:
             draft.result.warnings.append(f"the answer has {written} tokens, over the budget of {limit}")
         if self._verbose:
@@ -353,11 +358,16 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
 
 
 def passages(
-    nodes: Sequence[NodeWithScore], sources: Mapping[str, KnowledgeSource] | None = None, spotlight: Spotlight = PLAIN
+    nodes: Sequence[NodeWithScore],
+    sources: Mapping[str, KnowledgeSource] | None = None,
+    spotlight: Spotlight = PLAIN,
+    shown: Collection[int] | None = None,
 ) -> list[Passage]:
-    """Convert nodes to passages: node N gets reference id N; sources, by name, define its title and content."""
+    """Convert nodes, or those ``shown``, to passages: node N has reference id N; sources, by name, define its text."""
     made = []
     for position, node in enumerate(nodes):
+        if shown is not None and position not in shown:
+            continue
         mark = provenance(node)
         source = (sources or {}).get(mark.get("source", "")) if mark else None
         if source is not None:

@@ -254,29 +254,35 @@ class Draft:
                 reply = await model.stream(messages, deadline=self.deadline, through=pass_on, **limits)
             else:
                 reply = await model.chat(messages, deadline=self.deadline, **limits)
-            self.result.cut |= reply.cut_short
-            self.result.warnings += [f"{CUT_SHORT}; its reply is cut"] if reply.cut_short else []
-            thoughts = f"{reply.thoughts} characters of thoughts were left out of the reply"
-            self.result.warnings += [thoughts] if reply.thoughts else []
-            if output_cls is not None:
-                read = partial(read_object, reply, output_cls, rules, self.spotlight)
-                made, checked = await parsed(read, reply.text or str(reply.tool_arguments), deadline=self.deadline)
-                self.result.output, checked = made, replace(checked, text=made.model_dump_json())
-            else:
-                clean = partial(_cleaned, self.spotlight.unmarked(reply.text), rules)
-                checked = await parsed(clean, reply.text, deadline=self.deadline, max_inline=MAX_CLEANED_INLINE)
+            checked = await self._read(reply, output_cls, rules)
         except DeadlineExceededError:
             raise
         except Exception as error:
             raise failure(error, step) from error
         if checked.markers or checked.links or checked.hidden:
             self.count_removed(checked)
-        if output_cls is None and parser is None:
-            answer = read_answer(checked.text, earlier)
+        if output_cls is not None:
+            answer = TextAnswer(checked.text)
+        elif parser is not None:
+            answer = TextAnswer(str(parser.parse(checked.text)))
         else:
-            answer = TextAnswer(checked.text if parser is None or output_cls else str(parser.parse(checked.text)))
+            answer = read_answer(checked.text, earlier)
         self.result.answerable = answer.answerable
         return answer
+
+    async def _read(self, reply: Reply, output_cls: type[BaseModel] | None, rules: AnswerRules) -> CheckedText:
+        """Return the text of a reply, or the JSON of its object, without what ``rules`` exclude; note what was cut."""
+        self.result.cut |= reply.cut_short
+        self.result.warnings += [f"{CUT_SHORT}; its reply is cut"] if reply.cut_short else []
+        thoughts = f"{reply.thoughts} characters of thoughts were left out of the reply"
+        self.result.warnings += [thoughts] if reply.thoughts else []
+        if output_cls is None:
+            clean = partial(_cleaned, self.spotlight.unmarked(reply.text), rules)
+            return await parsed(clean, reply.text, deadline=self.deadline, max_inline=MAX_CLEANED_INLINE)
+        read = partial(read_object, reply, output_cls, rules, self.spotlight)
+        made, checked = await parsed(read, reply.text or str(reply.tool_arguments), deadline=self.deadline)
+        self.result.output = made
+        return replace(checked, text=made.model_dump_json())
 
     async def emit(self, text: str) -> None:
         """Emit a piece of the answer if streaming."""

@@ -229,7 +229,7 @@ class Refine(AgenticSynthesizer):
             answer = await self._step(draft, template, shown, answer, variables, stream=stream) or answer
             draft.so_far = "" if answer is None else answer.text
         dispatcher.event(GetResponseEndEvent())
-        if answer is None and draft.unreadable and len(draft.unreadable) == draft.calls:
+        if answer is None and len(draft.unreadable) == draft.calls:
             raise draft.unreadable[-1]  # whether the evidence answers the question is unknown
         draft.result.answerable = answer is not None and answer.answerable
         return self._empty_response if answer is None else answer.text
