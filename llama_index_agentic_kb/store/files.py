@@ -25,6 +25,7 @@ from llama_index_agentic_kb.store.reading import (
     TEXT_SUFFIXES,
     FileReader,
     ParsedFile,
+    UnreadableError,
     check_size,
     open_regular,
     parsed_documents,
@@ -55,13 +56,20 @@ class FoundFile:
 
     def digest(self, max_bytes: int) -> str:
         """Return the SHA-256 of the file's bytes; raise ``UnreadableError`` if the file is larger than the limit."""
+        self.check_place()
         with open_regular(self.path) as opened:
             check_size(os.fstat(opened.fileno()).st_size, max_bytes)
             return hashlib.file_digest(opened, "sha256").hexdigest()
 
     def parsed(self, reader: FileReader) -> ParsedFile:
         """Return the text with title and metadata; see ``FileReader.read`` for the errors."""
+        self.check_place()
         return reader.read(self.path)
+
+    def check_place(self) -> None:
+        """Raise ``UnreadableError`` if a link that leaves the folder was put in the file's place meanwhile."""
+        if self.root and not self.path.resolve().is_relative_to(Path(self.root).resolve()):
+            raise UnreadableError(_LEAVES)
 
 
 @dataclass(frozen=True)

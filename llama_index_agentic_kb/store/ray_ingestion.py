@@ -82,6 +82,9 @@ class RemoteFile(FoundFile):
                 copy.write(block)
         return super().digest(max_bytes)
 
+    def check_place(self) -> None:
+        """Do nothing: the copy's place is not the folder, and ``digest`` checks the file's own."""
+
     def _opened(self) -> Any:
         """Open the file, not by its own URL: that lacks the password, and "::" in a name would begin another URL."""
         system, root = _file_system(self.folder)

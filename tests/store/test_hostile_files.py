@@ -66,6 +66,29 @@ def test_a_file_that_becomes_a_pipe_is_not_waited_for(docs: Path, store: Directo
     assert "no regular file" in reasons(ingest(docs, store, progress=swap))["later.md"]
 
 
+@pytest.mark.parametrize("name", ["later.md", "later.html"])
+def test_a_file_or_folder_that_becomes_a_link_is_not_followed(name: str, docs: Path, store: DirectoryStore) -> None:
+    """Between its listing and its reading; one that is gone then is no link."""
+    for path in (docs / name, docs / "sub" / "inner.md", docs.parent / "outside" / "inner.md", docs / "lost.md"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("later")
+
+    def swap(_done: int, _total: int, path: str) -> None:
+        if path.endswith("bad.md"):
+            for put in ("later", "sub"):
+                (docs / (name if put == "later" else put)).rename(docs.parent / put)
+            (docs / name).symlink_to(docs.parent / "outside" / "inner.md")
+            (docs / "sub").symlink_to(docs.parent / "outside")
+            (docs / "lost.md").unlink()
+
+    (docs / "bad.md").write_bytes(b"\0\xff")
+    report = ingest(docs, store, progress=swap)
+    assert report.added == ("docs/good.md",)
+    found = reasons(report)
+    assert (found[name][:29], found["inner.md"][:29]) == ("is a symlink that leaves the ",) * 2
+    assert found["lost.md"] == "can't be read: No such file or directory"
+
+
 def test_large_files_are_left_out(docs: Path, store: DirectoryStore) -> None:
     """As large as the setting says, on disk or unpacked; a packed size that lies is of no use."""
     (docs / "large.txt").write_text("a" * 20_001)
