@@ -79,7 +79,11 @@ _SECRETS: Final = (
     (r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----).*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)", r"\1***", "key-----"),
     # user and password of a URL, but no port; a password may hold "/" and "@"
     (r"(://)[^\s/?#@:'\"<>]{0,128}+(?::(?!\d{1,5}[/?#])[^\s'\"<>]{1,256})?@", r"\1***@", "@"),
-    (r"([?&](?:key|sig|signature|code|auth|token|password)=)[^\s&#'\"<>]+", r"\1***", "? &"),
+    (
+        r"([?&](?:key|sig|signature|code|auth|token|secret|(?:ssl)?pass(?:w(?:or)?d)?|pwd)=)[^\s&#'\"<>]+",
+        r"\1***",
+        "? &",
+    ),
     # 'api_key': 'abc', "x-chroma-token": "abc", token="abc", (b'authorization', b'abc')
     (rf"({_NAMED}\\{{0,3}}['\"]?\s{{0,3}}(?:=>|[:=])\s{{0,3}}){_QUOTED}", r"\1\2***\g<q>", _NAMES),
     (rf"(\(b?['\"][\w-]{{0,40}}?{_NAMED}['\"],\s{{0,3}}){_QUOTED}", r"\1\2***\g<q>", _NAMES),

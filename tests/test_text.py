@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from llama_index_agentic_kb import _text
 from llama_index_agentic_kb._text import cut_to_fit, excerpt, know_secrets, one_line, redacted, sentence_spans
+from llama_index_agentic_kb.store.sql import parsed_url
 from llama_index_agentic_kb.testing import count_tokens
 
 TEXTS = st.text(st.sampled_from("abc .!?\n\tÄß…"), max_size=200)
@@ -20,6 +21,13 @@ def test_odd_secrets_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     know_secrets(["hidden-\udcff-words", "\\" * 40 + "key1"])
     assert redacted("say hidden-\udcff-words") == "say ***"
     assert "key1" not in redacted("\\" * 40 + "key1" + " and " + "\\" * 200 + "key2")
+
+
+def test_passwords_of_a_url_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of its user and those of its query, wherever they stand later."""
+    monkeypatch.setattr(_text, "_KNOWN", {})
+    parsed_url("postgresql://kb:first-hush@h/db?sslmode=require-all&password=hush-hush-8&sslpassword=quiet-quiet")
+    assert redacted("first-hush hush-hush-8 quiet-quiet require-all") == "*** *** *** require-all"
 
 
 @settings(max_examples=50, deadline=None)

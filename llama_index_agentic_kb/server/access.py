@@ -16,19 +16,19 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Final, Protocol
+from typing import TYPE_CHECKING, Annotated, Final, Protocol
 from urllib.parse import urlsplit
 
 import httpx
 import jwt
-from pydantic import Field, PrivateAttr, field_validator
+from pydantic import Field, PrivateAttr, ValidationError, field_validator
 from starlette.requests import Request
 
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._types import JsonMapping
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.schema import Principal
-from llama_index_agentic_kb.schema._model import Model
+from llama_index_agentic_kb.schema._model import Model, describe
 from llama_index_agentic_kb.server.catalog import ApiKey, Catalog, Setting, hash_of
 from llama_index_agentic_kb.server.errors import ForbiddenError, TooManyRequestsError, UnauthorizedError
 
@@ -85,6 +85,15 @@ class JwksVerifier(Model):
     groups_claim: str = "groups"
     admin_role: str = "AgenticKB.Admin"  # the role (claim ``roles``) that may change definitions
     query_role: str | None = None  # the role that may ask; None lets every holder of a valid token ask
+
+    if not TYPE_CHECKING:  # the arguments are the fields
+
+        def __init__(self, **fields: object) -> None:
+            """Check the fields; raise ``ConfigurationError``, which names each invalid one."""
+            try:
+                super().__init__(**fields)
+            except ValidationError as error:
+                raise ConfigurationError(describe(error)) from error
 
     _keys: dict[str | None, jwt.PyJWK] = PrivateAttr(default_factory=dict)
     _read_at: float = PrivateAttr(default=-math.inf)

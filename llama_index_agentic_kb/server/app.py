@@ -37,10 +37,11 @@ from llama_index_agentic_kb.server.azure import REF, definition_routes, retrieva
 from llama_index_agentic_kb.server.catalog import KnowledgeBaseDefinition, Setting, SourceDefinition
 from llama_index_agentic_kb.server.errors import ErrorBody
 from llama_index_agentic_kb.server.google import google_routes
-from llama_index_agentic_kb.server.http import Gateway, JsonFormatter, ServerContext, error_response
+from llama_index_agentic_kb.server.http import GOOGLE, Gateway, JsonFormatter, ServerContext, error_response
 from llama_index_agentic_kb.server.mcp_tool import mcp_routes
 from llama_index_agentic_kb.server.service import Index, KnowledgeService
 from llama_index_agentic_kb.sources import KnowledgeSource
+from llama_index_agentic_kb.wire.google import encode_error
 
 FILES: Final = Path(__file__).parent / "static"
 _TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -111,7 +112,11 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         codes = {404: "notFound", 405: "methodNotAllowed"}
         message = printable(f"{request.method} {request.url.path[:200]}: {error.detail}")
-        body = {"error": {"code": codes.get(error.status_code, "invalidRequest"), "message": message}}
+        named: JsonObject = {"code": codes.get(error.status_code, "invalidRequest"), "message": message}
+        body: object = {"error": named}
+        if request.url.path.startswith(GOOGLE):
+            _, (own,) = encode_error(InvalidRequestError(message))
+            body = [{"error": {**own["error"], "code": error.status_code}}]
         return JSONResponse(body, error.status_code, error.headers)
     if isinstance(error, RequestValidationError):
         found = "; ".join(f"{problem['loc'][-1]}: {problem['msg']}" for problem in error.errors())

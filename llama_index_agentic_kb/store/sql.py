@@ -255,14 +255,21 @@ class SqlDatabase:
             ) from error
 
 
+_PASSWORDS: Final = {"pass", "passwd", "password", "pwd", "secret", "sslpassword", "token"}
+"""Names of a URL's query parameters that hold secrets."""
+
+
 def parsed_url(given: str) -> URL | None:
-    """Return the URL of a database, whose password is from then on removed from errors and logs; None for no URL."""
+    """Return the URL of a database, whose passwords are from then on removed from errors and logs; None for no URL."""
     try:
         url = sa.make_url(given)
         url.get_backend_name()
     except (ArgumentError, NoSuchModuleError, ValueError):
         return None
     _text.know_secrets(filter(None, [url.password and str(url.password)]))
+    for name, values in url.normalized_query.items():
+        if name.lower() in _PASSWORDS:
+            _text.know_secrets(values)
     return url
 
 

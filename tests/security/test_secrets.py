@@ -49,6 +49,7 @@ SAID = "Rain falls in Paris [ref_id:0]."
 SECRET = [
     "https://admin:SECRET@db:8000/x", "postgres://u:SEC/RET@h/db", "redis://:SECRET@h", "https://SECRET@github.com/a",
     "https://u:p@SECRET@host/x", "GET http://h/?api_key=SECRET&x=1", "http://h/v1?key=SECRET&x=1",
+    "postgresql://h/db?pass=SECRET&sslpassword=SECRET&pwd=SECRET",
     "{'x-chroma-token': 'SECRET'}", '{"x-api-key": "SECRET", "a": 1}', '{\\"api_key\\": \\"SECRET\\"}',
     "Headers([('authorization', 'Bearer SECRET'), ('x-chroma-token', 'SECRET')])", "[(b'x-api-key', b'SECRET')]",
     "Authorization: Bearer SECRET", "Authorization: Basic SECRET=", "Proxy-Authorization: Basic SECRET=",

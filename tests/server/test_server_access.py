@@ -14,6 +14,7 @@ import httpx
 import jwt
 import pytest
 
+from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.server import access
 from llama_index_agentic_kb.server.access import JwksVerifier
 from llama_index_agentic_kb.server.catalog import Catalog, SourceDefinition
@@ -150,10 +151,21 @@ def test_only_listed_origins_may_call(client: httpx.Client, origin: str, allowed
         assert (response.headers.get("access-control-allow-origin") == origin) is allowed
 
 
+def test_a_method_that_a_path_lacks_is_refused_in_its_form(client: httpx.Client) -> None:
+    """Google's clients read an array with one error."""
+    for path, form in (("/v1/projects/p/x", list), ("/healthz", dict)):
+        response = client.put(path, headers={"api-key": "any"})
+        body = response.json()
+        assert (response.status_code, type(body)) == (405, form)
+        error = (body[0] if form is list else body)["error"]
+        assert error["code"] == (405 if form is list else "methodNotAllowed")
+        assert error["message"].startswith(f"PUT {path}")
+
+
 @pytest.mark.parametrize("host", ["issuer.test", "127.0.0.1.evil.test", "localhost@evil.test"])
 def test_a_key_set_over_plain_http_is_refused(host: str) -> None:
     """The issuer's keys come over https or from this machine."""
-    with pytest.raises(ValueError, match="https"):
+    with pytest.raises(ConfigurationError, match=r"^jwks: keys must come over https"):
         JwksVerifier(issuer=ISSUER, audience=AUDIENCE, jwks=f"http://{host}/keys")
 
 
