@@ -327,9 +327,8 @@ def arrange(
             pieces.add(piece)
         else:
             break
-    for piece in waiting:
-        if len(pieces.kept) < limit and not pieces.join(piece):
-            pieces.add(piece)
+    if waiting:
+        pieces.fill(waiting, limit)
     made, used = list[NodeWithScore](), 0
     for piece in pieces.kept.values():
         made.append(piece.parts[0][1] if len(piece.parts) == 1 else join(piece.parts))
@@ -378,15 +377,16 @@ class _Pieces:
         for key in piece.keys:
             self.near[key].add(piece)
 
+    def fill(self, waiting: Sequence[_Piece], limit: int) -> None:
+        """Join or add pieces, until there are ``limit``."""
+        for piece in waiting:
+            if len(self.kept) < limit and not self.join(piece):
+                self.add(piece)
+
     def join(self, one: _Piece) -> bool:
         """Join a node to adjacent pieces if the length allows (merging two of them); return whether it was joined."""
-        found = set().union(*(self.near.get(key, ()) for key in one.sought))
-        [(_, node)] = one.parts
-        best_first = sorted((piece for piece in found if piece.parts), key=attrgetter("number"))
-        after = next((piece for piece in best_first if follows(piece.parts[-1][1].node, node.node)), None)
-        others = (piece for piece in best_first if piece is not after)
-        before = next((piece for piece in others if follows(node.node, piece.parts[0][1].node)), None)
-        around = [piece for piece in best_first if piece in (after, before)]
+        after, before = self._beside(one)
+        around = sorted(filter(None, (after, before)), key=attrgetter("number"))
         if after and before and after.length + one.length + before.length <= MAX_CHARACTERS:
             better, worse = around
             better.parts, worse.parts = [*after.parts, *one.parts, *before.parts], []
@@ -400,6 +400,15 @@ class _Pieces:
                 self._grow(piece, one.keys)
                 return True
         return False
+
+    def _beside(self, one: _Piece) -> tuple[_Piece | None, _Piece | None]:
+        """Return the best pieces after which, and before which, a node comes in its document."""
+        found = set().union(*(self.near.get(key, ()) for key in one.sought))
+        [(_, node)] = one.parts
+        best_first = sorted((piece for piece in found if piece.parts), key=attrgetter("number"))
+        after = next((piece for piece in best_first if follows(piece.parts[-1][1].node, node.node)), None)
+        others = (piece for piece in best_first if piece is not after)
+        return after, next((piece for piece in others if follows(node.node, piece.parts[0][1].node)), None)
 
     def _grow(self, piece: _Piece, keys: Collection[Hashable]) -> None:
         piece.keys.update(keys)
@@ -513,16 +522,21 @@ def _joined_provenance(
 ) -> JsonObject:
     marks = [provenance(node) or {} for node in nodes]
     made = dict(provenance(best) or {})
-    made["searches"] = [search for mark in marks for search in mark.get("searches", [])]
+    made["searches"] = _all_of(marks, "searches")
     for key in ("reranker_score", "source_score"):
         values = [mark[key] for mark in marks if mark.get(key) is not None]
         if values:
             made[key] = max(values)
-    served = list(dict.fromkeys(name for mark in marks for name in mark.get("best_for", [])))
-    proof = [one for mark in marks for one in mark.get("proof", [])]
-    made |= {key: value for key, value in (("best_for", served), ("proof", proof)) if value}
+    if served := _all_of(marks, "best_for"):
+        made["best_for"] = list(dict.fromkeys(served))
+    if proof := _all_of(marks, "proof"):
+        made["proof"] = proof
     made["parts"] = [
         {"node_id": node.node.node_id, "start": start, "end": end, "score": node.score}
         for node, (start, end) in zip(nodes, spans, strict=True)
     ]
     return made
+
+
+def _all_of(marks: Sequence[JsonObject], key: str) -> list[object]:
+    return [one for mark in marks for one in mark.get(key, [])]

@@ -19,7 +19,7 @@ from typing import Final, Literal, NamedTuple, TypeVar
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb._aio import Call, WorkerPool, gather, outside_loop
+from llama_index_agentic_kb._aio import Call, Job, WorkerPool, gather, outside_loop
 from llama_index_agentic_kb._text import error_message, normalize, one_line
 from llama_index_agentic_kb._types import JsonMapping
 from llama_index_agentic_kb.account.logs import logger
@@ -158,8 +158,7 @@ async def gather_evidence(
     """
     found, untouched = 0, set[str]()
     for search in searches:
-        for listed in search.lists:
-            found += len(listed.nodes)
+        found += sum(map(len, map(attrgetter("nodes"), search.lists)))
         chosen = selected.get(search.source.name)
         asked = None if chosen is None else chosen.params.results_processing
         if (asked or options.results_processing) is ResultsProcessing.NONE:
@@ -176,20 +175,13 @@ async def gather_evidence(
         reranking = await rerank(reranking.lists, candidates, options.reranker, selected, limit=ranked, deadline=ends)
     first = None if untouched else proof
     order = await _off_loop(partial(_order, reranking, candidates, options, limit, first), len(candidates))
-    seen, found_by, left = list[Candidate](), list[str](), PostprocessedNodes([])
-    for key in order[:ranked]:
-        seen.append(candidates[key])
-        found_by.append(seen[-1].search.source.name)
+    seen, left = list(map(candidates.__getitem__, order[:ranked])), PostprocessedNodes([])
+    found_by = list(map(attrgetter("search.source.name"), seen))
     nodes: Iterable[NodeWithScore] = map(Candidate.evidence, seen)  # only those that are looked at are copied
     if options.postprocessors:
         left = await postprocess(list(nodes), options.postprocessors, bundle, deadline, selected)
         nodes, found_by = left.nodes, [(provenance(node) or {}).get("source", "") for node in left.nodes]
-    taken: Counter[str] = Counter()
-    allowed = list[bool]()
-    for name in found_by:
-        cap = selected[name].params.max_output_documents if name in selected else None
-        taken[name] += 1
-        allowed.append(cap is None or taken[name] <= cap)
+    allowed = _within_caps(found_by, selected)
     auto = max(3, math.ceil(limit / 3))  # a third of all, before other documents take precedence
     most = auto if options.max_per_document == "auto" else options.max_per_document
     joining, most = options.join_neighbours and not untouched, None if untouched else most
@@ -210,6 +202,16 @@ async def gather_evidence(
     )
     cut = _cut_searches(searches, reranking) if options.calibrated else []
     return GatheredEvidence(arranged.nodes, counts, reranking.warning, cut, left.missing)
+
+
+def _within_caps(names: Sequence[str], selected: Mapping[str, SelectedSource]) -> list[bool]:
+    """Return which of the documents of these sources are within their source's ``maxOutputDocuments``."""
+    taken, allowed = Counter[str](), list[bool]()
+    for name in names:
+        cap = selected[name].params.max_output_documents if name in selected else None
+        taken[name] += 1
+        allowed.append(cap is None or taken[name] <= cap)
+    return allowed
 
 
 def _weighed(lists: Sequence[CandidateList], outside: Collection[NodeKey], *, follows: bool) -> list[CandidateList]:
@@ -272,6 +274,19 @@ def _first_places(
     proof: Sequence[Proof],
 ) -> dict[NodeKey, int]:
     """Return the places of ``proof``, then of the best of revisions and open steps; note proof in the candidates."""
+    first = _note_proof(fused, candidates, proof)
+    proven = {one.step for one in proof}
+    steps = [one for one in reranking.lists if one.sub_query.origin is not SubQueryOrigin.QUESTION]
+    unanswered = [one for one in steps if (one.sub_query.part_of or one.sub_query.id) not in proven]
+    revised = [one for one in steps if one.sub_query.origin is SubQueryOrigin.REVISION]
+    first += [key for place in range(REVISION_BEST) for one in revised for key in one.ranked.keys[place : place + 1]]
+    first += [key for one in unanswered for key in one.ranked.keys[:1]]
+    return {key: place for place, key in enumerate(dict.fromkeys(first))}
+
+
+def _note_proof(
+    fused: Sequence[Fused[NodeKey]], candidates: Mapping[NodeKey, Candidate], proof: Sequence[Proof]
+) -> list[NodeKey]:
     first = []
     by_id = {candidates[item.key].node.node.node_id: item.key for item in reversed(fused)}
     for rank, one in enumerate(proof):
@@ -280,13 +295,7 @@ def _first_places(
             finding = {} if one.finding is None else {"finding": one.finding}
             candidates[key].proof.append({"step": one.step, **finding, "rank": rank})
             first.append(key)
-    proven = {one.step for one in proof}
-    steps = [one for one in reranking.lists if one.sub_query.origin is not SubQueryOrigin.QUESTION]
-    unanswered = [one for one in steps if (one.sub_query.part_of or one.sub_query.id) not in proven]
-    revised = [one for one in steps if one.sub_query.origin is SubQueryOrigin.REVISION]
-    first += [key for place in range(REVISION_BEST) for one in revised for key in one.ranked.keys[place : place + 1]]
-    first += [key for one in unanswered for key in one.ranked.keys[:1]]
-    return {key: place for place, key in enumerate(dict.fromkeys(first))}
+    return first
 
 
 def _near_duplicates(keys: Sequence[NodeKey], candidates: Mapping[NodeKey, Candidate]) -> set[NodeKey]:
@@ -363,17 +372,8 @@ async def rerank(
             read[name] = [fused.key for fused in turns][:limit]  # a single list keeps its order
             nodes = [NodeWithScore(node=candidates[key].node.node, score=candidates[key].score) for key in read[name]]
             calls.append(reranker.rank(one.searches[0].words, nodes, deadline=deadline))
-    verdicts: dict[str, dict[NodeKey, Reranked]] = {}
-    failed: dict[str, list[str]] = {}
-    for name, job in zip(read, await gather(calls, deadline=deadline), strict=True):
-        try:
-            verdicts[name] = {read[name][verdict.position]: verdict for verdict in job.result()}
-        except Exception as error:  # noqa: BLE001 (a reranker only improves what is there; its failure is reported)
-            failed.setdefault(one_line(error_message(error)), []).append(name)
-    reasons = [
-        f"reranking failed for {', '.join(names)}, whose fused order stays: {why}" for why, names in failed.items()
-    ]
-    made = Reranking([], read=sum(map(len, read.values())), warning="; ".join(reasons) or None)
+    verdicts, warning = _verdicts(read, await gather(calls, deadline=deadline))
+    made = Reranking([], read=sum(map(len, read.values())), warning=warning)
     for one in lists:
         said = verdicts.get(one.sub_query.id) if one.processed else None
         made.lists.append(one if said is None else _judged(one, said, candidates, reranker, selected))
@@ -383,6 +383,23 @@ async def rerank(
             made.left_out |= shown - said.keys()
     _settle(made, candidates)
     return made
+
+
+def _verdicts(
+    read: Mapping[str, Sequence[NodeKey]], jobs: Sequence[Job[list[Reranked]]]
+) -> tuple[dict[str, dict[NodeKey, Reranked]], str | None]:
+    """Return a reranker's verdicts by sub-query, and a warning of the calls that failed."""
+    verdicts: dict[str, dict[NodeKey, Reranked]] = {}
+    failed: dict[str, list[str]] = {}
+    for (name, keys), job in zip(read.items(), jobs, strict=True):
+        try:
+            verdicts[name] = {keys[verdict.position]: verdict for verdict in job.result()}
+        except Exception as error:  # noqa: BLE001 (a reranker only improves what is there; its failure is reported)
+            failed.setdefault(one_line(error_message(error)), []).append(name)
+    reasons = (
+        f"reranking failed for {', '.join(names)}, whose fused order stays: {why}" for why, names in failed.items()
+    )
+    return verdicts, "; ".join(reasons) or None
 
 
 def _settle(made: Reranking, candidates: Mapping[NodeKey, Candidate]) -> None:
