@@ -18,6 +18,7 @@ of killed processes.
 from __future__ import annotations
 
 import json
+import logging
 import mmap
 import os
 import shutil
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.schema import FilterNode
     from llama_index_agentic_kb.store.vectors import SourceVectors
 
+logger = logging.getLogger("llama_index_agentic_kb")
 _DOCUMENTS: Final = "documents.db"
 _GRAPH_CANDIDATES: Final = 400
 """Candidates that a graph keeps during a search: with 100 it missed 1 % of the 50 nearest of 5,021 passages."""
@@ -540,6 +542,8 @@ class StoredLexicalSearch:
         except (IngestionError, RetrievalError, OSError) as error:
             if index is None or index.mark is None:
                 raise RetrievalError(f"The lexical index of the source {self._source!r} is missing: {error}") from error
+            if not isinstance(error, BusyError):  # its writer updates the index
+                logger.warning("the lexical index of the source %r is searched as it was: %s", self._source, error)
             return index
 
     def _opened(self) -> LexicalIndex:

@@ -156,7 +156,9 @@ def test_repair_finds_any_damage(kept: DirectoryStore, kind: str) -> None:
     assert repair_store(kept.path).fault == ""
 
 
-def test_while_another_process_writes_the_last_commit_is_searched(kept: DirectoryStore, open_store: Open) -> None:
+def test_while_another_process_writes_the_last_commit_is_searched(
+    kept: DirectoryStore, open_store: Open, caplog: pytest.LogCaptureFixture
+) -> None:
     """Without what is gone since; where there is no commit at all, the error says who is writing."""
     reader = open_store()
     documents = kept.stored_documents("docs")
@@ -164,6 +166,7 @@ def test_while_another_process_writes_the_last_commit_is_searched(kept: Director
     with kept.writing():
         assert titles(reader.lexical("docs").search("Oslo", 5)) == []
         assert titles(reader.lexical("docs").search("Saturn", 5)) == ["Saturn V"]
+        assert caplog.text == ""
         shutil.rmtree(kept.path / "lexical")
         with pytest.raises(RetrievalError, match=f"'docs' is missing: Process {os.getpid()} is writing"):
             open_store().lexical("docs").search("Saturn", 5)
@@ -172,9 +175,9 @@ def test_while_another_process_writes_the_last_commit_is_searched(kept: Director
 
 
 def test_an_outdated_one_is_kept_while_it_can_not_be_written(
-    kept: DirectoryStore, open_store: Open, monkeypatch: pytest.MonkeyPatch
+    kept: DirectoryStore, open_store: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A full disk is no damage: the last commit is searched, and searched again, and stays on disk."""
+    """A full disk is no damage: the last commit is searched, with a warning, and searched again, and stays on disk."""
     kept.delete_document("docs", "oslo.md")
     before = (directory_of(kept) / "meta.json").read_bytes()
     with monkeypatch.context() as patched:
@@ -186,6 +189,8 @@ def test_an_outdated_one_is_kept_while_it_can_not_be_written(
         for _ in range(2):
             assert titles(open_store().lexical("docs").search("Saturn", 5)) == ["Saturn V"]
             assert titles(kept.lexical("docs").search("Saturn", 5)) == ["Saturn V"]
+            assert "'docs' is searched as it was: the lexical index can't be written: No space" in caplog.text
+            caplog.clear()
         with pytest.raises(IngestionError, match=r"can't be written.*No space left"):
             kept.update_indexes("docs")
     assert (directory_of(kept) / "meta.json").read_bytes() == before
