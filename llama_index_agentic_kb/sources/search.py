@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import islice
 from operator import attrgetter, is_
-from types import NoneType
+from types import MemberDescriptorType, NoneType
 from typing import Any, Final, TypeAlias
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -421,6 +421,8 @@ MAX_FOLLOWED: Final = 32  # index nodes in one search; the rest are returned unc
 _OURS: Final = "_agentic_kb_recursion"
 _THEIRS: Final = "_agentic_kb_made_by_user"
 """The attribute that marks a user's own retriever: its index nodes may also point to nodes, as in LlamaIndex."""
+_VIEWED: Final = "_agentic_kb_viewed"
+"""The slot of a view with the retriever, whose class may have slots of its own."""
 
 
 class _Unresolving:
@@ -443,14 +445,24 @@ class _Unresolving:
 
 @lru_cache(maxsize=256)
 def _unresolving(kind: type[BaseRetriever], *, theirs: bool) -> type[BaseRetriever]:
-    return type(kind.__name__, (_Unresolving, kind), {_OURS: True, _THEIRS: theirs, "__module__": kind.__module__})
+    own = {_OURS: True, _THEIRS: theirs, "__module__": kind.__module__, "__slots__": (_VIEWED,)}
+    slots = (name for base in kind.__mro__ for name, at in vars(base).items() if isinstance(at, MemberDescriptorType))
+    return type(kind.__name__, (_Unresolving, kind), own | {name: _forwarded(name) for name in slots})
+
+
+def _forwarded(slot: str) -> property:
+    """Return a slot of a view, whose value is that of the retriever."""
+    return property(
+        lambda view: getattr(getattr(view, _VIEWED), slot),
+        lambda view, value: setattr(getattr(view, _VIEWED), slot, value),
+    )
 
 
 def bounded(retriever: BaseRetriever, *, theirs: bool = True) -> BaseRetriever:
     """Return a view of a retriever that returns index nodes unresolved; it has the retriever's state, not a copy.
 
     This package then resolves them itself, up to ``MAX_DEPTH`` and ``MAX_FOLLOWED``. A user's own retriever
-    (``theirs``) that overrides LlamaIndex's recursion is returned unchanged. Its state has to be in its ``__dict__``.
+    (``theirs``) that overrides LlamaIndex's recursion is returned unchanged.
     """
     kind = type(retriever)
     own = (kind._handle_recursive_retrieval, kind._ahandle_recursive_retrieval)  # noqa: SLF001 (core has no other way)
@@ -459,6 +471,7 @@ def bounded(retriever: BaseRetriever, *, theirs: bool = True) -> BaseRetriever:
     made = _unresolving(kind, theirs=theirs)
     view = made.__new__(made)
     view.__dict__ = retriever.__dict__
+    object.__setattr__(view, _VIEWED, retriever)
     return view
 
 

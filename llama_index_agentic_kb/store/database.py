@@ -379,8 +379,9 @@ class DocumentDatabase(ABC):
         def work(connection: Statements) -> bool:
             nonlocal begun, failure
             if begun and not isinstance(pieces, Sequence):
-                reason = one_line(redacted(str(getattr(failure, "orig", None) or "it was away")))
-                message = f"{self._at!r} failed while a large file was stored: {reason.rstrip(' .')}. Run this again."
+                known = getattr(failure, "orig", failure) or "its connection was lost at the commit"
+                reason = one_line(redacted(str(known))).rstrip(" .")
+                message = f"{self._at!r} failed while a large file was stored: {reason}. Run the ingestion again."
                 raise IngestionError(message) from failure
             begun = True
             try:

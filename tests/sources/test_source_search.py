@@ -15,6 +15,7 @@ from llama_index.core.query_engine import CustomQueryEngine
 from llama_index.core.schema import BaseNode, Document, IndexNode, NodeWithScore, QueryBundle, TextNode
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode, VectorStoreQueryResult
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from llama_index_agentic_kb import KnowledgeSource, Resilience
 from llama_index_agentic_kb._aio import Call
@@ -242,6 +243,43 @@ class Tree(BaseRetriever):
             NodeWithScore(node=IndexNode(text=f"rain {n}", index_id=f"{id(self)}-{n}", obj=child), score=0.5)
             for n, child in enumerate(self.children)
         ]
+
+
+class Slotted(Tree):
+    """Has state in slots."""
+
+    __slots__ = ("__hidden", "asked")
+
+    def __init__(self) -> None:
+        super().__init__(["rain"])
+        self.asked = 0
+        self.__hidden = "rain in Oslo"
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        self.asked += 1
+        return [*super()._retrieve(query_bundle), NodeWithScore(node=TextNode(text=self.__hidden))]
+
+
+class Validated(BaseModel, BaseRetriever):
+    """A pydantic model, whose private attributes are in slots too."""
+
+    model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
+    _texts: list[str] = PrivateAttr(default_factory=lambda: ["rain in Oslo"])
+
+    def __init__(self) -> None:
+        BaseModel.__init__(self)
+        BaseRetriever.__init__(self)
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return [NodeWithScore(node=TextNode(text=text)) for text in self._texts]
+
+
+def test_a_retriever_may_have_slots() -> None:
+    """A view reads and writes the retriever's own, those of a pydantic model too."""
+    slotted = Slotted()
+    assert texts(search(KnowledgeSource("docs", retriever=slotted), "rain")) == ["rain 0", "rain in Oslo"]
+    assert (slotted.asked, slotted.calls) == (1, 1)
+    assert texts(search(KnowledgeSource("docs", retriever=Validated()), "rain")) == ["rain in Oslo"]
 
 
 class Echo(CustomQueryEngine):

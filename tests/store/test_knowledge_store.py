@@ -196,10 +196,20 @@ def test_a_stream_of_chunks_is_not_stored_from_its_middle(store: DirectoryStore)
         raise DBAPIError("INSERT ...", {}, sqlite3.OperationalError("database is locked\nby postgresql://u:pass@h/x"))
 
     store.put_source("docs")
-    message = r"failed while a large file was stored: database is locked by postgresql://\*\*\*@h/x. Run this again"
+    message = r"failed while a large file was stored: database is locked by postgresql://\*\*\*@h/x. Run the ingestion"
     with pytest.raises(IngestionError, match=message) as failed:
         store.put_document(_document("a"), pieces())
     assert isinstance(failed.value.__cause__, DBAPIError)
+    assert store.chunks("docs") == []
+
+
+def test_a_stream_that_was_lost_at_the_commit_says_so(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work itself had ended: the second try names what was lost, and what to do."""
+    write = store._write
+    monkeypatch.setattr(store, "_write", lambda work: write(lambda at: work(at) and work(at)))
+    store.put_source("docs")
+    with pytest.raises(IngestionError, match=r"its connection was lost at the commit\. Run the ingestion again\.$"):
+        store.put_document(_document("a"), iter([(_chunk("x"), [0.5])]))
     assert store.chunks("docs") == []
 
 
