@@ -21,18 +21,26 @@ class ChromaServer:
         self._folder = None if path is not None else tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self._path = path or Path(self._folder.name if self._folder is not None else "")
         self._process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self._choose_port()
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except RuntimeError:  # another process may have taken the port in between
+            self.kill()
+            self._choose_port()
+            self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.kill()
         if self._folder is not None:
             self._folder.cleanup()
+
+    def _choose_port(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
 
     @property
     def pid(self) -> int:

@@ -6,7 +6,7 @@ import json
 import signal
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from llama_index.core import PromptTemplate, Settings, SummaryIndex, VectorStoreIndex
@@ -316,12 +316,15 @@ def test_an_interrupted_sync_call_leaves_nothing_behind() -> None:
     def leave(*_: object) -> None:
         raise LeavingError
 
+    def hang(_: object) -> Literal["hang"]:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        return "hang"
+
     before = signal.signal(signal.SIGALRM, leave)
-    with MemoryRetriever(RAIN, fault="hang") as hung:
+    with MemoryRetriever(RAIN, fault=hang) as hung:
         hanging = KnowledgeSource("hung", retriever=hung, resilience=Resilience(max_concurrency=1))
         plan = json.dumps({"sub_queries": [{"query": "rain today", "sources": ["hung"]}]})
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.3)
             with pytest.raises(LeavingError):
                 AgenticRetriever([hanging], llm=ScriptedLLM(plan)).retrieve("rain")
         finally:

@@ -111,6 +111,7 @@ def leaves(request: pytest.FixtureRequest) -> Leaves:
 @pytest.fixture(autouse=True, scope="module")
 def nothing_left_behind() -> Iterator[None]:
     """No task destroyed while pending, and no exception that nobody retrieved: asyncio logs these."""
+    gc.collect()  # what other modules left
     handler = BufferingHandler(1_000)
     handler.setLevel(logging.WARNING)
     logging.getLogger("asyncio").addHandler(handler)

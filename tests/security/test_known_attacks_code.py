@@ -258,9 +258,12 @@ def slow_on(used: Used) -> str:
             text = text.encode() if isinstance(used.pattern.pattern, bytes) else text
             replaced = partial(used.pattern.sub, b"" if isinstance(text, bytes) else "")
             for way in (replaced, used.pattern.fullmatch, used.pattern.match)[not used.searches :]:
-                began = time.thread_time()
-                way(text)
-                if (took := time.thread_time() - began) > MOST_SECONDS:
+                for _ in range(3):  # a machine that gives its processor away counts that time too
+                    began = time.thread_time()
+                    way(text)
+                    if (took := time.thread_time() - began) <= MOST_SECONDS:
+                        break
+                else:
                     return f"{unit!r} * {size}: {took:.1f} s"
     return ""
 
