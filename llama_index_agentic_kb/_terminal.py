@@ -32,7 +32,7 @@ def show_response(console: Console, response: RetrievalResponse) -> None:
         _section(console, "Plan", _plan(response.plan))
     if shown["records"]:
         _section(console, "Activity", _timeline(shown["records"]))
-    if shown["extracts"]:
+    if shown["extracts"] is not None:
         extracts = [(source, _HEADING.sub("", source["content"], 1)) for source in shown["extracts"]]
         _section(console, f"Extracts ({len(extracts)})", _sources(extracts))
     else:

@@ -137,7 +137,9 @@ def ingest_command(  # noqa: PLR0917 (typer makes options of them)
     embed_model: EmbedModelOption = None,
     wait: WaitOption = 0.0,
     max_megabytes: Annotated[float, typer.Option(help="Larger files are skipped, and listed.", min=0)] = 100.0,
-    ocr: Annotated[bool, typer.Option("--ocr/--no-ocr", help="Read images and scanned pages. Needs [ocr].")] = False,
+    ocr: Annotated[
+        bool, typer.Option("--ocr/--no-ocr", help="Read images and scanned pages. Needs the extra ocr.")
+    ] = False,
     tenant: Annotated[str | None, typer.Option(help="Whose the documents are; see permissions=.")] = None,
     group: Annotated[list[str] | None, typer.Option(help="A group that may see them; several times for more.")] = None,
     public: Annotated[bool, typer.Option(help="Everybody of the tenant may see them.")] = False,
@@ -444,7 +446,7 @@ def plan_capacity(
         float, typer.Option(help="Duration of a call of the model; 0: extracts only.", min=0)
     ] = 1.5,
 ) -> None:
-    """Show the machines, memory, disk, time and money that a collection and its load need. Needs [capacity]."""
+    """Show the machines, memory, disk, time and money that a collection and its load need. Needs the extra capacity."""
     from llama_index_agentic_kb.evaluation import capacity  # noqa: PLC0415 (rarely needed)
 
     terms = capacity.Terms(cores, memory, price_hour, price_in, price_out, model_seconds)
@@ -456,7 +458,7 @@ def plan_capacity(
 
 @app.command()
 def serve(config: ConfigArgument) -> None:
-    """Serve knowledge bases over HTTP: Azure's and Google's APIs, and MCP. Needs the extra [server]."""
+    """Serve knowledge bases over HTTP: Azure's and Google's APIs, and MCP. Needs the extra server."""
     with _extra("server"):
         from llama_index_agentic_kb.server import app as server  # noqa: PLC0415 (the extra)
     server.serve(server.Configuration.load(config))

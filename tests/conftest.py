@@ -39,9 +39,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same-each-run"))
 # Read when torch is loaded, here and in the programs that tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# No key, no address and no proxy of the developer's reaches a test, a fixture of a module, or a program they start.
 _KEYS = ("OPENAI_API_KEY", "OPENAI_API_BASE", "OPENAI_BASE_URL", "OPENAI_ORG_ID", "OPENAI_ORGANIZATION")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY")
-
+for _name in (*_KEYS, *_PROXIES, *map(str.lower, _PROXIES)):
+    os.environ.pop(_name, None)
 
 _LONG = (
     "tests/benchmarks/", "tests/faults/", "tests/kills", "tests/leaks/", "tests/server/", "tests/test_cli.py",
@@ -77,13 +79,6 @@ def no_implicit_loop() -> None:
     LlamaIndex's sync methods call ``asyncio.get_event_loop``. Where none was set it makes one, which nobody closes.
     """
     asyncio.set_event_loop(None)
-
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No key, no address and no proxy of the developer's reaches a test."""
-    for name in (*_KEYS, *_PROXIES, *map(str.lower, _PROXIES)):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -158,6 +159,12 @@ def test_errors_are_short(
     assert shown.startswith("agentic-kb: ")
     assert "More: docs/troubleshooting.md#" in shown.splitlines()[-1]
     assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize(("command", "extra"), [("ingest", "ocr"), ("plan-capacity", "capacity"), ("serve", "server")])
+def test_help_names_the_extra_that_a_command_needs(command: str, extra: str) -> None:
+    """Square brackets would be rich's markup, and not shown."""
+    assert f"Needs the extra {extra}." in re.sub(r"[│\s]+", " ", invoke(command, "--help").output)
 
 
 @pytest.mark.slow

@@ -345,6 +345,12 @@ def terminal(data: dict[str, Any]) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue())  # type: ignore[attr-defined]
 
 
+def test_a_terminal_shows_no_json_where_nothing_was_found() -> None:
+    shown = terminal(answer("[]") | {"references": []})
+    assert "Extracts (0)" in shown
+    assert "[]" not in shown
+
+
 def test_a_terminal_shows_markdown_and_hostile_text_as_text() -> None:
     """Tables and lists are laid out; what looks like HTML, a link, rich's markup or a control sequence is words."""
     text = MARKDOWN + "\n\n<b>bold</b> a < b \x1b[31m [link](file:///etc/passwd)"

@@ -158,6 +158,7 @@ def test_from_defaults_takes_what_can_be_searched() -> None:
         ({"similarity_top_k": 0}, "similarity_top_k must be a number above 0, got 0"),
         ({"max_runtime_in_seconds": -1}, "max_runtime_in_seconds must be a number above 0"),
         ({"effort": "huge"}, "effort: 'huge' is unknown"),
+        ({"llm": "gpt-4o-mini"}, "llm: expected an LLM of LlamaIndex, .*, got str"),
         ({"reranker": "bge"}, "reranker: expected a LlamaIndex node postprocessor, got str"),
         ({"options": RetrieverOptions(results_processing="some")}, "results_processing: 'some' is unknown"),
         ({"options": RetrieverOptions(max_per_document=0)}, "max_per_document must be at least 1"),

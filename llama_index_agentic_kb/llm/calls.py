@@ -34,7 +34,7 @@ from llama_index.core.utils import get_tokenizer
 from llama_index_agentic_kb._aio import Call, read_ahead
 from llama_index_agentic_kb._text import know_secrets
 from llama_index_agentic_kb._types import JsonObject, Work
-from llama_index_agentic_kb.errors import DeadlineExceededError
+from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
 from llama_index_agentic_kb.guard.resilience import Bulkhead, Permit, RetryPolicy, retried
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ def resolve_llm(llm: LLM | None) -> LLM | None:
 
 def of_any_name(llm: LLM) -> LLM:
     """Return the LLM; LlamaIndex's ``OpenAI`` with a model name that it does not know becomes ``OpenAICompatible``."""
+    if not isinstance(llm, LLM):
+        raise ConfigurationError(f"llm: expected an LLM of LlamaIndex, as OpenAI(model=...), got {type(llm).__name__}")
     module = sys.modules.get("llama_index.llms.openai.base")
     if module is None or type(llm) is not module.OpenAI:
         return llm

@@ -184,6 +184,11 @@ class KnowledgeSource(NotPickled):
             raise ConfigurationError(f"source {name!r}: similarity_top_k must be above 0, got {similarity_top_k}")
         if sum(over is not None for over in (index, retriever, retriever_factory)) != 1:
             raise ConfigurationError(f"source {name!r}: give exactly one of index, retriever and retriever_factory")
+        for field, given, kind in (("index", index, BaseIndex), ("retriever", retriever, BaseRetriever)):
+            if not isinstance(given, kind | None):
+                raise ConfigurationError(
+                    f"source {name!r}: {field}: expected {kind.__name__}, got {type(given).__name__}"
+                )
         _check_kinds(name, permissions, trust, params)
         self.name = name
         self.description = description

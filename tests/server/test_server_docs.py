@@ -79,11 +79,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]
 
 
 @pytest.fixture(scope="module")
-def started(folder: Path, environment: dict[str, str]) -> Iterator[Process]:
-    process = Process(folder, environment)
-    yield process
-    process.process.kill()
-    process.process.wait()
+def processes() -> Iterator[list[Process]]:
+    made: list[Process] = []
+    yield made
+    for one in made:
+        one.process.kill()
+        one.process.wait()
+
+
+@pytest.fixture
+def started(processes: list[Process], folder: Path, environment: dict[str, str]) -> Process:
+    """The module's server; another one where a test has stopped it."""
+    if not processes or processes[-1].process.poll() is not None:
+        processes.append(Process(folder, environment))
+    return processes[-1]
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")

@@ -85,6 +85,8 @@ def test_a_source_is_over_exactly_one_thing() -> None:
         ({"weight": math.inf}, "weight must be above 0"),
         ({"similarity_top_k": -1}, "similarity_top_k must be above 0"),
         ({"name": "  "}, "name must not be empty"),
+        ({"retriever": "docs"}, "retriever: expected BaseRetriever, got str"),
+        ({"retriever": None, "index": ["text"]}, "index: expected BaseIndex, got list"),
     ],
 )
 def test_unusable_fields_are_refused(fields: dict[str, Any], message: str) -> None:

@@ -66,7 +66,7 @@ def test_a_request_ends_with_its_call(silent: str) -> None:
                 ended.set()
 
         with pytest.raises(DeadlineExceededError):
-            run(Bulkhead("chroma").call(Call(sync=ask, deadline=deadline_after(0.2))))
+            run(Bulkhead("chroma").call(Call(sync=ask, deadline=deadline_after(1.0))))
         assert ended.wait(10)
         assert isinstance(errors[0], httpx.TimeoutException)
         assert type(twin) is type(store)
