@@ -39,11 +39,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same-each-run"))
 # Read when torch is loaded, here and in the programs that tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# No key, no address and no proxy of the developer's reaches a test, a fixture of a module, or a program they start.
+# No key, address, proxy or terminal of the developer's reaches a test, a fixture of a module, or a program they start.
 _KEYS = ("OPENAI_API_KEY", "OPENAI_API_BASE", "OPENAI_BASE_URL", "OPENAI_ORG_ID", "OPENAI_ORGANIZATION")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY")
-for _name in (*_KEYS, *_PROXIES, *map(str.lower, _PROXIES)):
+_TERMINALS = ("COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "LINES", "NO_COLOR", "PY_COLORS")  # what rich and typer ask
+for _name in (*_KEYS, *_PROXIES, *map(str.lower, _PROXIES), *_TERMINALS):
     os.environ.pop(_name, None)
+os.environ["TERM"] = "xterm"
 
 _LONG = (
     "tests/benchmarks/", "tests/faults/", "tests/kills", "tests/leaks/", "tests/server/", "tests/test_cli.py",
