@@ -85,17 +85,12 @@ def view(data: JsonMapping) -> JsonObject:
     activity, queries = data.get("activity", []), data.get("plan", {}).get("subQueries", [])
     claims = [claim for claim in data.get("grounding", {}).get("claims", ()) if "score" in claim]
     sources = [_source(item, item.get("id"), item.get("sourceData", {}).get("content")) for item in references]
-    extracts = _extracts(text, {source["number"]: source for source in reversed(sources)})
-    cites = [] if extracts is not None or _MARKER.search(text) else _citations(text, claims)
-    cited = {int(number) for number in _MARKER.findall(text)} | {number for _, number in cites}
-    if extracts is not None:
-        cited = {extract["number"] for extract in extracts}
-    elif not cited:
-        cited = {source["number"] for source in sources}
-    keys = [str(item.get(key)) for item in (*references, *activity) for key in ("docKey", "startedAt")]
+    extracts = _extracts(text, sources)
+    cites = [] if extracts is not None else _citations(text, claims)
+    cited = _cited(text, extracts, cites, sources)
     duration, records = timeline(activity)
     return {
-        "prefix": f"akb-{hashlib.sha256(repr((text, keys)).encode()).hexdigest()[:12]}",
+        "prefix": _prefix(text, [*references, *activity]),
         "text": text,
         "extracts": extracts,
         "cites": cites,
@@ -108,6 +103,12 @@ def view(data: JsonMapping) -> JsonObject:
         "records": records,
         "duration": duration,
     }
+
+
+def _prefix(text: str, items: Sequence[JsonMapping]) -> str:
+    """Return the beginning of a response's element ids, derived from its text, references and activity records."""
+    keys = [str(item.get(key)) for item in items for key in ("docKey", "startedAt")]
+    return f"akb-{hashlib.sha256(repr((text, keys)).encode()).hexdigest()[:12]}"
 
 
 @cache
@@ -151,7 +152,7 @@ def _source(item: JsonMapping, ref_id: object, content: object) -> JsonObject:
     }
 
 
-def _extracts(text: str, known: Mapping[int | None, JsonMapping]) -> list[JsonObject] | None:
+def _extracts(text: str, sources: Sequence[JsonMapping]) -> list[JsonObject] | None:
     """Parse extracted data into rows, with the data of their sources; return None if the text is an answer."""
     try:
         items = json.loads(text) if text.startswith("[") else None
@@ -159,7 +160,7 @@ def _extracts(text: str, known: Mapping[int | None, JsonMapping]) -> list[JsonOb
         return None
     if not isinstance(items, list) or not all(isinstance(item, dict) and "ref_id" in item for item in items):
         return None
-    rows = []
+    rows, known = [], {source["number"]: source for source in reversed(sources)}
     for item in items:
         source = known.get(item["ref_id"] if isinstance(item["ref_id"], int) else None, {}).get("item", {})
         own = {"title": item.get("title"), "terms": item.get("terms")}
@@ -170,41 +171,60 @@ def _extracts(text: str, known: Mapping[int | None, JsonMapping]) -> list[JsonOb
 def conversation_facts(data: JsonMapping) -> list[tuple[str, str]]:
     """Return the state of the conversation after a response's turn as (name, text); empty without a conversation."""
     dialogue, scope = data.get("dialogue", {}), data.get("scopeState", {}).get("last", {})
-    pending, shift = dialogue.get("pending", {}), dialogue.get("shift", {})
+    if not dialogue and scope.get("topic") in (None, "first"):
+        return []
     kept = f"{scope.get('scope')} of {scope.get('documents')} documents" if scope.get("documents") else ""
-    known, asked = (
-        ", ".join(f"{name} = {value}" for name, value in values.items())
-        for values in (dialogue.get("slots", {}), pending.get("arguments", {}))
-    )
     whole = scope.get("reason") and f"all documents ({_CAPITAL.sub(' ', scope['reason']).lower()})"
     facts = {
         "turn": scope.get("turn") or dialogue.get("turn"),
         "topic": scope.get("topic"),
         "searched as": scope.get("expanded"),
         "scope": whole or kept,
-        "tool": " ".join(filter(None, [dialogue.get("tool"), f"({dialogue.get('stage')})" if dialogue else ""])),
+        **(_tool_facts(dialogue) if dialogue else {}),
+    }
+    return [(name, _cut(_plain(text), 300)) for name, text in facts.items() if text]
+
+
+def _tool_facts(dialogue: JsonMapping) -> dict[str, str]:
+    pending, shift = dialogue.get("pending", {}), dialogue.get("shift", {})
+    known, asked = (
+        ", ".join(f"{name} = {value}" for name, value in values.items())
+        for values in (dialogue.get("slots", {}), pending.get("arguments", {}))
+    )
+    return {
+        "tool": " ".join(filter(None, [dialogue.get("tool"), f"({dialogue.get('stage')})"])),
         "known": known,
         "missing": ", ".join(map(str, dialogue.get("missing", ()))),
         "to be confirmed": f"{pending.get('tool')}: {asked}" if pending else "",
         "changed": f"{shift.get('fromTool')} to {shift.get('toTool', 'no tool')}" if shift else "",
         "forgotten": ", ".join(map(str, shift.get("cleared", ()))),
     }
-    shown = [(name, _cut(_plain(text), 300)) for name, text in facts.items() if text]
-    return shown if dialogue or scope.get("topic") not in (None, "first") else []
 
 
 # -- the answer --------------------------------------------------------------------------------------------------------
 
 
 def _citations(text: str, claims: Sequence[JsonMapping]) -> list[tuple[int, int]]:
-    """Return (position, number) of the citations of an answer without markers, from its claims."""
-    found = []
+    """Return (position, number) of the citations of an answer from its claims; none if it has markers."""
+    found: list[tuple[int, int]] = []
+    if _MARKER.search(text):
+        return found
     for claim in claims:
         supports = claim.get("supports", ()) if claim.get("verdict") in ("supported", "partiallySupported") else ()
         ids = claim.get("cited") or [support.get("referenceId") for support in supports]
         numbers = [int(item) for item in dict.fromkeys(map(str, ids)) if item.isdecimal()]
         found += [(claim["span"]["end"], number) for number in numbers if _is_at_its_place(claim, text)]
     return found
+
+
+def _cited(
+    text: str, extracts: Sequence[JsonMapping] | None, cites: Sequence[tuple[int, int]], sources: Sequence[JsonMapping]
+) -> set[int | None]:
+    """Return the numbers of the references that extracts or an answer are from; of all if an answer cites none."""
+    if extracts is not None:
+        return {row["number"] for row in extracts}
+    cited: set[int | None] = {int(number) for number in _MARKER.findall(text)} | {number for _, number in cites}
+    return cited or {source["number"] for source in sources}
 
 
 def _is_at_its_place(claim: JsonMapping, text: str) -> bool:
@@ -328,22 +348,27 @@ def timeline(activity: Sequence[JsonMapping]) -> tuple[float, list[JsonObject]]:
 
 
 def _facts(record: JsonMapping) -> list[str]:
-    """Return the details of an activity record: query, counts, filter, and model."""
+    """Return the details of an activity record: query, counts, filter, and model; empty texts are none."""
     arguments = record.get(f"{record.get('type')}Arguments", {})
     asked = (_cut(_plain(record.get("subQueryId")), 40), _cut(_plain(arguments.get("search")), 300))
     facts = [": ".join(filter(None, asked)), _cut(_plain(record.get("model", {}).get("modelName")), 80)]
-    for key, value in record.items():
-        counts = isinstance(value, int | float) and not isinstance(value, bool) and key not in ("id", "elapsedMs")
-        words = _WORDS.get(key) or _CAPITAL.sub(" ", _plain(key)).lower()
-        if counts and value and key == "groundingScore":
-            facts.append(f"{words} {value:.2f}")
-        elif counts and (value or key == "count"):
-            facts.append(f"{value:,.0f} {_ONE.get(words, words) if value == 1 else words}")
+    facts += [_count(key, value) for key, value in record.items()]
     if queries := record.get("subQueries"):
         facts.append(f"{len(queries):,} {'query' if len(queries) == 1 else 'queries'}")
     if narrowed := arguments.get("filter"):
         facts.append(f"filter {_cut(_plain(json.dumps(narrowed, ensure_ascii=False)), 300)}")
     return facts
+
+
+def _count(key: str, value: object) -> str:
+    """Return a number of an activity record in words; empty if it is no count, or is 0 but for ``count``."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or key in ("id", "elapsedMs") or not (value or key == "count"):
+        return ""
+    words = _WORDS.get(key) or _CAPITAL.sub(" ", _plain(key)).lower()
+    if key == "groundingScore":
+        return f"{words} {value:.2f}"
+    return f"{value:,.0f} {_ONE.get(words, words) if value == 1 else words}"
 
 
 def _bar(start: float, took: float, total: float) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from importlib.metadata import version
@@ -24,12 +24,13 @@ from rich.text import Text
 
 from llama_index_agentic_kb._terminal import Watch, show_response, show_turn
 from llama_index_agentic_kb._text import error_message, one_line, printable
-from llama_index_agentic_kb._types import JsonObject
+from llama_index_agentic_kb._types import JsonMapping, JsonObject
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError
 from llama_index_agentic_kb.schema import OutputMode, ReasoningEffort, RetrievalRequest, RetrievalResponse
 
 if TYPE_CHECKING:
     from llama_index.core.llms import LLM
+    from typer.core import TyperOption
 
     from llama_index_agentic_kb.knowledge_base import KnowledgeBase
     from llama_index_agentic_kb.store import IngestReport, KnowledgeStore
@@ -110,21 +111,27 @@ def _defaults(options: JsonObject) -> dict[str, JsonObject]:
     tables = {key: value for key, value in options.items() if isinstance(value, dict)}
     shared = {key: value for key, value in options.items() if key not in tables}
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    defaults: dict[str, JsonObject] = {name: {} for name in commands}
+    defaults: dict[str, JsonObject] = {}
     unknown = {*shared, *(tables.keys() - commands.keys())}
     for name, command in commands.items():
-        flags = {flag[2:]: option for option in command.params for flag in option.opts if flag.startswith("--")}
         own = tables.get(name, {})
-        for key, value in (shared | own).items():
-            if (option := flags.get(key.replace("_", "-"))) is not None:
-                listed = option.multiple and isinstance(value, str)
-                defaults[name][option.name] = [value] if listed else value
-                unknown.discard(key)
-            elif key in own:
-                unknown.add(f"{name}.{key}")
+        values = _values(command.params, shared | own)
+        defaults[name] = dict(values.values())
+        unknown -= values.keys()
+        unknown |= {f"{name}.{key}" for key in own.keys() - values.keys()}
     if unknown:
         raise ConfigurationError(f"{CONFIG}: unknown: {', '.join(sorted(unknown))}; names are those of the options")
     return defaults
+
+
+def _values(parameters: Sequence[TyperOption], options: JsonMapping) -> dict[str, tuple[str, object]]:
+    """Return name and value of each parameter that options set, by the options' keys."""
+    flags = {flag[2:]: one for one in parameters for flag in one.opts if flag.startswith("--")}
+    values: dict[str, tuple[str, object]] = {}
+    for key, value in options.items():
+        if (option := flags.get(key.replace("_", "-"))) is not None:
+            values[key] = str(option.name), [value] if option.multiple and isinstance(value, str) else value
+    return values
 
 
 @app.command("ingest")
@@ -155,8 +162,6 @@ def ingest_command(  # noqa: PLR0917 (typer makes options of them)
     png and jpg. Exit status: 1 if a file could not be read, 3 if files of other kinds were skipped. A missing or
     damaged vector index is rebuilt first.
     """
-    from llama_index_agentic_kb.store.files import NO_SUCH_PATH  # noqa: PLC0415 (loads SQLite and more)
-
     stamp = {name: value for name, value in (("tenant", tenant), ("groups", group), ("public", public)) if value}
     options: JsonObject = {
         "source": source,
@@ -180,12 +185,18 @@ def ingest_command(  # noqa: PLR0917 (typer makes options of them)
         return
     if (address, cpus, gpus) != (None, 1.0, 0.0):
         raise ConfigurationError("--address, --cpus and --gpus need --on ray")
-    missing = [path for path in paths if not Path(path).exists()]
-    if missing and "://" not in store and not Path(store).exists():  # else deleted files are removed from the store
-        raise ConfigurationError(f"{', '.join(missing)}: {NO_SUCH_PATH}")
+    if "://" not in store and not Path(store).exists():  # else deleted files are removed from the store
+        _check_existing(paths)
     with _stored(store, embed_model=embed_model, create=True, repair="auto") as opened:
         report = _ingest(paths, opened, wait=wait, ocr=ocr, **options)
         _report(report, opened.sources())
+
+
+def _check_existing(paths: Sequence[str]) -> None:
+    from llama_index_agentic_kb.store.files import NO_SUCH_PATH  # noqa: PLC0415 (loads SQLite and more)
+
+    if missing := [path for path in paths if not Path(path).exists()]:
+        raise ConfigurationError(f"{', '.join(missing)}: {NO_SUCH_PATH}")
 
 
 @app.command()

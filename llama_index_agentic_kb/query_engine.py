@@ -235,19 +235,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             )
             reasoning = retrieval.log.last(AgenticReasoningActivity)
             if self._node_postprocessors:
-                deadline, selected = retrieval.budget.evidence_deadline, retrieval.selected
-                with billed() as bill:
-                    left = await postprocess(retrieval.nodes, self._node_postprocessors, query, deadline, selected)
-                retrieval.nodes = left.nodes
-                retrieval.missing += [] if left.missing is None else [left.missing]
-                if reasoning is not None:
-                    retrieval.log.amend(
-                        reasoning,
-                        kept=len(left.nodes),
-                        reasoning_tokens=(reasoning.reasoning_tokens or 0) + (bill.tokens or 0),
-                        dropped_by_postprocessors=(reasoning.dropped_by_postprocessors or 0) + left.dropped,
-                        added_by_postprocessors=(reasoning.added_by_postprocessors or 0) + left.added,
-                    )
+                await self._postprocess(retrieval, query, reasoning)
             retrieval.arrange(retrieval.nodes)
             event.on_end(payload={EventPayload.NODES.value: retrieval.nodes})
         dispatcher.event(RetrievalEndEvent(str_or_query_bundle=query, nodes=retrieval.nodes))
@@ -256,6 +244,23 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             reason = f"none of {candidates} candidates was kept" if candidates else "no source returned anything"
             retrieval.missing.append(MissingPart(what="evidence", outcome=Outcome.EMPTY, reason=reason))
         return retrieval
+
+    async def _postprocess(
+        self, retrieval: Retrieval, query: QueryBundle, reasoning: AgenticReasoningActivity | None
+    ) -> None:
+        deadline, selected = retrieval.budget.evidence_deadline, retrieval.selected
+        with billed() as bill:
+            left = await postprocess(retrieval.nodes, self._node_postprocessors, query, deadline, selected)
+        retrieval.nodes = left.nodes
+        retrieval.missing += [] if left.missing is None else [left.missing]
+        if reasoning is not None:
+            retrieval.log.amend(
+                reasoning,
+                kept=len(left.nodes),
+                reasoning_tokens=(reasoning.reasoning_tokens or 0) + (bill.tokens or 0),
+                dropped_by_postprocessors=(reasoning.dropped_by_postprocessors or 0) + left.dropped,
+                added_by_postprocessors=(reasoning.added_by_postprocessors or 0) + left.added,
+            )
 
     async def begin(
         self, request: RetrievalRequest, bundle: QueryBundle | None = None, observer: Observer = None

@@ -485,10 +485,7 @@ def scope_of(
     """Return the scope of a request; ``memory`` and the planner's ``instructions`` count where it has none."""
     history = [(one.role, one.text) for one in request.history if one.role not in INSTRUCTING and one.text.strip()]
     if memory and not history:
-        history = [(one.role.value, one.content or "") for one in memory]
-        if history[-1][0] == "user" and history[-1][1].strip() == request.question:
-            history.pop()  # some chat engines store the question before they ask
-        history = [(role, text) for role, text in history if text.strip() and role in ("user", "assistant")]
+        history = _in_memory(memory, request.question)
     intents = tuple(map(attrgetter("search"), request.intents or ()))
     roles = map(attrgetter("role"), request.messages or ())
     system = "" if INSTRUCTING.isdisjoint(roles) else request.system
@@ -496,6 +493,14 @@ def scope_of(
     planning = "\n".join(filter(None, [own.strip(), system]))
     answering = "\n".join(filter(None, [(request.answer_instructions or "").strip(), system]))
     return Scope(request.question, tuple(history), intents, classification, planning, answering)
+
+
+def _in_memory(memory: Sequence[ChatMessage], question: str) -> list[tuple[str, str]]:
+    """Return the turns of a conversation in a memory before a question."""
+    history = [(one.role.value, one.content or "") for one in memory]
+    if history[-1][0] == "user" and history[-1][1].strip() == question:
+        history.pop()  # some chat engines store the question before they ask
+    return [(role, text) for role, text in history if text.strip() and role in ("user", "assistant")]
 
 
 async def _remembered(memory: BaseMemory, question: str, budget: Budget) -> tuple[list[ChatMessage], list[MissingPart]]:

@@ -81,19 +81,13 @@ def calibrate(source: str, index: ScopeIndex, texts: Mapping[str, Sequence[str]]
     """Return an index with settings that suit its documents; ``texts`` has the chunks of some of them, in order."""
     drawn = random.Random(0)  # noqa: S311 (a sample, no secret)
     known = {*index.documents}
-    turns = [
-        (document, before, after)
-        for document, chunks in texts.items()
-        if document in known
-        for before, after in [_pair(chunks, drawn)]
-        if before and after
-    ]
+    pairs = [(document, *_pair(chunks, drawn)) for document, chunks in texts.items() if document in known]
+    turns = [pair for pair in pairs if all(pair[1:])]
     turns = drawn.sample(turns, min(SAMPLE, len(turns)))
     if len(turns) < MIN_TURNS:
         return Calibration(index)
-    said = [text for _, before, after in turns for text in (before, after)]
-    rows = unit_rows([model.get_query_embedding(text) for text in said])
-    before, own = rows[::2], rows[1::2]
+    documents, *said = zip(*turns, strict=True)
+    before, own = (unit_rows([model.get_query_embedding(text) for text in texts]) for texts in said)
     far = np.roll(before, len(turns) // 2, axis=0)
     near, apart = (own * before).sum(axis=1), (own * far).sum(axis=1)
     edges = np.unique(np.concatenate([near, apart]))
@@ -101,7 +95,7 @@ def calibrate(source: str, index: ScopeIndex, texts: Mapping[str, Sequence[str]]
     made = Calibration(index)
     for deviations in GRID:
         settings = ScopeSettings(deviations, ScopeSettings().floor, round(max(0.0, shift), 3))
-        made = _tried(source, replace(index, settings=settings), [document for document, *_ in turns], own, before, far)
+        made = _tried(source, replace(index, settings=settings), documents, own, before, far)
         if min(made.evidence) >= TARGET:
             break
     shifts, false_shifts = float((apart < shift).mean()), float((near < shift).mean())

@@ -17,6 +17,8 @@ import random
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import starmap
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -69,12 +71,12 @@ def read_dataset(folder: str | Path, *, split: str = "test", limit: int | None =
     """
     path = Path(folder)
     documents = [_document(row) for row, _ in _rows(path / "corpus.jsonl")]
-    queries = [_query(row, where) for row, where in _rows(path / "queries.jsonl")]
+    queries = list(starmap(_query, _rows(path / "queries.jsonl")))
     relevant = _judgments(path, split)
     judged = [query for query in queries if relevant.get(query.id)]
     if not judged:
         raise InvalidRequestError(f"{path}: no query of queries.jsonl has a judgment above 0 in the qrels")
-    known = {document.node_id for document in documents}
+    known = set(map(attrgetter("node_id"), documents))
     warnings = []
     if unknown := sum(len(grades.keys() - known) for grades in relevant.values()):
         warnings.append(f"{unknown} judgments name documents that are not in corpus.jsonl; they can't be found")
@@ -82,7 +84,7 @@ def read_dataset(folder: str | Path, *, split: str = "test", limit: int | None =
         warnings.append(f"{len(queries) - len(judged)} queries have no judgment above 0; they were left out")
     if limit is not None and limit < len(judged):
         drawn = random.Random(seed).sample(range(len(judged)), limit)  # noqa: S311 (a sample, no secret)
-        judged = [judged[at] for at in sorted(drawn)]
+        judged = [*map(judged.__getitem__, sorted(drawn))]
     return Dataset(path.resolve().name, documents, judged, relevant, tuple(warnings))
 
 
@@ -268,11 +270,7 @@ class PlannedLLM(ReplyingLLM):
         steps = self._steps_for(prompt)
         match prompt.rstrip().rpartition("\n")[2]:
             case "Plan:":
-                planned: list[JsonObject] = []
-                for step in steps:
-                    query, parents = _REFERENCE.sub(r"#q\1", step.text), [f"q{one}" for one in step.depends_on]
-                    planned.append({"id": f"q{step.id}", "query": query, "sources": [], "depends_on": parents})
-                return json.dumps({"sub_queries": planned})
+                return json.dumps({"sub_queries": [*map(_planned, steps)]})
             case "Findings:":
                 return _findings(steps, prompt)
             case "Verdict:":
@@ -293,6 +291,11 @@ class PlannedLLM(ReplyingLLM):
             if same:
                 return self._steps(max(same, key=turns_shown))
         raise LLMError("the prompt holds no question of the evaluation set")
+
+
+def _planned(step: PlannedStep) -> JsonObject:
+    query, parents = _REFERENCE.sub(r"#q\1", step.text), [f"q{one}" for one in step.depends_on]
+    return {"id": f"q{step.id}", "query": query, "sources": [], "depends_on": parents}
 
 
 def _findings(steps: Sequence[PlannedStep], prompt: str) -> str:

@@ -115,35 +115,34 @@ class EvaluationRun:
         return [self._summary(system, results) for system, results in self.systems.items()]
 
     def _summary(self, system: str, results: Sequence[QueryResult]) -> Summary:
-        kinds: dict[str, Summary] = {}
-        for kind in self.kinds:
-            values = {name: self.values(system, name, kind) for name in self.metrics}
-            differences = {}
-            if system != BASELINE and BASELINE in self.systems:
-                differences = {
-                    name: mean(np.subtract(values[name], self.values(BASELINE, name, kind))) for name in values
-                }
-            estimates = {name: mean(found) for name, found in values.items()}
-            questions = sum(kind in {ALL, *result.kinds} for result in results)
-            kinds[kind] = {"questions": questions, "metrics": estimates, "differences": differences}
-        times, value = [result.milliseconds for result in results], None
-        if system != PLAIN and PLAIN in self.systems:
-            gained = lost = 0
-            for old, new in zip(self.systems[PLAIN], results, strict=True):
-                relevant, top = self.relevant[new.query_id].keys(), max(self.cutoffs)
-                had, has = relevant & old.documents[:top], relevant & new.documents[:top]
-                gained, lost = gained + len(has - had), lost + len(had - has)
-            total = sum(len(self.relevant[result.query_id]) for result in results)
-            value = {"gained": gained / total, "lost": lost / total}
+        times = [result.milliseconds for result in results]
         return {
             "system": system,
-            "kinds": kinds,
+            "kinds": {kind: self._of_kind(system, kind) for kind in self.kinds},
             "cost": {name: fmean(getattr(result.cost, name) for result in results) for name in COSTS},
             "milliseconds": {f"p{q}": float(np.percentile(times, q)) for q in (50, 99)},
-            "plan_value": value,
+            "plan_value": None if system == PLAIN or PLAIN not in self.systems else self._plan_value(results),
             "failed": sum(result.error is not None for result in results),
             "warned": sum(bool(result.warnings) for result in results),
         }
+
+    def _of_kind(self, system: str, kind: str) -> Summary:
+        values = {name: self.values(system, name, kind) for name in self.metrics}
+        differences = {}
+        if system != BASELINE and BASELINE in self.systems:
+            differences = {name: mean(np.subtract(values[name], self.values(BASELINE, name, kind))) for name in values}
+        estimates = {name: mean(found) for name, found in values.items()}
+        questions = sum(kind in {ALL, *result.kinds} for result in self.systems[system])
+        return {"questions": questions, "metrics": estimates, "differences": differences}
+
+    def _plan_value(self, results: Sequence[QueryResult]) -> dict[str, float]:
+        """Return the shares of the relevant documents that the plain system missed, and that only it found."""
+        gained = lost = total = 0
+        for old, new in zip(self.systems[PLAIN], results, strict=True):
+            relevant, top = self.relevant[new.query_id].keys(), max(self.cutoffs)
+            had, has = relevant & old.documents[:top], relevant & new.documents[:top]
+            gained, lost, total = gained + len(has - had), lost + len(had - has), total + len(relevant)
+        return {"gained": gained / total, "lost": lost / total}
 
     def to_dict(self) -> JsonObject:
         """Return the run as JSON data."""
@@ -224,14 +223,18 @@ def render_run(run: EvaluationRun, summaries: Sequence[Summary]) -> Group:
         cells_of = [_kind_cell(one["kinds"][kind], f"All@{top}") for one in summaries]
         kinds.add_row(f"{printable(kind)} ({summaries[0]['kinds'][kind]['questions']})", *cells_of)
     notes = [Text(printable(note), "yellow") for note in run.notes]
-    troubles = []
+    return Group(*notes, quality, costs, kinds, *_troubles(run))
+
+
+def _troubles(run: EvaluationRun) -> Iterator[Text]:
+    """Yield how many questions failed, and how many had warnings, for each system with such questions."""
     for name, results in run.systems.items():
         errors = [result.error for result in results if result.error is not None]
         warnings = [result.warnings[0] for result in results if result.warnings]
         for what, texts, style in (("failed", errors, "red"), ("warned", warnings, "yellow")):
-            first = one_line(printable(next(iter(texts), "")), 300)
-            troubles += [Text(f"{name}: {len(texts)} questions {what}, the first: {first}", style)] if texts else []
-    return Group(*notes, quality, costs, kinds, *troubles)
+            if texts:
+                first = one_line(printable(texts[0]), 300)
+                yield Text(f"{name}: {len(texts)} questions {what}, the first: {first}", style)
 
 
 def _kind_cell(kind: Summary, metric: str) -> str:

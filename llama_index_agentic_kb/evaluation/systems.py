@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -124,15 +126,20 @@ class Meter(EventHandler):
         with self._lock:
             cost, asked = self._open.pop(event_id, (Cost(), {}))
             if event_type is CBEventType.LLM and response is not None:
-                messages, usage = asked.get(EventPayload.MESSAGES) or (), usage_of(response)
-                texts = [message.content or "" for message in messages] or [str(asked.get(EventPayload.PROMPT) or "")]
-                cost.input_tokens += usage.input_tokens or count_tokens("\n".join(texts))
+                usage = usage_of(response)
+                cost.input_tokens += usage.input_tokens or count_tokens(_prompt_of(asked))
                 cost.output_tokens += usage.output_tokens or count_tokens(text_of(response))
             elif event_type is CBEventType.RETRIEVE:
                 cost.searches += 1
             elif event_type is CBEventType.EMBEDDING:
                 cost.embedding_calls += 1
                 cost.embedded_texts += len(ended.get(EventPayload.CHUNKS) or ())
+
+
+def _prompt_of(asked: JsonMapping) -> str:
+    if messages := asked.get(EventPayload.MESSAGES):
+        return "\n".join(message.content or "" for message in messages)
+    return str(asked.get(EventPayload.PROMPT) or "")
 
 
 # -- the corpus --------------------------------------------------------------------------------------------------------
@@ -291,11 +298,11 @@ async def _single_query(
         await asyncio.gather(*(asyncio.to_thread(retriever.retrieve, query.text) for retriever in retrievers))
         for retrievers in (dense, lexical)
     ]
-    nodes = [node for found in (similar or worded) for node in found]
-    ids = _ids(sorted(nodes, key=lambda node: -(node.score or 0.0)))
+    ids = _ids(sorted(chain.from_iterable(similar or worded), key=lambda node: -(node.score or 0.0)))
     if similar and worded:
-        in_turns = [fused.key for fused in interleave([Ranked(_ids(nodes)) for nodes in worded])]
-        ids = [fused.key for fused in reciprocal_rank_fusion([Ranked(ids[:DEPTH]), Ranked(in_turns[:DEPTH])])]
+        in_turns = [*map(attrgetter("key"), interleave([Ranked(_ids(nodes)) for nodes in worded]))]
+        fused = reciprocal_rank_fusion([Ranked(ids[:DEPTH]), Ranked(in_turns[:DEPTH])])
+        ids = [*map(attrgetter("key"), fused)]
     return QueryResult(ids[:documents], cost, [query.text])
 
 

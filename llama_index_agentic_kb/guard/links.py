@@ -41,6 +41,8 @@ _URL_SIGNS: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code)
 _CLOSING: Final = ".,;:!?)]}'*_~|"
 """Characters that at the end of an address belong to the sentence or the emphasis around it."""
 _FOLLOWING: Final = ".,;:!?)*_'\""
+_APART: Final = re.compile(rf"[{re.escape(_FOLLOWING)}]?(?:[ \t\n]|\Z)")
+"""What may follow an address that is written without angle brackets."""
 _ENDING: Final = ".,;)'"
 """The subset of ``_CLOSING`` that no renderer treats as part of the preceding address."""
 
@@ -98,9 +100,10 @@ _ADDRESSLIKE: Final = re.compile(r"[/\\:?#&@<%\x00-\x1f\x7f-\xa0\u2028\u2029]|\.
 _GOES_ON: Final = re.compile(r"[ \t]{1,8}[\w.,=+-]{1,40}+(?=[\s!?;)\]]|\Z)")
 """A plain word after a possible address: a definition ends there, or has a title in quotes."""
 _NAME: Final = re.compile(rf"</?[a-z][^ \t\n\r\f\v/>]{{0,{MAX_NAME}}}+", re.IGNORECASE)
+_AFTER_NAME: Final = re.compile(r"(?=[>/ \t\n\r\f\v])(?P<before>[^>=]*)(?P<decides>[>=])?")
 _NO_NAME: Final = re.compile(r"[\"'`=\[\](){}<:]")
 """Characters in a tag's name that may turn the rest into an attribute or an address for some renderers."""
-_DECIDES: Final = re.compile("[>=]")
+
 _AUTOLINK: Final = re.compile(rf"<(?P<address>[a-z][a-z0-9+.-]{{1,31}}:[^\s<>]{{0,{MAX}}})>", re.IGNORECASE)
 _AUTOLINK_BEGUN: Final = re.compile(rf"<[a-z][a-z0-9+.-]{{1,31}}:[^\s<>]{{0,{MAX - 1}}}\Z", re.IGNORECASE)
 _TRIGGER: Final = re.compile(r"\](?=[(:])|<(?=[a-z/!?]|\Z)", re.IGNORECASE)
@@ -208,7 +211,7 @@ class LinkFilter(TextFilter):
             rest = written[len(address) :]
             if written.startswith(address) and not rest.strip(_CLOSING) and before != "\\":
                 apart = self._ends_here if found.end() == len(text) else text[found.end()] in " \t\n"
-                return written if apart and not rest.strip(_ENDING) and _is_simple(address) else f"<{address}>{rest}"
+                return _delimited(address, is_apart=apart and not rest.strip(_ENDING)) + rest
         self.removed += 1
         return _removed(before) + written[len(core) :]
 
@@ -221,9 +224,7 @@ class LinkFilter(TextFilter):
             return " (at) "
         if kind == "host":
             return written.replace(".", " .")
-        is_file = kind == "file" and written.count(".") == 1 and before.isascii() and before not in _IN_HOST
-        is_plain = is_file and _GOES_ON_AS_URL.match(found.string, found.end()) is None
-        if is_plain or (kind == "top" and not before.strip()):
+        if _is_harmless(kind, found, before):
             return written
         return f"{written[:-1]} ." if kind == "www" else _TOP_DOT.sub(" .", written)
 
@@ -241,21 +242,18 @@ class LinkFilter(TextFilter):
     def _inline(self, text: str, start: int, *, final: bool) -> tuple[str, int] | None:
         link = _INLINE.match(text, start)
         if link is None:
-            begun = not final and len(text) - start <= 2 * MAX and _INLINE_BEGUN.match(text, start)
-            return None if begun else ("] (", start + 2)
+            return None if not final and _is_within(_INLINE_BEGUN, text, start) else ("] (", start + 2)
         address, after = self._known(link["address"]), text[link.end() : link.end() + 2]
-        if address is not None:
-            if not final and (not after or (len(after) == 1 and after in _FOLLOWING)):
-                return None
-            apart = not after.strip(" \t\n") or after[0] in " \t\n" or (after[0] in _FOLLOWING and after[1:] in " \t\n")
-            plain = apart and _is_simple(address)
-            return f"]({address if plain else f'<{address}>'})", link.end()
-        self.removed += 1
-        return (f"] {REMOVED}", link.end()) if _ADDRESSLIKE.search(link["address"]) else ("] (", start + 2)
+        if address is None:
+            self.removed += 1
+            return (f"] {REMOVED}", link.end()) if _ADDRESSLIKE.search(link["address"]) else ("] (", start + 2)
+        if not final and after in ("", *_FOLLOWING):
+            return None
+        return f"]({_delimited(address, is_apart=_APART.match(after) is not None)})", link.end()
 
     def _definition(self, text: str, start: int, *, final: bool) -> tuple[str, int] | None:
         """Disable the definition of a reference-style link; prose such as "[note]: some words" is no definition."""
-        if not final and len(text) - start <= 2 * MAX and _DEFINED_BEGUN.match(text, start):
+        if not final and _is_within(_DEFINED_BEGUN, text, start):
             return None
         if _DEFINES_NOTHING.match(text, start):
             return "]:", start + 2
@@ -264,7 +262,7 @@ class LinkFilter(TextFilter):
             return "] :", start + 2
         written, address = defined["address"], self._known(defined["address"])
         if address is not None:
-            return f"]:{defined['space']}{address if _is_simple(address) else f'<{address}>'}", defined.end()
+            return f"]:{defined['space']}{_delimited(address)}", defined.end()
         if _BARE.match(written.lstrip("<")) or written.startswith(("<", "//", "\\")):
             self.removed += 1
             return f"] :{defined['space']}{REMOVED}", defined.end()
@@ -273,33 +271,27 @@ class LinkFilter(TextFilter):
 
     def _tag(self, text: str, start: int, *, final: bool) -> tuple[str, int] | None:
         if (link := _AUTOLINK.match(text, start)) is not None:
-            address, leads = self._known(link["address"]), _BARE.match(link["address"]) is not None
-            self.removed += leads and address is None
-            removed = (_removed(self._before), link.end()) if leads else ("< ", start + 1)  # std::vector<std::string>
-            return removed if address is None else (f"<{address}>", link.end())
+            if (address := self._known(link["address"])) is not None:
+                return f"<{address}>", link.end()
+            if not _BARE.match(link["address"]):
+                return "< ", start + 1  # std::vector<std::string>
+            self.removed += 1
+            return _removed(self._before), link.end()
         if not final and _AUTOLINK_BEGUN.match(text, start):
             return None
         name = _NAME.match(text, start)
         if name is None:  # "</" and no letter
             return None if not final and start + 2 == len(text) else ("<", start + 1)
-        dangerous = name.group().strip("</").lower() in _DANGEROUS
-        follows = text[name.end() : name.end() + MAX_TAG + 1]
-        decides = _DECIDES.search(follows)
-        if not follows.startswith((">", "/", " ", "\t", "\n", "\r", "\f", "\v")):
-            if not follows and not final:
-                return None
-            odd = len(name.group()) > MAX_NAME or _NO_NAME.search(name.group(), 1)
-            counted, broken = dangerous, dangerous or bool(odd)
-        elif decides is None:
-            if len(follows) <= MAX_TAG and not final:
-                return None
-            counted, broken = dangerous, True
-        else:
-            counted = dangerous or decides.group() == "="
-            several = re.search(r"[\n\r]", follows[: decides.start()])  # ">" may mark a quote
-            broken = bool(counted or several or _NO_NAME.search(name.group(), 1))
+        return self._named(name, final=final)
+
+    def _named(self, name: re.Match[str], *, final: bool) -> tuple[str, int] | None:
+        tag, follows = name.group(), name.string[name.end() : name.end() + MAX_TAG + 1]
+        rest = _AFTER_NAME.match(follows)
+        if not final and (not follows or (rest is not None and not rest["decides"] and len(follows) <= MAX_TAG)):
+            return None
+        counted = tag.strip("</").lower() in _DANGEROUS or (rest is not None and rest["decides"] == "=")
         self.removed += counted
-        return ("< " if broken else "<"), start + 1
+        return ("< " if counted or _is_odd(tag, rest) else "<"), name.start() + 1
 
     def _known(self, written: str) -> str | None:
         """Return the reference's address that an escaped address stands for; None if it is no reference's address."""
@@ -313,6 +305,27 @@ def _removed(before: str) -> str:
     return f" {REMOVED}" if before == "]" else REMOVED
 
 
-def _is_simple(address: str) -> bool:
-    """Return whether all renderers agree on where an address ends that stands without angle brackets."""
-    return not any(sign in address for sign in "()[]")
+def _delimited(address: str, *, is_apart: bool = True) -> str:
+    """Return an address in angle brackets, unless all renderers agree on where it ends without them."""
+    return address if is_apart and not any(sign in address for sign in "()[]") else f"<{address}>"
+
+
+def _is_within(begun: re.Pattern[str], text: str, start: int) -> bool:
+    """Return whether a text ends within a construct that is not too long to buffer."""
+    return len(text) - start <= 2 * MAX and begun.match(text, start) is not None
+
+
+def _is_harmless(kind: str, found: re.Match[str], before: str) -> bool:
+    """Return whether a name is that of a file, or a top-level domain's begins a word."""
+    if kind == "top":
+        return not before.strip()
+    is_file = kind == "file" and found.group().count(".") == 1 and before.isascii() and before not in _IN_HOST
+    return is_file and _GOES_ON_AS_URL.match(found.string, found.end()) is None
+
+
+def _is_odd(tag: str, rest: re.Match[str] | None) -> bool:
+    """Return whether renderers may disagree on a tag's name or on where the tag ends."""
+    if rest is None:
+        return len(tag) > MAX_NAME or _NO_NAME.search(tag, 1) is not None
+    several = re.search(r"[\n\r]", rest["before"])  # ">" may mark a quote
+    return bool(not rest["decides"] or several or _NO_NAME.search(tag, 1))

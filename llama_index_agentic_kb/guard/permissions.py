@@ -76,10 +76,7 @@ class Permissions:
         if not declared:
             raise ConfigurationError("Permissions: declare at least one field, such as tenant='tenant'")
         for role, name in declared.items():
-            if name in RESERVED:
-                raise ConfigurationError(f"Permissions.{role}: {name!r} is a key that stores write themselves")
-            if not _NAME.fullmatch(name):
-                raise ConfigurationError(f"Permissions.{role}: {name!r} is no plain name of A-Z, a-z, 0-9 and _")
+            _check_key(role, name)
         for (role, name), (other, beside) in permutations(declared.items(), 2):
             if role in ("users", "groups") and beside.startswith(name):
                 raise ConfigurationError(
@@ -104,9 +101,8 @@ class Permissions:
             of_tenant = Condition(key=self.tenant, value=principal.tenant)
             if self.owner is self.users is self.groups is self.public is None:
                 return of_tenant
-        flags = [] if self.public is None else [self.public]
-        flags += self._flags([] if user is None else [user], sorted(principal.groups))
-        grants = [Condition(key=key, value=True) for key in flags]
+        flags = self._flags(filter(None, [user]), sorted(principal.groups))
+        grants = [Condition(key=key, value=True) for key in filter(None, [self.public, *flags])]
         if self.owner is not None and user is not None:
             grants.append(Condition(key=self.owner, value=user))
         if not grants:
@@ -195,6 +191,13 @@ class Permissions:
     def hides(self, key: str) -> bool:
         """Return whether a metadata key is a permission field other than the tenant: readers may not filter on it."""
         return key != self.tenant and self.declares(key)
+
+
+def _check_key(role: str, name: str) -> None:
+    if name in RESERVED:
+        raise ConfigurationError(f"Permissions.{role}: {name!r} is a key that stores write themselves")
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(f"Permissions.{role}: {name!r} is no plain name of A-Z, a-z, 0-9 and _")
 
 
 def _key(prefix: str, name: str) -> str:

@@ -241,7 +241,7 @@ def sanitize(text: str, *, cites: bool = False) -> str:
     for at in sorted(signs):
         parts += [text[last:at], signs[at]]
         last = at + 1
-    return "".join([*parts, text[last:]]) if signs else text
+    return "".join([*parts, text[last:]])
 
 
 def quoted(text: str, most: int = 300) -> str:

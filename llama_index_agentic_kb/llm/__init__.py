@@ -256,13 +256,11 @@ class ThoughtFilter:
         text, at, passed = self._last + self._held + delta, len(self._last), ""
         while True:
             if self._inside:
-                tag = f"</{self._inside}>"
-                end = re.compile(re.escape(tag), re.IGNORECASE | re.ASCII).search(text, at)
-                to = end.start() if end else len(text) if final else max(at, len(text) - len(tag) + 1)
+                to, after = self._block_end(text, at, final=final)
                 self.left_out += to - at
-                if end is None:
+                if after is None:
                     break
-                self._inside, at = "", end.end()
+                self._inside, at = "", after
             elif (found := _TAG.search(text, at)) is None:
                 begun = None if final else _BEGUN.search(text, at)
                 to = len(text) if begun is None else begun.start()
@@ -277,8 +275,15 @@ class ThoughtFilter:
         self._last, self._held = text[max(0, to - 1) : to], text[to:]
         if not self._started and self.left_out:  # whitespace between the reasoning and the reply's first word
             passed = passed.lstrip()
-        self._started = self._started or bool(passed.strip())
+        self._started |= bool(passed.strip())
         return passed
+
+    def _block_end(self, text: str, at: int, *, final: bool) -> tuple[int, int | None]:
+        """Return how far a reasoning block is known to go, and the position after its end tag; None without one."""
+        tag = f"</{self._inside}>"
+        if (end := re.compile(re.escape(tag), re.IGNORECASE | re.ASCII).search(text, at)) is not None:
+            return end.start(), end.end()
+        return len(text) if final else max(at, len(text) - len(tag) + 1), None
 
 
 # -- failures ---------------------------------------------------------------------------------------------------------

@@ -285,19 +285,22 @@ def secrets_of(client: object) -> Iterator[str]:
 def _secrets_in(client: object, depth: int) -> Iterator[str]:
     private = getattr(client, "__pydantic_private__", None) or {}
     fields = client if isinstance(client, Mapping) else {**getattr(client, "__dict__", {}), **private}
-    for name, held in [(str(name), held) for name, held in fields.items()]:
+    for name, held in list(fields.items()):
         value = held.get_secret_value() if hasattr(held, "get_secret_value") else held
         text = str(value) if isinstance(value, str) or type(value).__name__ == "URL" else ""
-        if _SECRET.search(name):
-            yield text
-        elif "://" in text:
-            address = urlsplit(text)
-            yield from map(unquote, filter(None, (address.username, address.password)))
-            yield from (part for _, part in parse_qsl(address.query))
-        elif isinstance(value, Mapping) and re.search("header|query|cookie", name):
-            yield from (str(part) for header, part in value.items() if not _PLAIN_HEADERS.match(str(header)))
-        elif depth and (isinstance(value, dict) or name.endswith("client")):
-            yield from _secrets_in(value, depth - 1)
+        yield from [text] if _SECRET.search(str(name)) else _secrets_at(str(name), value, text, depth)
+
+
+def _secrets_at(name: str, value: object, text: str, depth: int) -> Iterator[str]:
+    """Yield the secrets in the value of a field whose name is no secret's; ``text`` is empty if it is no text."""
+    if "://" in text:
+        address = urlsplit(text)
+        yield from map(unquote, filter(None, (address.username, address.password)))
+        yield from (part for _, part in parse_qsl(address.query))
+    elif isinstance(value, Mapping) and re.search("header|query|cookie", name):
+        yield from (str(part) for header, part in value.items() if not _PLAIN_HEADERS.match(str(header)))
+    elif depth and (isinstance(value, dict) or name.endswith("client")):
+        yield from _secrets_in(value, depth - 1)
 
 
 _CALLS: Final[dict[int, ModelCalls]] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import StrEnum
 from functools import partial
 from itertools import chain
@@ -69,6 +69,7 @@ INEQUALITIES: Final = (FilterOperator.NE, FilterOperator.NIN)
 TEXT_MATCHES: Final = (FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSENSITIVE)
 ORDERS: Final = {FilterOperator.GT: ">", FilterOperator.GE: ">=", FilterOperator.LT: "<", FilterOperator.LE: "<="}
 """The operators that compare by size, with their signs in SQL."""
+_OF_LISTS: Final = (FilterOperator.IS_EMPTY, FilterOperator.EXISTS, FilterOperator.ANY)
 _EQUAL: Final = dict.fromkeys(EQUALITIES, True) | dict.fromkeys(INEQUALITIES, False)
 _TAKES: Final[Mapping[FilterOperator, tuple[Callable[[Scalar], bool], str]]] = {
     **dict.fromkeys((FilterOperator.EXISTS, FilterOperator.IS_EMPTY), (lambda value: value is True, "true")),
@@ -106,12 +107,11 @@ class Condition(Model):
         if key.startswith("$") or key in _RESERVED:
             raise ValueError(f"{key!r} is no field of a document: a name must not begin with '$', nor be a store's own")
         values = [without_surrogates(value) if isinstance(value, str) else value for value in self.values]
-        numbers = [value for value in values if not isinstance(value, str)]
         if wants_list != isinstance(self.value, list):
             reason = f"{self.operator.value} takes a {'list' if wants_list else 'scalar'}"
         elif not values:
             reason = f"{self.operator.value} takes at least one value"
-        elif not all(math.isfinite(one) if isinstance(one, float) else -_INT64 <= one < _INT64 for one in numbers):
+        elif not all(map(_is_storable, values)):
             reason = "a number must be finite, a whole one within 64 bits"
         elif (takes := _TAKES.get(self.operator)) and not takes[0](values[0]):
             reason = f"{self.operator.value} takes {takes[1]}"
@@ -124,6 +124,12 @@ class Condition(Model):
     def values(self) -> list[Scalar]:
         """The values as a list, also for a single value."""
         return self.value if isinstance(self.value, list) else [self.value]
+
+
+def _is_storable(value: Scalar) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, str) or -_INT64 <= value < _INT64
 
 
 class FilterGroup(Model):
@@ -213,20 +219,25 @@ def _compare(
     Neither is known if the key is absent, or its value has another type than the condition's.
     """
     value, comparison = metadata.get(condition.key), condition.operator
-    items = value if isinstance(value, (list, tuple, set, frozenset)) else None
     held: bool | None = None
-    if comparison is FilterOperator.IS_EMPTY:
-        held = value is None or value == "" or (items is not None and not items)
-    elif comparison is FilterOperator.EXISTS:
-        held = None if value is None else items is None or bool(items)
-    elif comparison is FilterOperator.ANY:
-        held = None if items is None else any(value_kind(item) and (value_kind(item), item) in values for item in items)
+    if comparison in _OF_LISTS:
+        held = _holds_of_list(comparison, value, values)
     elif kind := value_kind(value):
         if comparison in _EQUAL:
             held = ((kind, value) in values) is _EQUAL[comparison]
         elif kind == value_kind(condition.value) and kind != "boolean":
             held = bool(_COMPARISONS[comparison](value, condition.value))
     return held is wanted
+
+
+def _holds_of_list(comparison: FilterOperator, value: object, values: Collection[object]) -> bool | None:
+    """Return whether an operator that reads lists holds; None if that is not known."""
+    items = value if isinstance(value, (list, tuple, set, frozenset)) else None
+    if comparison is FilterOperator.IS_EMPTY:
+        return value in (None, "") if items is None else not items
+    if comparison is FilterOperator.EXISTS:
+        return None if value is None else items is None or bool(items)
+    return None if items is None else any(value_kind(item) and (value_kind(item), item) in values for item in items)
 
 
 def value_key(value: T) -> tuple[bool, T]:

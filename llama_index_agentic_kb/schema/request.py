@@ -6,6 +6,8 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from itertools import chain
+from operator import attrgetter
 from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from pydantic import (
@@ -76,14 +78,18 @@ class Principal:
         if not names:
             raise ConfigurationError("Principal: give a tenant, a user or groups; one who is nobody may see nothing")
         for part, name in names:
-            if not isinstance(name, str):
-                raise ConfigurationError(f"Principal.{part}: expected text, got {type(name).__name__}")
-            if not name.strip():
-                raise ConfigurationError(f"Principal.{part}: a name must not be empty")
-            if len(name) > MAX_NAME:
-                raise ConfigurationError(f"Principal.{part}: a name of {len(name)} characters; at most {MAX_NAME}")
-            if any(unicodedata.category(character) in _HIDDEN for character in name):
-                raise ConfigurationError(f"Principal.{part}: a name has control or hidden characters: {name!r}")
+            _check_name(part, name)
+
+
+def _check_name(part: str, name: object) -> None:
+    if not isinstance(name, str):
+        raise ConfigurationError(f"Principal.{part}: expected text, got {type(name).__name__}")
+    if not name.strip():
+        raise ConfigurationError(f"Principal.{part}: a name must not be empty")
+    if len(name) > MAX_NAME:
+        raise ConfigurationError(f"Principal.{part}: a name of {len(name)} characters; at most {MAX_NAME}")
+    if any(unicodedata.category(character) in _HIDDEN for character in name):
+        raise ConfigurationError(f"Principal.{part}: a name has control or hidden characters: {name!r}")
 
 
 class ReasoningEffort(StrEnum):
@@ -404,9 +410,9 @@ class InputLimits:
         messages, intents = request.messages or [], request.intents or []
         yield "messages: messages", len(messages), "entries"
         yield "intents: intents", len(intents), "entries"
-        yield "messages: pieces of content", sum([len(message.content) for message in messages]), "entries"
-        lengths = [len(getattr(part, "text", "")) for message in messages for part in message.content]
-        yield "messages: characters", sum(lengths), "conversation_characters"
+        parts = [*chain.from_iterable(map(attrgetter("content"), messages))]
+        yield "messages: pieces of content", len(parts), "entries"
+        yield "messages: characters", sum([len(getattr(part, "text", "")) for part in parts]), "conversation_characters"
         asked = len(request.question) if messages else 0
         yield "messages: characters of the question", asked, "question_characters"
         planning = instructions if request.retrieval_instructions is None else request.retrieval_instructions

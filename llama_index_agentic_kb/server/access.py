@@ -127,15 +127,16 @@ class JwksVerifier(Model):
 
     def _holder(self, claims: JsonMapping) -> Caller:
         tenant, groups = claims.get(self.tenant_claim), claims.get(self.groups_claim) or ()
-        user = next((claims[name] for name in self.user_claims if claims.get(name)), None)
+        user = next(filter(None, map(claims.get, self.user_claims)), None)
         roles = claims.get("roles") or ()
         roles = [roles] if isinstance(roles, str) else roles  # a part of a text is no role
-        named = tenant is not None or user is not None or groups
+        named = (tenant, user) != (None, None) or groups
+        is_admin = self.admin_role in roles
         return Caller(
             name=str(user or claims.get("azp") or "token"),
             principal=Principal(tenant=tenant, user=user, groups=groups) if named else None,
-            is_admin=self.admin_role in roles,
-            may_query=self.query_role is None or self.query_role in roles or self.admin_role in roles,
+            is_admin=is_admin,
+            may_query=is_admin or self.query_role in (None, *roles),
         )
 
     async def _key(self, kid: str | None) -> jwt.PyJWK:

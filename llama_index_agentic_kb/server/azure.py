@@ -15,6 +15,8 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Security
 from fastapi.security import APIKeyHeader, HTTPBearer
+from llama_index.core.data_structs.data_structs import IndexStruct
+from llama_index.core.indices.base import BaseIndex
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.schema import BaseNode, NodeWithScore
 from llama_index.core.vector_stores import SimpleVectorStore
@@ -303,24 +305,28 @@ def _node(source: KnowledgeSource, node_id: str, visible: FilterNode | None) -> 
     index = source.index
     if index is None or source.is_limited_to_ids or source.refusal(visible) is not None:
         return None
+    found = _indexed(index, node_id)
+    if found is None or visible is None or not isinstance(index, VectorStoreIndex):
+        return found
+    return found if node_id in kind_of(index.vector_store).passing([found], visible) else None
 
-    def own(ids: Collection[str]) -> BaseNode | None:  # other indexes may share the document store
-        return index.docstore.get_node(node_id, raise_error=False) if node_id in ids else None
 
+def _indexed(index: BaseIndex[IndexStruct], node_id: str) -> BaseNode | None:
+    """Return the node of an index with an ID."""
+    ids: Collection[str]
     if not isinstance(index, VectorStoreIndex):
-        return own(getattr(index.index_struct, "nodes", ()))
-    store, kind = index.vector_store, kind_of(index.vector_store)
-    if isinstance(store, SimpleVectorStore):
-        found = own(store.data.embedding_dict)
+        ids = getattr(index.index_struct, "nodes", ())
+    elif isinstance(store := index.vector_store, SimpleVectorStore):
+        ids = store.data.embedding_dict
     elif not store.stores_text:
-        found = own(index.index_struct.nodes_dict.values())
+        ids = index.index_struct.nodes_dict.values()
     else:
         try:
-            found = next((one for one in kind.with_ids([node_id]) if one.node_id == node_id), None)
+            return next((one for one in kind_of(store).with_ids([node_id]) if one.node_id == node_id), None)
         except NotImplementedError:  # the store finds nodes by their vectors only
             return None
-    passes = found is not None and (visible is None or node_id in kind.passing([found], visible))
-    return found if passes else None
+    # Other indexes may share the document store.
+    return index.docstore.get_node(node_id, raise_error=False) if node_id in ids else None
 
 
 # -- definitions -------------------------------------------------------------------------------------------------------

@@ -87,6 +87,19 @@ def _terms(metadata: JsonMapping, names: str | Sequence[str]) -> str | None:
     return ", ".join(terms) or None
 
 
+def _shown(metadata: JsonMapping) -> JsonObject:
+    """Return a document's metadata as JSON-compatible data, without internal keys."""
+    shown: JsonObject = {}
+    for name, value in metadata.items():
+        if name.startswith("_") or name == _INTERNAL:
+            continue
+        if isinstance(value, str):
+            shown[name] = without_surrogates(value)
+        else:
+            shown[name] = value if type(value) in (int, bool) else _as_json(value)
+    return shown
+
+
 def _as_json(value: object) -> JsonValue:
     """Return a metadata value as JSON-compatible data without lone surrogates; other types become text."""
     try:
@@ -95,6 +108,15 @@ def _as_json(value: object) -> JsonValue:
         return without_surrogates(str(value))
     made: JsonValue = json.loads(without_surrogates(text))
     return made
+
+
+def _check_numbers(name: str, weight: float, similarity_top_k: int | None) -> None:
+    if not name.strip():
+        raise ConfigurationError("a source's name must not be empty")
+    if not (math.isfinite(weight) and weight > 0):
+        raise ConfigurationError(f"source {name!r}: weight must be above 0, got {weight}")
+    if similarity_top_k is not None and similarity_top_k <= 0:
+        raise ConfigurationError(f"source {name!r}: similarity_top_k must be above 0, got {similarity_top_k}")
 
 
 def _check_kinds(name: str, permissions: object, trust: object, params: SourceParams | None) -> None:
@@ -176,12 +198,7 @@ class KnowledgeSource(NotPickled):
     ) -> None:
         further = dict(retriever_kwargs or {})
         similarity_top_k = similarity_top_k or further.pop("similarity_top_k", None)
-        if not name.strip():
-            raise ConfigurationError("a source's name must not be empty")
-        if not (math.isfinite(weight) and weight > 0):
-            raise ConfigurationError(f"source {name!r}: weight must be above 0, got {weight}")
-        if similarity_top_k is not None and similarity_top_k <= 0:
-            raise ConfigurationError(f"source {name!r}: similarity_top_k must be above 0, got {similarity_top_k}")
+        _check_numbers(name, weight, similarity_top_k)
         if sum(over is not None for over in (index, retriever, retriever_factory)) != 1:
             raise ConfigurationError(f"source {name!r}: give exactly one of index, retriever and retriever_factory")
         for field, given, kind in (("index", index, BaseIndex), ("retriever", retriever, BaseRetriever)):
@@ -195,10 +212,7 @@ class KnowledgeSource(NotPickled):
         self.mandatory = all_of(to_tree(filters), to_tree(further.pop("filters", None)))
         self.permissions = permissions
         self.trust = trust
-        self.filterable = declared_fields(name, filterable)
-        hidden = [key for key in self.filterable if permissions is not None and permissions.hides(key)]
-        if hidden:
-            raise ConfigurationError(f"source {name!r}: filterable: {hidden[0]!r} says whom documents are shared with")
+        self.filterable = declared_fields(name, filterable, permissions)
         self.metadata_reader = metadata_reader
         self.fields = fields
         self.params = params
@@ -295,12 +309,8 @@ class KnowledgeSource(NotPickled):
         """
         if self._prepared is not None and filters is None:
             return self._prepared
-        if filters is not None and made is None and (reason := self.refusal(filters)) is not None:
-            raise DeniedError(f"source {self.name!r} was not searched: its filter can't be applied ({reason})")
-        if self.index is not None:  # whose store may have been replaced since the last search
-            made = index_retriever(self.index, filters, self.similarity_top_k or top_k, self._retriever_kwargs)
-        made = self._retriever if made is None else made
-        assert made is not None
+        if made is None:
+            made = self._made(filters, top_k)
         retriever = bounded(made, theirs=self.index is None)
         traits = traits_of(retriever, self._native_async)
         # An index retriever that is not dense searches in its own way, without a lexical index.
@@ -311,6 +321,15 @@ class KnowledgeSource(NotPickled):
         if made is self._retriever and not isinstance(made, CHANGEABLE):
             self._prepared = ready
         return ready
+
+    def _made(self, filters: FilterNode | None, top_k: int) -> BaseRetriever:
+        """Return the source's retriever, or one of its index for a filter; ``DeniedError`` if it can't be applied."""
+        if (reason := self.refusal(filters)) is not None:
+            raise DeniedError(f"source {self.name!r} was not searched: its filter can't be applied ({reason})")
+        if self.index is not None:  # whose store may have been replaced since the last search
+            return index_retriever(self.index, filters, self.similarity_top_k or top_k, self._retriever_kwargs)
+        assert self._retriever is not None
+        return self._retriever
 
     async def prepare(
         self, filters: FilterNode | None, top_k: int, progress: CallProgress | None = None
@@ -348,24 +367,16 @@ class KnowledgeSource(NotPickled):
         inner, metadata, fields = node.node, node.node.metadata, self.fields
         content, url = metadata.get(fields.content) if fields.content else None, metadata.get(fields.url)
         key = metadata.get(fields.key) if fields.key else None
-        if key is None or key == "":
+        if key in (None, ""):
             key = inner.ref_doc_id or inner.node_id
         title = metadata.get(fields.title) or metadata.get("file_name") or key
-        shown: JsonObject = {}
-        for name, value in (metadata if self.permissions is None else self.permissions.without(metadata)).items():
-            if name.startswith("_") or name == _INTERNAL:
-                continue
-            if isinstance(value, str):
-                shown[name] = without_surrogates(value)
-            else:
-                shown[name] = value if type(value) in (int, bool) else _as_json(value)
         return SourceData(
             doc_key=without_surrogates(str(key)),
             title=without_surrogates(str(title)),
             content=str(content) if content else inner.get_content(metadata_mode=MetadataMode.NONE),
             url=str(url) if url else None,
             terms=_terms(metadata, fields.terms) if fields.terms else None,
-            metadata=shown,
+            metadata=_shown(metadata if self.permissions is None else self.permissions.without(metadata)),
         )
 
 
@@ -424,7 +435,7 @@ def select(
             raise InvalidRequestError(
                 f"knowledgeSourceParams: {name!r} is of kind {source.kind!r}, not {params.kind!r}"
             )
-        given[name] = params
+        given[name] = params if source.params is None else params.over(source.params)
     selected = _allowed(sources, given, request.results_processing, filters, calibrated=calibrated)
     if all(map(attrgetter("denied"), selected.values())):
         reasons = {name: chosen.denied or "" for name, chosen in selected.items()}
@@ -445,8 +456,6 @@ def _allowed(
     principal, selected = current_principal(), {}
     for name, source in sources.items():
         params = given.get(name) or source.params or source.no_params
-        if source.params is not None and name in given:
-            params = params.over(source.params)
         if reason := params.contradiction(processing):
             raise InvalidRequestError(f"knowledgeSourceParams[{name}]: {reason}")
         permitted, denied = None, None
@@ -454,12 +463,7 @@ def _allowed(
             permitted = source.permitted(principal)
         except DeniedError as error:
             denied = str(error)
-        own = params.filters
-        if params.filter_add_on is not None:
-            try:
-                own = all_of(own, parse_odata(params.filter_add_on))
-            except InvalidRequestError as error:
-                raise InvalidRequestError(f"knowledgeSourceParams[{name}].filterAddOn: {error}") from error
+        own = params.filters if params.filter_add_on is None else _own_filter(params, params.filter_add_on)
         source.refuse_hidden(own)
         caller = all_of(permitted, filters, own)
         if params.never_query_source:
@@ -472,6 +476,15 @@ def _allowed(
     if not selected:
         raise InvalidRequestError("knowledgeSourceParams: neverQuerySource leaves no source to search")
     return selected
+
+
+def _own_filter(params: SourceParams, add_on: str) -> FilterNode | None:
+    try:
+        return all_of(params.filters, parse_odata(add_on))
+    except InvalidRequestError as error:
+        raise InvalidRequestError(
+            f"knowledgeSourceParams[{params.knowledge_source_name}].filterAddOn: {error}"
+        ) from error
 
 
 def _ignored(params: SourceParams, *, calibrated: bool) -> str | None:

@@ -73,10 +73,7 @@ class _Elastic(StoreKind[Store]):
     def counts(self, tree: FilterNode | None, field: str | None, *, documents: bool) -> Counts | None:
         where = self._where(tree)
         if field is None:
-            if not documents:
-                return [(None, self._count(where))]
-            counted = (count for _, count in self._groups(where, documents=True))
-            return [(None, sum(counted))] if self._has_documents(where) else None
+            return self._total(where, documents=documents)
         at = self._fields().get(field)
         if at is None:
             return []
@@ -88,6 +85,12 @@ class _Elastic(StoreKind[Store]):
         for value, count in self._groups(where, at.path, documents=documents):
             counts[bool(value) if at.kind == "boolean" else value] += count
         return list(counts.items())
+
+    def _total(self, where: list[JsonObject], *, documents: bool) -> Counts | None:
+        if not documents:
+            return [(None, self._count(where))]
+        counted = (count for _, count in self._groups(where, documents=True))
+        return [(None, sum(counted))] if self._has_documents(where) else None
 
     def _has_documents(self, where: list[JsonObject]) -> bool:
         """Return whether each row's document is indexed: OpenSearch does not index IDs of more than 256 characters."""

@@ -14,6 +14,7 @@ from typing import Final, Literal, TypeAlias
 
 from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, PlanningError
+from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.schema import Condition, FilterNode, FilterOperator, parse_odata, to_odata, value_key
 from llama_index_agentic_kb.schema.filters import ORDERS, Scalar, conditions, flat, value_kind
 
@@ -59,23 +60,33 @@ class FilterField:
         """Check the declaration, and convert its sequences to tuples."""
         if self.type not in _OPERATORS:
             raise ConfigurationError(f"FilterField: type {self.type!r} is unknown; known are {', '.join(_OPERATORS)}")
-        if self.values is not None and (isinstance(self.values, str) or not self.values):
-            raise ConfigurationError("FilterField: values is a list of at least one value, or None for any")
-        wrong = [value for value in self.values or () if not _is_of(self.type, value)]
-        if wrong:
-            raise ConfigurationError(f"FilterField: {wrong[0]!r} is no {self.type}")
+        if self.values is not None:
+            object.__setattr__(self, "values", _checked_values(self.values, self.type))
         fitting = _OPERATORS[self.type]
         operators, known = fitting if self.operators is None else self.operators, (*fitting, FilterOperator.ANY)
         if isinstance(operators, str) or not operators or not set(operators) <= set(known):
             raise ConfigurationError(
                 f"FilterField: operators of a {self.type} are some of {', '.join(known)}, got {self.operators!r}"
             )
-        object.__setattr__(self, "values", None if self.values is None else tuple(self.values))
         object.__setattr__(self, "operators", tuple(map(FilterOperator, operators)))
 
 
-def declared_fields(source: str, fields: Mapping[str, FilterField] | None) -> dict[str, FilterField]:
-    """Return a source's declared fields; ``ConfigurationError`` for what is no ``FilterField``, or has no name."""
+def _checked_values(values: Sequence[Scalar], kind: FieldType) -> tuple[Scalar, ...]:
+    if isinstance(values, str) or not values:
+        raise ConfigurationError("FilterField: values is a list of at least one value, or None for any")
+    for value in values:
+        if not _is_of(kind, value):
+            raise ConfigurationError(f"FilterField: {value!r} is no {kind}")
+    return tuple(values)
+
+
+def declared_fields(
+    source: str, fields: Mapping[str, FilterField] | None, permissions: Permissions | None
+) -> dict[str, FilterField]:
+    """Return a source's declared fields.
+
+    Raises ``ConfigurationError`` for what is no ``FilterField``, has no name, or says whom documents are shared with.
+    """
     declared: list[tuple[object, object]] = list((fields or {}).items())
     for name, field in declared:
         if not isinstance(name, str) or not name:
@@ -83,6 +94,8 @@ def declared_fields(source: str, fields: Mapping[str, FilterField] | None) -> di
         if not isinstance(field, FilterField):
             kind = type(field).__name__
             raise ConfigurationError(f"source {source!r}: filterable[{name!r}]: expected FilterField, got {kind}")
+        if permissions is not None and permissions.hides(name):
+            raise ConfigurationError(f"source {source!r}: filterable: {name!r} says whom documents are shared with")
     return dict(fields or {})
 
 

@@ -101,11 +101,7 @@ class ShardedSource(KnowledgeSource):
         """Return one list for each search method, merged of those of the shards; raise if all failed."""
         failed = {name: found for name, found in lists.items() if isinstance(found, Exception)}
         if len(failed) == len(lists):
-            reason = "every shard failed: " + "; ".join(map(str, failed.values()))
-            for alike in (DeadlineExceededError, DeniedError):
-                if all(isinstance(error, alike) for error in failed.values()):
-                    raise alike(reason)
-            raise RetrievalError(reason, dict(failed))
+            raise _total_failure(failed)
         by_kind: dict[str, list[NodeList]] = {}
         for name, found in lists.items():
             for ranked in () if isinstance(found, Exception) else found:
@@ -115,11 +111,9 @@ class ShardedSource(KnowledgeSource):
         return tuple(self._one_list(kind, parts, limit) for kind, parts in by_kind.items())
 
     def _one_list(self, kind: str, parts: list[NodeList], limit: int) -> NodeList:
-        nodes = distinct_nodes(parts)
-        scores = [[node.score for node in part.nodes if node.score is not None] for part in parts]
-        if self._comparable and sum(map(len, scores)) == sum(len(part.nodes) for part in parts):
-            pairs = [list(zip(part.keys, scored, strict=True)) for part, scored in zip(parts, scores, strict=True)]
-            order = merge_by_score(pairs, [1.0] * len(pairs))
+        nodes, scored = distinct_nodes(parts), _scored(parts)
+        if self._comparable and scored is not None:
+            order = merge_by_score(scored, [1.0] * len(scored))
         else:
             order = [fused.key for fused in interleave([Ranked(part.keys) for part in parts])]
             nodes = {key: NodeWithScore(node=node.node) for key, node in nodes.items()}  # no scores: they don't compare
@@ -134,6 +128,22 @@ class ShardedSource(KnowledgeSource):
             elapsed_ms=max((part.elapsed_ms for part in parts if part.elapsed_ms is not None), default=None),
             parts=tuple(parts),
         )
+
+
+def _scored(parts: Sequence[NodeList]) -> list[list[tuple[str, float]]] | None:
+    """Return the keys with their scores, by shard; None if a node has no score."""
+    rows = [zip(part.keys, part.nodes, strict=True) for part in parts]
+    scored = [[(key, node.score) for key, node in row if node.score is not None] for row in rows]
+    return scored if sum(map(len, scored)) == sum(len(part.nodes) for part in parts) else None
+
+
+def _total_failure(failed: Mapping[str, Exception]) -> Exception:
+    """Return the error of a search whose shards all failed: of their kind if all were late, or all denied."""
+    reason = "every shard failed: " + "; ".join(map(str, failed.values()))
+    for alike in (DeadlineExceededError, DeniedError):
+        if all(isinstance(error, alike) for error in failed.values()):
+            return alike(reason)
+    return RetrievalError(reason, dict(failed))
 
 
 def _check(name: str, shards: Sequence[KnowledgeSource]) -> None:

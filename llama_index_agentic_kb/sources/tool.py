@@ -25,6 +25,7 @@ from datetime import UTC, datetime
 from functools import lru_cache, partial
 from inspect import iscoroutinefunction, signature
 from itertools import accumulate, count
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Final, Protocol, TypeVar, get_type_hints
 
@@ -166,14 +167,7 @@ class ToolSource(KnowledgeSource):
         writes: Writes | None = None,
         resilience: Resilience = DEFAULT_RESILIENCE,
     ) -> None:
-        if isinstance(tool, BaseTool):
-            made = tool
-        elif callable(tool):
-            called = getattr(tool, "__name__", "tool")
-            about = (tool.__doc__ or called.replace("_", " ")).strip()
-            made = FunctionTool(tool, ToolMetadata(name=called, description=about))
-        else:
-            raise ConfigurationError(f"tool: expected a function or a LlamaIndex tool, got {type(tool).__name__}")
+        made = tool if isinstance(tool, BaseTool) else _tool_of(tool)
         self.tool = adapt_to_async_tool(made)
         name = name or made.metadata.get_name()
         if getattr(made, "requires_context", False):
@@ -210,6 +204,14 @@ class ToolSource(KnowledgeSource):
         return None
 
 
+def _tool_of(function: Callable[..., Any]) -> FunctionTool:
+    if not callable(function):
+        raise ConfigurationError(f"tool: expected a function or a LlamaIndex tool, got {type(function).__name__}")
+    name = getattr(function, "__name__", "tool")
+    about = (function.__doc__ or name.replace("_", " ")).strip()
+    return FunctionTool(function, ToolMetadata(name=name, description=about))
+
+
 def _schema_of(function: Callable[..., Any]) -> JsonObject:
     """Return the JSON schema of a function's arguments; LlamaIndex's own resolves no annotations that are text."""
     hints, fields = get_type_hints(function, include_extras=True), JsonObject()
@@ -244,7 +246,7 @@ def result_nodes(output: ToolOutput, name: str, arguments: JsonMapping) -> list[
     """Return a tool's result as nodes: the nodes of a retriever tool, else one node with the time of the call."""
     raw = output.raw_output
     text = _text_of(raw) or output.content or ""
-    if output.is_error or getattr(raw, "is_error", False) or getattr(raw, "isError", False):
+    if any((output.is_error, getattr(raw, "is_error", False), getattr(raw, "isError", False))):
         raise RetrievalError(f"tool {name!r} failed: {redacted_excerpt(text)}")
     if isinstance(raw, list) and raw and all(isinstance(item, NodeWithScore) for item in raw):
         return raw
@@ -313,11 +315,11 @@ def mcp_sources(
     Raises:
         ConfigurationError: The server has no tool of a name in ``reads`` or ``examples``.
     """
+    examples = examples or {}
     deadline, what = deadline_after(LISTING_SECONDS), "listing an MCP server"
     listed = run(Call(sync=partial(_on_one_loop, client.list_tools), deadline=deadline, what=what).perform())
     tools = [tool for tool in listed.tools if _TOOL_NAME.fullmatch(tool.name)]
-    unknown = sorted({*reads, *(examples or {})} - {tool.name for tool in tools})
-    if unknown:
+    if unknown := sorted({*reads, *examples}.difference(map(attrgetter("name"), tools))):
         raise ConfigurationError(f"reads, examples: the MCP server has no tool {unknown[0]!r}")
     made = []
     for tool in tools:
@@ -328,7 +330,7 @@ def mcp_sources(
         source = ToolSource(
             FunctionTool(partial(_call_tool, client, tool.name), metadata),
             schema=tool.input_schema,
-            examples=(examples or {}).get(tool.name, ()),
+            examples=examples.get(tool.name, ()),
             writes=None if tool.name in reads else writes,
             resilience=resilience,
         )
@@ -410,15 +412,9 @@ class Parameter:
 
     def read(self, value: object) -> JsonValue:
         """Return a value as the schema's type; raise ``ValueError`` if it does not fit the schema."""
-        kind, options = self.schema.get("type"), self.options
         if isinstance(value, str):
-            text = value = value.strip()
-            if kind == "boolean":
-                value = _BOOLEANS.get(text.casefold(), text)
-            elif kind in ("integer", "number") and re.fullmatch(r"[+-]?\d+(?:\.\d+)?", text):
-                value = int(text) if re.fullmatch(r"[+-]?\d{1,300}", text) else float(text)
-            value = next((one for one in options if normalize(str(one)) == normalize(str(value))), value)
-        elif kind == "string" and isinstance(value, int | float) and not isinstance(value, bool):
+            value = self._of_text(value.strip())
+        elif self.schema.get("type") == "string" and isinstance(value, int | float) and not isinstance(value, bool):
             value = str(value)
         if isinstance(value, str) and len(value) > MAX_VALUE:
             raise ValueError(f"{self.name}: at most {MAX_VALUE} characters")
@@ -429,6 +425,15 @@ class Parameter:
         if value is None or problem is not None:
             raise ValueError(f"{self.name}: {one_line(problem.message if problem else 'it is null')}")
         return value  # type: ignore[return-value]  # the schema describes JSON
+
+    def _of_text(self, text: str) -> JsonValue:
+        kind = self.schema.get("type")
+        value: JsonValue = text
+        if kind == "boolean":
+            value = _BOOLEANS.get(text.casefold(), text)
+        elif kind in ("integer", "number") and re.fullmatch(r"[+-]?\d+(?:\.\d+)?", text):
+            value = int(text) if re.fullmatch(r"[+-]?\d{1,300}", text) else float(text)
+        return next((one for one in self.options if normalize(str(one)) == normalize(str(value))), value)
 
     def found_in(self, text: str) -> list[JsonValue]:
         """Return the distinct values in a text: options, matches of the pattern or format, numbers."""
@@ -477,13 +482,16 @@ def _resolved(schema: JsonMapping, shared: JsonMapping) -> JsonMapping:
     """Return a schema without a local reference at its top, and without the variant null."""
     variants = [one for one in schema.get("anyOf") or schema.get("oneOf") or () if one.get("type") != "null"]
     if len(variants) == 1:
-        rest = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf", "default")}
-        schema = {**rest, **variants[0]}
+        schema = {**_without(schema, "anyOf", "oneOf", "default"), **variants[0]}
     section, _, name = str(schema.get("$ref", "")).removeprefix("#/").partition("/")
     target = shared.get(section, {}).get(name)
     if isinstance(target, Mapping):
-        schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
+        schema = {**target, **_without(schema, "$ref")}
     return schema
+
+
+def _without(schema: JsonMapping, *names: str) -> JsonObject:
+    return {key: value for key, value in schema.items() if key not in names}
 
 
 def _validator(schema: JsonMapping) -> Any:
@@ -535,28 +543,34 @@ def _fits(pattern: str, text: str) -> bool:
 
 def _matches(pattern: str, text: str) -> list[str]:
     """Return the parts of a text that match a pattern and stand alone as words: from each start, the longest."""
-    # In another letter case ("a-4711", where the pattern says A) a part counts if it has a digit or is the whole text:
-    # plain words would match too often.
     if len(pattern) > MAX_PATTERN:
         return []
-    bare, pattern = text.strip(" .!,"), pattern.removeprefix("^").removesuffix("$")
+    pattern = pattern.removeprefix("^").removesuffix("$")
     ends = [found.start() for found in re.finditer(r"(?<=\S)(?![\w-]|\.\d)", text)]
     words: list[str] = []
     try:
         if not _fits(f"(?i:{pattern})", text):  # most messages: one look in linear time
             return []
         for found in re.finditer(r"(?<![\w.-])(?=\S)", text):
-            start = found.start()
-            for end in reversed([end for end in ends if start < end <= start + MAX_MATCH]):
-                if _fits(f"^(?i:{pattern})$", part := text[start:end]):
-                    exact = _fits(f"^(?:{pattern})$", part)
-                    words += [part] if exact or part == bare or any(map(str.isdigit, part)) else []
-                    break
+            words += filter(None, [_longest_match(pattern, text, found.start(), ends)])
             if len(words) > MAX_FOUND:
                 break
     except SchemaError:
         return []
     return words
+
+
+def _longest_match(pattern: str, text: str, start: int, ends: Sequence[int]) -> str:
+    """Return the longest part of a text from a start that matches a pattern; empty if it is none that counts.
+
+    In another letter case ("a-4711", where the pattern says A) a part counts if it has a digit or is the whole text:
+    plain words would match too often.
+    """
+    for end in reversed(ends):
+        if start < end <= start + MAX_MATCH and _fits(f"^(?i:{pattern})$", part := text[start:end]):
+            counts = part == text.strip(" .!,") or any(map(str.isdigit, part)) or _fits(f"^(?:{pattern})$", part)
+            return part if counts else ""
+    return ""
 
 
 def _spaced(text: str) -> str:

@@ -129,20 +129,11 @@ class Selection:
         for listed in paths:
             path = Path(os.path.abspath(listed))  # noqa: PTH100 (resolve() would rename a linked folder's source)
             if path.is_dir():
-                if source is None and not path.name:
-                    raise ConfigurationError(f"The folder {str(path)!r} has no name; pass source= to name its source.")
-                self._add_folder(path.name if source is None else source, path)
-            elif not path.exists():
-                # The documents of a deleted path are removed from the store; an unknown path is an error.
-                names = [name for name in sources_at(str(path)) if source in (None, name)]
-                for name in names:
-                    self.sources[name].roots.add(str(path))
-                if not names:
-                    self._fail(path, NO_SUCH_PATH)
-            elif path.suffix.lower() not in self._suffixes:
-                self._fail(path, f"is not of a kind that is read ({', '.join(sorted(self._suffixes))})")
-            else:  # passed by the caller: it may be a symlink
-                self._add(DEFAULT_SOURCE if source is None else source, FoundFile(path, path.name, "", str(path)), None)
+                self._add_folder(source, path)
+            elif path.exists():
+                self._add_file(DEFAULT_SOURCE if source is None else source, path)
+            else:
+                self._add_deleted([name for name in sources_at(str(path)) if source in (None, name)], path)
         for group in self.sources.values():
             group.files = dict(sorted(group.files.items()))
 
@@ -159,6 +150,19 @@ class Selection:
     def _fail(self, path: str | Path, reason: str) -> None:
         self.failed.append((printable(path), reason))
 
+    def _add_deleted(self, sources: Sequence[str], path: Path) -> None:
+        """Note a deleted path, whose documents are removed from these sources; an unknown path is an error."""
+        for name in sources:
+            self.sources[name].roots.add(str(path))
+        if not sources:
+            self._fail(path, NO_SUCH_PATH)
+
+    def _add_file(self, source: str, path: Path) -> None:
+        if path.suffix.lower() not in self._suffixes:
+            self._fail(path, f"is not of a kind that is read ({', '.join(sorted(self._suffixes))})")
+        else:  # passed by the caller: it may be a symlink
+            self._add(source, FoundFile(path, path.name, "", str(path)), None)
+
     def _add(self, source: str, file: FoundFile, inside: Path | None) -> None:
         if reason := _unfit(file.path, inside):
             self._fail(file.path, reason)
@@ -167,7 +171,10 @@ class Selection:
         elif self.sources[source].files.setdefault(file.relative, file).path != file.path:
             self._fail(file.path, "has the same path in this source as another file; give its folder another source")
 
-    def _add_folder(self, source: str, root: Path) -> None:
+    def _add_folder(self, source: str | None, root: Path) -> None:
+        if source is None and not root.name:
+            raise ConfigurationError(f"The folder {str(root)!r} has no name; pass source= to name its source.")
+        source = root.name if source is None else source
         self.sources[source].roots.add(str(root))
         for path in self._walk(self.sources[source], root):
             if path.suffix.lower() not in self._suffixes:
@@ -185,16 +192,14 @@ class Selection:
 
         for folder, folders, names in os.walk(root, onerror=unlisted):
             shown = [Path(folder, name) for name in sorted(folders) if not name.startswith(".")]
-            depth = len(Path(folder).relative_to(root).parts)
-            if depth >= MAX_DEPTH:
-                for path in shown:
+            is_deep = len(Path(folder).relative_to(root).parts) >= MAX_DEPTH
+            for path in shown:
+                if is_deep:
                     group.unlisted.add(str(path))
                     self._fail(path, f"is more than {MAX_DEPTH} folders deep")
-                shown = []
-            for path in shown:
-                if path.is_symlink() and not _stays_inside(path, root):  # files of others inside are found directly
+                elif path.is_symlink() and not _stays_inside(path, root):  # files of others inside are found directly
                     self._fail(path, _LEAVES)
-            folders[:] = [path.name for path in shown]
+            folders[:] = [] if is_deep else [path.name for path in shown]
             yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
 
 

@@ -353,10 +353,15 @@ def _text(path: Path, kind: str) -> ParsedFile:
         metadata, start = split_front_matter(start)
         title = next((str(value) for key, value in metadata.items() if key.casefold() == "title"), "")
         title = title or first_heading(start) or path.stem
-        head, _, rest = start.lstrip().partition("\n")
-        repeats = head.startswith("# ") and " ".join(head[2:].split()).casefold() == " ".join(title.split()).casefold()
-        start = rest.lstrip("\n") if repeats and rest.strip() else start
+        start = _without_heading(start, title)
     return ParsedFile(title or path.stem, blocks(chain([start], pieces)), metadata)
+
+
+def _without_heading(text: str, title: str) -> str:
+    """Return a Markdown text without a heading at its start that repeats the title, unless nothing else is in it."""
+    head, _, rest = text.lstrip().partition("\n")
+    repeats = head.startswith("# ") and " ".join(head[2:].split()).casefold() == " ".join(title.split()).casefold()
+    return rest.lstrip("\n") if repeats and rest.strip() else text
 
 
 def split_front_matter(text: str) -> tuple[dict[str, MetadataValue], str]:

@@ -118,16 +118,10 @@ def decode_retrieve(body: object, *, api_version: str = "") -> RetrievalRequest:
     if names is not None:
         _check_names(fields, names.fields.split(), "", version)
         fields["knowledgeSourceParams"] = _source_params(fields.pop(names.source_list, []), names, version)
-        effort = fields.get("retrievalReasoningEffort")
-        kind = effort.get("kind") if isinstance(effort, Mapping) else effort
-        if kind is not None and kind not in names.efforts:
-            known = ", ".join(names.efforts)
-            raise InvalidRequestError(f"retrievalReasoningEffort: {version} has no {str(kind)[:60]!r}; it has {known}")
+        _check_effort(fields.get("retrievalReasoningEffort"), names, version)
         fields |= names.fixed
-    messages = fields.get("messages") if version == _INDEXES else None
-    for position, message in enumerate(messages if isinstance(messages, list) else []):
-        if isinstance(message, Mapping) and message.get("role") is None:
-            raise InvalidRequestError(f"messages.{position}.role: a role is required")
+    if version == _INDEXES:
+        _check_roles(fields.get("messages"))
     if version == _CONFIGURED:
         fields |= _configured(fields)
     if fields.get("outputMode") == "extractedData":  # as examples of the service's documentation have it
@@ -154,6 +148,19 @@ def _fields_of(body: object) -> JsonObject:
         if name in data:
             raise InvalidRequestError(f"{name}: the knowledge base's definition has it, not a request")
     return {name: value for name, value in data.items() if value is not None}
+
+
+def _check_effort(effort: object, names: _Names, version: str) -> None:
+    kind = effort.get("kind") if isinstance(effort, Mapping) else effort
+    if kind is not None and kind not in names.efforts:
+        known = ", ".join(names.efforts)
+        raise InvalidRequestError(f"retrievalReasoningEffort: {version} has no {str(kind)[:60]!r}; it has {known}")
+
+
+def _check_roles(messages: object) -> None:
+    for position, message in enumerate(messages if isinstance(messages, list) else []):
+        if isinstance(message, Mapping) and message.get("role") is None:
+            raise InvalidRequestError(f"messages.{position}.role: a role is required")
 
 
 def _check_names(data: Mapping[str, object], names: Collection[str], at: str, version: str) -> None:

@@ -74,14 +74,7 @@ _CHANGEABLE: Final = ("display_name", "labels", "is_pinned", "user_pseudo_id")
 def decode_answer_query(body: object, *, serving_config: str | None = None) -> answers.AnswerQuery:
     """Parse the request of ``:answer`` or ``:streamAnswer``; ``serving_config`` is the resource name in its path."""
     sent = read("AnswerQueryRequest", body)
-    if sent.asynchronous_mode:
-        raise InvalidRequestError("asynchronousMode: asynchronous mode is deprecated.")
-    if not sent.query.text.strip():
-        raise InvalidRequestError("query.text: a question is needed")
-    if serving_config and sent.serving_config not in ("", serving_config):
-        raise InvalidRequestError("servingConfig: the body names another one than the request's path")
-    if config := serving_config or sent.serving_config:
-        names.parse_serving_config(config)
+    _check_question(sent, serving_config)
     understanding = sent.query_understanding_spec
     rephraser, safety = understanding.query_rephraser_spec, sent.safety_spec
     classes = [found for one in understanding.query_classification_spec.types if (found := member(QueryClass, one))]
@@ -114,6 +107,17 @@ def decode_answer_query(body: object, *, serving_config: str | None = None) -> a
         )
     except ValidationError as error:
         raise InvalidRequestError(describe(error)) from error
+
+
+def _check_question(sent: Untyped, serving_config: str | None) -> None:
+    if sent.asynchronous_mode:
+        raise InvalidRequestError("asynchronousMode: asynchronous mode is deprecated.")
+    if not sent.query.text.strip():
+        raise InvalidRequestError("query.text: a question is needed")
+    if serving_config and sent.serving_config not in ("", serving_config):
+        raise InvalidRequestError("servingConfig: the body names another one than the request's path")
+    if config := serving_config or sent.serving_config:
+        names.parse_serving_config(config)
 
 
 def _unsupported(sent: Untyped) -> list[str]:
@@ -435,17 +439,15 @@ def _our_condition(sent: Condition) -> Condition:
     if sent.key not in _KEYS:
         known = ", ".join(_KEYS)
         raise InvalidRequestError(f"filter: there is no field {sent.key[:60]!r}; sessions are filtered by {known}")
-    is_any = sent.operator is FilterOperator.IN and sent.key == "labels"
     values = sent.values
     if sent.key == "state":
         states = names.message_class("Session").DESCRIPTOR.fields_by_name["state"].enum_type.values_by_name
         if unknown := [value for value in values if value not in states]:
             raise InvalidRequestError(f"filter: Session.State has no value {str(unknown[0])[:60]!r}")
         values = [str(member(answers.SessionState, states[value].number) or "") for value in values]
-    operator = FilterOperator.ANY if is_any else sent.operator
-    return Condition(
-        key=_KEYS[sent.key], operator=operator, value=values if isinstance(sent.value, list) else values[0]
-    )
+    value = values if isinstance(sent.value, list) else values[0]
+    is_any = sent.operator is FilterOperator.IN and sent.key == "labels"
+    return Condition(key=_KEYS[sent.key], operator=FilterOperator.ANY if is_any else sent.operator, value=value)
 
 
 def _order(text: str) -> answers.SessionOrder:

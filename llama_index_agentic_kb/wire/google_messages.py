@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from datetime import date
 from enum import Enum
+from functools import cache
 from typing import Any, Final, TypeAlias, TypeVar
 
 from llama_index_agentic_kb._types import JsonObject
@@ -101,10 +102,12 @@ def plain(value: object, depth: int = 0, *, numbers: bool = False) -> object:
         return {clean(str(key)): plain(item, depth + 1, numbers=numbers) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)) and depth < MAX_DEPTH:
         return [plain(item, depth + 1, numbers=numbers) for item in value]
+    return 1 + list(type(value)).index(value) if numbers and isinstance(value, Enum) else _plain_scalar(value)
+
+
+def _plain_scalar(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if numbers and isinstance(value, Enum):
-        return 1 + list(type(value)).index(value)
     if value is None or isinstance(value, bool) or (isinstance(value, int) and abs(value) <= _EXACT):
         return value
     return value.isoformat() if isinstance(value, date) else clean(str(value))
@@ -163,25 +166,39 @@ def _parse_error(text: str, kind: str) -> InvalidRequestError:
 def _check_bounds(message: Untyped, path: str) -> None:
     """Refuse values that the protos allow and Google's reference does not, and unknown numbers of enums."""
     for field, value in message.ListFields():
-        at, values = f"{path}.{field.json_name}", value if field.is_repeated else [value]
-        bounds = (bounds for end, bounds in _BOUNDS.items() if field.full_name.endswith(f".{end}"))
-        least, most = next(bounds, (-math.inf, math.inf))
-        if (field.is_repeated or isinstance(value, str)) and len(value) > most:
-            unit = "items" if field.is_repeated else "characters"
-            raise _refused(at, f"{len(value)} {unit}; at most {most} are taken")
+        at, kind = f"{path}.{field.json_name}", field.message_type
         if field.name == "user_labels":
             _check_labels(value, at)
-        elif field.message_type:  # maps and protobuf's own types have no bounds
-            kind = field.message_type
-            unbounded = kind.GetOptions().map_entry or kind.full_name.startswith("google.protobuf.")
-            for position, item in enumerate(() if unbounded else values):
+        elif kind is None:
+            _check_value(field, value, at)
+        elif not (kind.GetOptions().map_entry or kind.full_name.startswith("google.protobuf.")):  # these have no bounds
+            _check_size(field, value, at)
+            for position, item in enumerate(value if field.is_repeated else [value]):
                 _check_bounds(item, f"{at}.{position}" if field.is_repeated else at)
-        elif field.enum_type:
-            if not set(values) <= set(field.enum_type.values_by_number):
-                names = ", ".join(field.enum_type.values_by_name)
-                raise _refused(at, f"{field.enum_type.name} has no such value; it has {names}")
-        elif isinstance(value, (int, float)) and not (math.isfinite(value) and least <= value <= most):
-            raise _refused(at, f"a finite number from {least:,} to {most:,} is expected, found {value}")
+
+
+@cache
+def _range_of(name: str) -> tuple[float, float]:
+    """Return the bounds of a field by its full name."""
+    return next((bounds for end, bounds in _BOUNDS.items() if name.endswith(f".{end}")), (-math.inf, math.inf))
+
+
+def _check_size(field: Untyped, value: Untyped, path: str) -> None:
+    most = _range_of(field.full_name)[1]
+    if (field.is_repeated or isinstance(value, str)) and len(value) > most:
+        unit = "items" if field.is_repeated else "characters"
+        raise _refused(path, f"{len(value)} {unit}; at most {most} are taken")
+
+
+def _check_value(field: Untyped, value: Untyped, path: str) -> None:
+    """Check a field whose values are no messages."""
+    _check_size(field, value, path)
+    least, most = _range_of(field.full_name)
+    if field.enum_type and not set(value if field.is_repeated else [value]) <= set(field.enum_type.values_by_number):
+        names = ", ".join(field.enum_type.values_by_name)
+        raise _refused(path, f"{field.enum_type.name} has no such value; it has {names}")
+    if isinstance(value, (int, float)) and not (math.isfinite(value) and least <= value <= most):
+        raise _refused(path, f"a finite number from {least:,} to {most:,} is expected, found {value}")
 
 
 def _check_labels(labels: Mapping[str, str], path: str) -> None:
