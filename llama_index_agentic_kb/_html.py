@@ -10,7 +10,7 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
@@ -219,12 +219,13 @@ def _citations(text: str, claims: Sequence[JsonMapping]) -> list[tuple[int, int]
 
 def _cited(
     text: str, extracts: Sequence[JsonMapping] | None, cites: Sequence[tuple[int, int]], sources: Sequence[JsonMapping]
-) -> set[int | None]:
+) -> Collection[int]:
     """Return the numbers of the references that extracts or an answer are from; of all if an answer cites none."""
     if extracts is not None:
         return {row["number"] for row in extracts}
-    cited: set[int | None] = {int(number) for number in _MARKER.findall(text)} | {number for _, number in cites}
-    return cited or {source["number"] for source in sources}
+    return {*map(int, _MARKER.findall(text)), *(number for _, number in cites)} or {
+        source["number"] for source in sources
+    }
 
 
 def _is_at_its_place(claim: JsonMapping, text: str) -> bool:

@@ -309,8 +309,15 @@ class KnowledgeSource(NotPickled):
         """
         if self._prepared is not None and filters is None:
             return self._prepared
-        if made is None:
-            made = self._made(filters, top_k)
+        if made is None and (reason := self.refusal(filters)) is not None:
+            raise DeniedError(f"source {self.name!r} was not searched: its filter can't be applied ({reason})")
+        if self.index is not None:  # whose store may have been replaced since the last search
+            made = index_retriever(self.index, filters, self.similarity_top_k or top_k, self._retriever_kwargs)
+        made = self._retriever if made is None else made
+        assert made is not None
+        return self._made_ready(made, filters)
+
+    def _made_ready(self, made: BaseRetriever, filters: FilterNode | None) -> PreparedSource:
         retriever = bounded(made, theirs=self.index is None)
         traits = traits_of(retriever, self._native_async)
         # An index retriever that is not dense searches in its own way, without a lexical index.
@@ -321,15 +328,6 @@ class KnowledgeSource(NotPickled):
         if made is self._retriever and not isinstance(made, CHANGEABLE):
             self._prepared = ready
         return ready
-
-    def _made(self, filters: FilterNode | None, top_k: int) -> BaseRetriever:
-        """Return the source's retriever, or one of its index for a filter; ``DeniedError`` if it can't be applied."""
-        if (reason := self.refusal(filters)) is not None:
-            raise DeniedError(f"source {self.name!r} was not searched: its filter can't be applied ({reason})")
-        if self.index is not None:  # whose store may have been replaced since the last search
-            return index_retriever(self.index, filters, self.similarity_top_k or top_k, self._retriever_kwargs)
-        assert self._retriever is not None
-        return self._retriever
 
     async def prepare(
         self, filters: FilterNode | None, top_k: int, progress: CallProgress | None = None

@@ -130,7 +130,7 @@ class ShardedSource(KnowledgeSource):
         )
 
 
-def _scored(parts: Sequence[NodeList]) -> list[list[tuple[str, float]]] | None:
+def _scored(parts: Sequence[NodeList]) -> list[list[tuple[tuple[str, str], float]]] | None:
     """Return the keys with their scores, by shard; None if a node has no score."""
     rows = [zip(part.keys, part.nodes, strict=True) for part in parts]
     scored = [[(key, node.score) for key, node in row if node.score is not None] for row in rows]
