@@ -312,7 +312,6 @@ def _node(source: KnowledgeSource, node_id: str, visible: FilterNode | None) -> 
 
 
 def _indexed(index: BaseIndex[IndexStruct], node_id: str) -> BaseNode | None:
-    """Return the node of an index with an ID."""
     ids: Collection[str]
     if not isinstance(index, VectorStoreIndex):
         ids = getattr(index.index_struct, "nodes", ())

@@ -480,9 +480,8 @@ def _own_filter(params: SourceParams, add_on: str) -> FilterNode | None:
     try:
         return all_of(params.filters, parse_odata(add_on))
     except InvalidRequestError as error:
-        raise InvalidRequestError(
-            f"knowledgeSourceParams[{params.knowledge_source_name}].filterAddOn: {error}"
-        ) from error
+        at = f"knowledgeSourceParams[{params.knowledge_source_name}].filterAddOn"
+        raise InvalidRequestError(f"{at}: {error}") from error
 
 
 def _ignored(params: SourceParams, *, calibrated: bool) -> str | None:

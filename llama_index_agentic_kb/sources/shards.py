@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Final, Never
 
 from llama_index.core.schema import NodeWithScore
@@ -26,6 +27,7 @@ from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.sources.search import NodeList, distinct_nodes
 from llama_index_agentic_kb.sources.vectors import embed_model_of, model_name_of
 
+_COUNTS: Final = ("candidates", "dropped_by_filter", "dropped_as_unusable")
 _ALIKE: Final = ("permissions", "mandatory", "trust", "fields", "filterable")
 """The settings that all shards must share: the collection is filtered, protected and cited by them."""
 
@@ -115,16 +117,14 @@ class ShardedSource(KnowledgeSource):
         if self._comparable and scored is not None:
             order = merge_by_score(scored, [1.0] * len(scored))
         else:
-            order = [fused.key for fused in interleave([Ranked(part.keys) for part in parts])]
+            order = [*map(attrgetter("key"), interleave([Ranked(part.keys) for part in parts]))]
             nodes = {key: NodeWithScore(node=node.node) for key, node in nodes.items()}  # no scores: they don't compare
         return NodeList(
             kind,
-            [nodes[key] for key in order[:limit]],
+            [*map(nodes.__getitem__, order[:limit])],
             order[:limit],
             parts[0].scale if self._comparable else None,
-            candidates=sum(part.candidates for part in parts),
-            dropped_by_filter=sum(part.dropped_by_filter for part in parts),
-            dropped_as_unusable=sum(part.dropped_as_unusable for part in parts),
+            **{name: sum(map(attrgetter(name), parts)) for name in _COUNTS},
             elapsed_ms=max((part.elapsed_ms for part in parts if part.elapsed_ms is not None), default=None),
             parts=tuple(parts),
         )

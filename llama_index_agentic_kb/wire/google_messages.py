@@ -179,7 +179,6 @@ def _check_bounds(message: Untyped, path: str) -> None:
 
 @cache
 def _range_of(name: str) -> tuple[float, float]:
-    """Return the bounds of a field by its full name."""
     return next((bounds for end, bounds in _BOUNDS.items() if name.endswith(f".{end}")), (-math.inf, math.inf))
 
 
