@@ -130,11 +130,12 @@ class JwksVerifier(Model):
         user = next(filter(None, map(claims.get, self.user_claims)), None)
         roles = claims.get("roles") or ()
         roles = [roles] if isinstance(roles, str) else roles  # a part of a text is no role
-        named = (tenant, user) != (None, None) or groups
+        is_named = (tenant, user) != (None, None) or groups
+        principal = Principal(tenant=tenant, user=user, groups=groups) if is_named else None
         is_admin = self.admin_role in roles
         return Caller(
             name=str(user or claims.get("azp") or "token"),
-            principal=Principal(tenant=tenant, user=user, groups=groups) if named else None,
+            principal=principal,
             is_admin=is_admin,
             may_query=is_admin or self.query_role in (None, *roles),
         )
