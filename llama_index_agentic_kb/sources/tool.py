@@ -561,7 +561,7 @@ def _matches(pattern: str, text: str) -> list[str]:
 
 
 def _longest_match(pattern: str, text: str, start: int, ends: Sequence[int]) -> str:
-    """Return the longest part of a text from a start that matches a pattern; empty if it is none that counts.
+    """Return the longest part of a text from a start that matches a pattern; empty if there is none that counts.
 
     In another letter case ("a-4711", where the pattern says A) a part counts if it has a digit or is the whole text:
     plain words would match too often.
