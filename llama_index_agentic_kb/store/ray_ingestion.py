@@ -305,11 +305,13 @@ class _Cluster:
         reports: list[IngestReport] = []
         running: dict[Any, tuple[Any, list[File]]] = {}
         tries: Counter[str] = Counter()
+        died: dict[str, Any] = {}  # by batch, the actor that gets it no more: the file is not to blame for a bad actor
         workers = list(self.workers)  # the one whose batch ended last is the last to get another
         while batches or running:
             for ahead, worker in product(range(1 if tries else AHEAD), workers):
-                if batches and sum(at is worker for at, _ in running.values()) <= ahead:
-                    batch = batches.popleft()
+                batch = next((one for one in batches if died.get(one[0][0]) is not worker), [])
+                if batch and sum(at is worker for at, _ in running.values()) <= ahead:
+                    batches.remove(batch)
                     stored = {path: known[path] for _, path, _ in batch if path in known}
                     running[worker.ingest.remote(source, batch, stored)] = worker, batch
             (ended,), _ = self.ray.wait(list(running), num_returns=1)
@@ -319,6 +321,8 @@ class _Cluster:
                 reports.append(self.ray.get(ended))
             except self.ray.exceptions.RayError as error:
                 reports += self._failed(error, batch, batches, tries)
+                if len(workers) > 1:
+                    died[batch[0][0]] = worker
                 continue
             advance(len(batch), batch[-1][0])
         return reports

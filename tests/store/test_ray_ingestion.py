@@ -169,6 +169,28 @@ def test_an_actor_has_a_batch_in_waiting_and_one_that_died_gets_the_next_last() 
         assert (given, sum(len(one.added) for one in reports)) == (expected, count)
 
 
+def test_a_bad_actor_gets_no_batch_again_that_died_there() -> None:
+    """It dies at once while the other is busy: each batch is tried there once, and no file is blamed."""
+
+    def actor(name: str) -> Any:
+        return SimpleNamespace(ingest=SimpleNamespace(remote=lambda _source, batch, _known: (name, *batch)))
+
+    def wait(calls: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
+        calls = sorted(calls, key=lambda call: call[0] != "bad")
+        return calls[:num_returns], calls[num_returns:]
+
+    def get(call: Any) -> Any:
+        if call[0] == "bad":
+            raise DiedError
+        return SimpleNamespace(added=call[1:], failed=())
+
+    ray = SimpleNamespace(wait=wait, get=get, exceptions=SimpleNamespace(RayError=DiedError))
+    batches = deque([files(name) for name in "abcd"])
+    reports: Any = _Cluster(ray, [actor("bad"), actor("good")]).perform("docs", batches, {}, lambda *_: None)
+    assert sorted(path for report in reports for _, path, _ in report.added) == ["a", "b", "c", "d"]
+    assert [url for report in reports for url, _ in report.failed] == []
+
+
 def test_what_waits_behind_a_death_is_not_blamed() -> None:
     """An actor that dies takes the batch with it that waits there; only the file that kills is reported."""
     dead: list[bool] = []
