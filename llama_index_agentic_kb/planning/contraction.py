@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
+from itertools import compress
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -73,44 +74,43 @@ def contract(
     Of a large source, a sample stands for all documents, so that a turn costs the same whatever the size. A message
     that changes the topic (``is_shift``) stands alone, and its own scope is wider.
     """
-    total = sum(len(index.documents) for index in indexes.values())
+    every = list(indexes.values())
+    total = sum(len(index.documents) for index in every)
     if total < SMALL_CORPUS:
         return Contraction(total=total, reason=ScopeReason.SMALL_CORPUS)
     kept = {one for one in kept if one[0] in indexes}
-    rows, settings = unit_rows(views), strictest([index.settings for index in indexes.values()])
+    rows, settings = unit_rows(views), strictest(every)
     parts = {name: index.part({*asked.get(name, ()), *_of(kept, name)}) for name, index in indexes.items()}
-    # a row per view: means along rows are ten times as fast
-    every, few = (
-        np.ascontiguousarray(np.concatenate([one.similarities(rows) for one in listed]).T)
-        for listed in ([index.sample for index in indexes.values()], parts.values())
-    )
-    if float(max(every.max(), few.max(initial=-1.0))) < settings.floor:
+    sampled, few = _similarities([index.sample for index in every], rows), _similarities(parts.values(), rows)
+    if float(max(sampled.max(), few.max(initial=-1.0))) < settings.floor:
         return Contraction(total=total, reason=ScopeReason.LOW_SIMILARITY)
-    samples = [(len(index.sample.documents), len(index.documents)) for index in indexes.values()]
-    # the number of documents that each of a sample stands for
-    weights = np.concatenate([np.full(sampled, count / max(1, sampled)) for sampled, count in samples])
-    mean = np.average(every, axis=1, weights=weights)[:, None]
-    deviation = np.sqrt(np.average((every - mean) ** 2, axis=1, weights=weights))[:, None]
-    margins = np.array([[SHIFT_MARGIN if is_shift else 0.0]] + [[0.0]] * (len(rows) - 1))
-    best, standing = (
-        ((part - mean) / np.maximum(deviation, 1e-6) + margins).max(axis=0, initial=-np.inf) for part in (every, few)
-    )
+    weights = np.concatenate([index.weights for index in every])
+    mean = np.average(sampled, axis=1, weights=weights)[:, None]
+    deviation = np.maximum(np.sqrt(np.average((sampled - mean) ** 2, axis=1, weights=weights)), 1e-6)[:, None]
+    margins = np.array([[SHIFT_MARGIN * is_shift]] + [[0.0]] * (len(rows) - 1))
+    best = ((sampled - mean) / deviation + margins).max(axis=0, initial=-np.inf)
     count = max(MIN_SCOPE, min(int(weights[best >= settings.deviations].sum()), int(MAX_SHARE * total)))
     order = np.argsort(-best)
     least = best[order[min(int(np.searchsorted(np.cumsum(weights[order]), count)), len(order) - 1)]]
+    stands = ((few - mean) / deviation + margins).max(axis=0, initial=-np.inf) >= least
     named = [(name, document) for name, part in parts.items() for document in part.documents]
-    inside = {one for one, stands in zip(named, (standing >= least).tolist(), strict=True) if stands}
+    inside = set(compress(named, stands.tolist()))
     size = round(float(weights[best >= least].sum())) + len(kept - inside)
     return Contraction(frozenset(inside | kept), frozenset(indexes), total, size)
+
+
+def _similarities(parts: Iterable[ScopeIndex], views: Floats) -> Floats:
+    """Return a row per view, with the similarity of each document: means along rows are ten times as fast."""
+    return np.ascontiguousarray(np.concatenate([one.similarities(views) for one in parts]).T)
 
 
 def _of(documents: Iterable[tuple[str, str]], source: str) -> list[str]:
     return [document for name, document in documents if name == source]
 
 
-def strictest(settings: Sequence[ScopeSettings]) -> ScopeSettings:
+def strictest(indexes: Iterable[ScopeIndex]) -> ScopeSettings:
     """Return the settings for several sources: those that keep the most documents, and report the fewest shifts."""
-    listed = map(astuple, settings or [ScopeSettings()])
+    listed = [astuple(index.settings) for index in indexes] or [astuple(ScopeSettings())]
     return ScopeSettings(*map(min, zip(*listed, strict=True)))
 
 
@@ -140,6 +140,28 @@ class Conversation:
         if not follow_up.earlier:
             return Narrowing(made(reason=ScopeReason.NO_HISTORY))
         searches = [search for search in searches if search.sub_query.origin is SubQueryOrigin.QUESTION]
+        group = await self._group(searches)
+        if group is None:
+            return Narrowing(made(topic=Topic.UNKNOWN, reason=ScopeReason.NO_INDEX))
+        turn = made(topic=group.topic, drift=round(group.drift, 4), expanded=group.compared.expanded)
+        if not group.indexes:
+            return Narrowing(turn.model_copy(update={"reason": ScopeReason.NO_INDEX}))
+        started = time.monotonic()
+        work, deadline = (
+            partial(self._contracted, group, searches),
+            earliest(call_deadline(), deadline_after(MAX_SECONDS)),
+        )
+        try:
+            scope = await Call(sync=work, deadline=deadline, what="scope")
+        except Exception as error:  # noqa: BLE001 (a search that is not narrowed loses nothing)
+            logger.warning("the search was not narrowed: %s", error_message(error))
+            scope = Contraction(reason=ScopeReason.FAILED)
+        changed, outside = _outside(searches, scope, limit)
+        changed |= {"scope_ms": round(1000 * (time.monotonic() - started), 1), **_counts(searches, scope)}
+        return Narrowing(turn.model_copy(update=changed), outside)
+
+    async def _group(self, searches: Sequence[SourceSearch]) -> _Group | None:
+        """Return what the model of the most indexes compares (vectors of several can't be), or None without vectors."""
         groups: dict[int, _Group] = {}  # by embedding model
         for name, source in {search.source.name: search.source for search in searches}.items():
             found = await self._fan_out.compared(source, MAX_SECONDS)
@@ -149,29 +171,7 @@ class Conversation:
                 if index is not None and index.model == model_name_of(model):
                     group.indexes[name] = index
                     group.readers.append((index.version, vector_reader(source)))
-        if not groups:
-            return Narrowing(made(topic=Topic.UNKNOWN, reason=ScopeReason.NO_INDEX))
-        group = max(groups.values(), key=lambda one: len(one.indexes))  # vectors of several models can't be compared
-        compared = group.compared
-        drift, shift = compared.drift or 0.0, strictest([one.settings for one in group.indexes.values()]).shift
-        topic = Topic.CONTINUED if compared.expanded or drift >= shift else Topic.SHIFTED
-        turn = made(topic=topic, drift=round(drift, 4), expanded=compared.expanded)
-        if not group.indexes:
-            return Narrowing(turn.model_copy(update={"reason": ScopeReason.NO_INDEX}))
-        started = time.monotonic()
-        deadline = earliest(call_deadline(), deadline_after(MAX_SECONDS))
-        try:
-            scope = await Call(sync=partial(self._contracted, group, searches, topic), deadline=deadline, what="scope")
-        except Exception as error:  # noqa: BLE001 (a search that is not narrowed loses nothing)
-            logger.warning("the search was not narrowed: %s", error_message(error))
-            scope = Contraction(reason=ScopeReason.FAILED)
-        changed, outside = _outside(searches, scope, limit)
-        changed["scope_ms"] = round(1000 * (time.monotonic() - started), 1)
-        if scope.total and not any(search.source.permissions for search in searches):  # else counts would reveal some
-            changed |= {"documents": scope.total, "scope": scope.size or None}
-        else:
-            changed.pop("scope_miss", None)
-        return Narrowing(turn.model_copy(update=changed), outside)
+        return max(groups.values(), key=lambda one: len(one.indexes), default=None)
 
     def after(self, turn: TurnScope, nodes: Sequence[NodeWithScore]) -> ScopeState:
         """Return the state after a turn that found these passages."""
@@ -180,9 +180,8 @@ class Conversation:
         documents = [ScopedDocument(source=source, document=document) for source, document in found]
         return self._state.after(turn, tuple(documents[:RECENT_DOCUMENTS]))
 
-    def _contracted(self, group: _Group, searches: Sequence[SourceSearch], topic: Topic) -> Contraction:
-        """Return the scope of the turn."""
-        if any(reader is None or reader.version() != version for version, reader in group.readers):
+    def _contracted(self, group: _Group, searches: Sequence[SourceSearch]) -> Contraction:
+        if group.is_stale:
             return Contraction(reason=ScopeReason.INDEX_STALE)
         kept = {(one.source, one.document) for listed in (self._state.pinned, *self._state.recent) for one in listed}
         asked: dict[str, set[str]] = {}
@@ -198,7 +197,7 @@ class Conversation:
             context += DECAY * compared.history.astype(np.float32)
         if len(rows):
             context += DECAY * unit_rows(rows.mean(axis=0, keepdims=True))[0]
-        return contract(group.indexes, [own, context, query], asked, kept, is_shift=topic is Topic.SHIFTED)
+        return contract(group.indexes, [own, context, query], asked, kept, is_shift=group.topic is Topic.SHIFTED)
 
 
 class _Group(NamedTuple):
@@ -207,6 +206,20 @@ class _Group(NamedTuple):
     compared: Compared
     indexes: dict[str, ScopeIndex]
     readers: list[tuple[str, VectorReader | None]]  # each index's version, and the reader of its source
+
+    @property
+    def drift(self) -> float:
+        return self.compared.drift or 0.0
+
+    @property
+    def topic(self) -> Topic:
+        shift = strictest(self.indexes.values()).shift
+        return Topic.CONTINUED if self.compared.expanded or self.drift >= shift else Topic.SHIFTED
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a source changed after its index was made, or can't be read any more."""
+        return any(reader is None or reader.version() != version for version, reader in self.readers)
 
 
 def _document(node: NodeWithScore) -> str:
@@ -228,3 +241,10 @@ def _outside(searches: Sequence[SourceSearch], made: Contraction, limit: int) ->
     if len(inside) < limit:
         return {**missed, "reason": ScopeReason.TOO_SMALL}, frozenset()
     return missed, frozenset(outside - inside)
+
+
+def _counts(searches: Sequence[SourceSearch], made: Contraction) -> JsonObject:
+    """Return the numbers to report; none if permissions hide documents, of which they would reveal some."""
+    if not made.total or any(search.source.permissions for search in searches):
+        return {"scope_miss": None}
+    return {"documents": made.total, "scope": made.size or None}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -128,9 +129,7 @@ def passage_excerpt(text: str, query: str, words: int) -> str:
     if len(text.split()) <= max(words, WHOLE_WORDS):
         return text
     sentences = [text[start:end] for start, end in sentence_spans(text)]
-    held = [{*re.findall(r"\w{3,}", normalize(sentence))} for sentence in sentences]
-    wanted = {word: sum(word in own for own in held) for word in re.findall(r"\w{3,}", normalize(query))}
-    scores = [sum(1 / wanted[word] for word in wanted if word in own) for own in held]
+    scores = _scores(sentences, query)
     best = scores.index(max(scores))
     order = sorted(range(len(sentences)), key=lambda at: (at > 0, -scores[at], abs(at - best), -at))
     room, chosen = words, dict[int, str]()
@@ -144,12 +143,14 @@ def passage_excerpt(text: str, query: str, words: int) -> str:
         else:
             continue
         room -= length
-    parts, last = [], -1
-    for at in sorted(chosen):
-        parts += [CUT] if at > last + 1 else []
-        parts.append(chosen[at].strip())
-        last = at
-    return " ".join([*parts, CUT] if last < len(sentences) - 1 else parts)
+    ends = {-1, *chosen}  # after these an omitted run begins
+    return " ".join(chosen.get(at, CUT).strip() for at in range(len(sentences)) if at in chosen or at - 1 in ends)
+
+
+def _scores(sentences: Sequence[str], query: str) -> list[float]:
+    held = [{*re.findall(r"\w{3,}", normalize(sentence))} for sentence in sentences]
+    counts, wanted = Counter(chain.from_iterable(held)), dict.fromkeys(re.findall(r"\w{3,}", normalize(query)))
+    return [sum(1 / counts[word] for word in wanted if word in own) for own in held]
 
 
 def best_passages(
@@ -167,22 +168,13 @@ def best_passages(
     words of its query: those of ``proof`` and the ``whole`` best of each search less than others, and those of
     ``in_full``, which the model asked for, least.
     """
-    by_query: dict[str, list[SourceSearch]] = {}
-    for search in searches:
-        by_query.setdefault(search.sub_query.id, []).append(search)
-    best: dict[str, list[tuple[str, Candidate]]] = {}  # with the query that found it
-    for name, found in by_query.items():
-        query = found[0].sub_query.query
-        values, ranked = {value for value in known if value in normalize(query)}, best_of(found, fusion)
-        if values:
-            ranked.sort(key=lambda one: normalize(one.search.source.source_data(one.node).title) not in values)
-        best[name] = [(query, one) for one in ranked]
+    best = _best_by_query(searches, fusion, known)
     shown = [best[name][:count] for name, count in per_query.items() if name in best]
-    supports = [*proof, *(one.node.node_id for found in shown for _, one in found[:whole])]
+    supports = [*proof, *(one.node.node_id for found in shown for one, _ in found[:whole])]
     words = {**dict.fromkeys(supports, PROOF_WORDS), **dict.fromkeys(in_full, ASKED_WORDS)}
-    by_id = {one.node.node_id: (query, one) for found in [*best.values(), *shown[::-1]] for query, one in found}
+    by_id = {found[0].node.node_id: found for found in chain(*best.values(), *shown[::-1])}
     made: dict[NodeKey, ShownPassage] = {}
-    for query, candidate in [*(by_id[one] for one in proof if one in by_id), *chain.from_iterable(shown)]:
+    for candidate, query in chain(filter(None, map(by_id.get, proof)), *shown):
         node, source = candidate.node, candidate.search.source
         key = node_key(node.node)
         if key not in made and len(made) < MAX_PASSAGES:
@@ -191,6 +183,23 @@ def best_passages(
             metadata = shown_metadata(node, source.permissions, (data.title, data.content, data.url))
             made[key] = ShownPassage(node, source, data.title, content, metadata)
     return PassageSet(dict(enumerate(made.values())))
+
+
+def _best_by_query(
+    searches: Iterable[SourceSearch], fusion: Fusion, known: Collection[str]
+) -> dict[str, list[tuple[Candidate, str]]]:
+    """Return the ranked results of each sub-query by its id, each with the query that found it."""
+    by_query: dict[str, list[SourceSearch]] = {}
+    for search in searches:
+        by_query.setdefault(search.sub_query.id, []).append(search)
+    best = {}
+    for name, found in by_query.items():
+        query = found[0].sub_query.query
+        values, ranked = {value for value in known if value in normalize(query)}, best_of(found, fusion)
+        if values:
+            ranked.sort(key=lambda one: normalize(one.search.source.source_data(one.node).title) not in values)
+        best[name] = [(one, query) for one in ranked]
+    return best
 
 
 # -- answers of steps ----------------------------------------------------------------------------------------------
@@ -205,6 +214,7 @@ class StepAnswer:
     whole: Collection[str] = ()  # node ids of passages whose full text the model asked for
 
 
+Answer: TypeAlias = dict[str, object]  # one answer in a reply
 Take: TypeAlias = Callable[[str, StepAnswer], Work[None]]
 """Callback that is awaited with a step's id and its answer."""
 
@@ -318,13 +328,21 @@ class FindingsIntake:
         self.taken.add(step)
         wanted = map(self.passages.named, _listed(line.get("whole")))
         whole = {one.node.node_id for one in wanted if one is not None and CUT in one.content}
-        # models write it beside the answers as well as in one of them
-        parts = [one for one in (*_answers_in(line), line) if isinstance(one, dict)]
-        search = next((one["next"] for one in parts if one.get("next")), "")
-        words = self.passages.spotlight.unmarked(search[:MAX_READ]) if isinstance(search, str) else ""
-        following = one_line(plain_value(words), MAX_VALUE)
-        found = _findings_in(_answers_in(line), step, self.passages)
-        await self.take(step, StepAnswer(found, "" if refers(following) else following, whole))
+        answers = _answers_in(line)
+        found, following = (
+            _findings_in(answers, step, self.passages),
+            _next_in([*answers, line], self.passages.spotlight),
+        )
+        await self.take(step, StepAnswer(found, following, whole))
+
+
+def _next_in(parts: Iterable[Answer], spotlight: Spotlight) -> str:
+    """Return the query to search next, which models write beside the answers as well as in one of them."""
+    search = next((one["next"] for one in parts if one.get("next")), "")
+    following = (
+        one_line(plain_value(spotlight.unmarked(search[:MAX_READ])), MAX_VALUE) if isinstance(search, str) else ""
+    )
+    return "" if refers(following) else following
 
 
 def _step_of(line: Mapping[str, object], steps: Collection[str]) -> str:
@@ -333,26 +351,21 @@ def _step_of(line: Mapping[str, object], steps: Collection[str]) -> str:
     return step if step in steps else f"q{step}"
 
 
-def _answers_in(line: dict[str, object]) -> list[object]:
+def _answers_in(line: Answer) -> list[Answer]:
     """Return the answers of a line, which may be one answer itself."""
     answers = line.get("answers", line.get("answer", line.get("value")))
     if isinstance(answers, list):
-        return answers
+        return [one if isinstance(one, dict) else {"value": one} for one in answers]
     return [answers if isinstance(answers, dict) else {**line, "value": answers}]
 
 
-def _findings_in(answers: Iterable[object], step: str, passages: PassageSet) -> list[Finding]:
+def _findings_in(answers: Iterable[Answer], step: str, passages: PassageSet) -> list[Finding]:
     """Return the valid ones of a step's answers, each once; "stated" only if the referenced passage says it."""
     distinct: dict[str, Finding] = {}
-    for answer in answers:
-        fields = answer if isinstance(answer, dict) else {"value": answer}
-        value = fields.get("value", fields.get("answer"))
+    for fields in answers:
         sure = str(fields.get("confidence") or "stated").strip().lower()
-        if not isinstance(value, (str, int, float)) or isinstance(value, bool) or sure == "none":
-            continue
-        written = passages.spotlight.unmarked(str(value)[:MAX_READ])
-        text = one_line(plain_value(written), MAX_VALUE)
-        if re.search(r"\w", text) is None or text.casefold() in _NOTHING or refers(written) or refers(text):
+        text = _value_of(fields, passages.spotlight)
+        if not text or sure == "none":
             continue
         passage = passages.named(fields.get("ref", fields.get("ref_id")))
         confidence = Confidence.PARTIAL if sure == "partial" else Confidence.IMPLIED
@@ -362,6 +375,17 @@ def _findings_in(answers: Iterable[object], step: str, passages: PassageSet) -> 
         made = Finding(sub_query_id=step, value=text, confidence=confidence, node_id=node_id, title=title)
         distinct.setdefault(text.casefold(), made)
     return list(distinct.values())
+
+
+def _value_of(answer: Answer, spotlight: Spotlight) -> str:
+    """Return the value of an answer as one line of plain text; "" if it has none."""
+    value = answer.get("value", answer.get("answer"))
+    if not isinstance(value, (str, int, float)) or isinstance(value, bool):
+        return ""
+    written = spotlight.unmarked(str(value)[:MAX_READ])
+    text = one_line(plain_value(written), MAX_VALUE)
+    is_empty = re.search(r"\w", text) is None or text.casefold() in _NOTHING
+    return "" if is_empty or refers(written) or refers(text) else text
 
 
 def _listed(value: object) -> list[object]:
@@ -409,17 +433,15 @@ class Verdict(ModelCall):
         if not isinstance(value, dict) or not {"sufficient", "sub_queries", "gaps"} & value.keys():
             raise PlanningError(f"the model's reply holds no verdict: {one_line(text[:400], 80)!r}")
         self.gaps = [one_line(strip_invisible(str(gap)), 200) for gap in _listed(value.get("gaps"))[:MAX_GAPS]]
-        sufficient, proposed = value.get("sufficient"), value.get("sub_queries")
+        sufficient = value.get("sufficient")
         self.sufficient = sufficient if isinstance(sufficient, bool) else None
         named = map(passages.named, _listed(value.get("refs"))[:MAX_PASSAGES])
         self.proof = [one.node.node_id for one in named if one is not None]
-        lines = [line for line in _listed(value.get("values"))[:MAX_PASSAGES] if isinstance(line, dict)]
-        for step in steps:
-            answers = chain.from_iterable(_answers_in(line) for line in lines if _step_of(line, steps) == step)
-            if found := _findings_in(answers, step, passages)[:MAX_BRANCHES]:
-                self.values[step] = found
-        if self.sufficient or not isinstance(proposed, list):
-            return
+        self.values = _values_in(_listed(value.get("values"))[:MAX_PASSAGES], steps, passages)
+        if not self.sufficient:
+            self._propose(_listed(value.get("sub_queries")))
+
+    def _propose(self, proposed: Sequence[object]) -> None:
         proposals = proposals_in(proposed, "r")  # "q1" is a step of the plan
         if any(proposal.filter for proposal in proposals):
             self.warnings.append("filters of the revision were left out: filters come only from the user's messages")
@@ -427,6 +449,16 @@ class Verdict(ModelCall):
             query, finds = (one_line(plain_value(text), MAX_VALUE) for text in (item.query, item.finds))
             if query:
                 self.proposals.append(replace(item, query=query, filter="", finds=finds))
+
+
+def _values_in(lines: Iterable[object], steps: Collection[str], passages: PassageSet) -> dict[str, list[Finding]]:
+    """Return the answers of open steps that lines of a verdict have, by id."""
+    answers: dict[str, list[Answer]] = {step: [] for step in steps}
+    for line in lines:
+        if isinstance(line, dict) and (step := _step_of(line, steps)) in answers:
+            answers[step] += _answers_in(line)
+    found = {step: _findings_in(listed, step, passages)[:MAX_BRANCHES] for step, listed in answers.items()}
+    return {step: findings for step, findings in found.items() if findings}
 
 
 async def look_for_gaps(

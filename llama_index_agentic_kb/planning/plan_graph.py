@@ -78,6 +78,7 @@ class PlanGraph:
     finds: dict[str, str] = field(default_factory=dict)
     """Description of each sub-query's answer, by id, with ``#q1`` as the placeholder for the answer of q1."""
     _known: dict[str, str] = field(default_factory=dict)  # the sources' names, in order, with their normal forms
+    _always: list[str] = field(default_factory=list)  # names of the sources that each sub-query is searched in
     _ids: dict[str, str] = field(default_factory=dict)  # our ids by the model's ids
     _by_query: dict[str, SubQuery] = field(default_factory=dict)
     _parents: dict[str, tuple[str, ...]] = field(default_factory=dict)  # as the model wrote them, by our id
@@ -88,6 +89,7 @@ class PlanGraph:
     def __post_init__(self) -> None:
         """Note what the plan and the earlier steps have."""
         self._known = {source.name: normalize(source.name) for source in self.sources}
+        self._always = [source.name for source in self.sources if source.params.always_query_source]
         self._ids = dict(zip(self.steps, self.steps, strict=True))
         for one in self.plan.sub_queries:
             first = self._by_query.setdefault(normalize(one.query), one)
@@ -117,7 +119,7 @@ class PlanGraph:
         named, form = set(map(normalize, proposal.sources)), normalize(proposal.query)
         self._unknown |= named.difference(self._known.values())
         chosen = [name for name in self._known if self._known[name] in named] or [*self._known]
-        chosen[MAX_SOURCES:] = [source.name for source in self.sources if source.params.always_query_source]
+        chosen[MAX_SOURCES:] = self._always
         names, same = self._in_order(chosen), self._by_query.get(form)
         if same is not None:
             self._ids.setdefault(proposal.id, same.id)
@@ -126,18 +128,21 @@ class PlanGraph:
             new = [name for name in names if name not in same.sources]
             same.finds = same.finds or proposal.finds or None
             same.sources = self._in_order([*same.sources, *new])
-            same.filters |= self._filters(proposal, new) if proposal.filter else {}
+            same.filters |= self._filters(proposal, new)
             return same, new
         if self.full:
             self._cut += 1
             return None, []
+        origin, prefix = SubQueryOrigin.PLANNER, "q"
+        if self.revision:
+            origin, prefix = SubQueryOrigin.REVISION, f"r{self.revision}."
         sub_query = SubQuery(
-            id=f"{f'r{self.revision}.' if self.revision else 'q'}{len(self._parents) + 1}",
+            id=f"{prefix}{len(self._parents) + 1}",
             query=proposal.query,
             sources=names,
             finds=proposal.finds or None,
-            filters=self._filters(proposal, names) if proposal.filter else {},
-            origin=SubQueryOrigin.REVISION if self.revision else SubQueryOrigin.PLANNER,
+            filters=self._filters(proposal, names),
+            origin=origin,
             wave=self.first_round,
         )
         self._ids[proposal.id] = sub_query.id
@@ -154,7 +159,7 @@ class PlanGraph:
         read: dict[str, FilterNode] = {}
         for source in self.sources:
             fields = source.source.filterable
-            if source.name in names and fields:
+            if source.name in names and fields and proposal.filter:
                 try:
                     read[source.name] = read_planner_filter(proposal.filter, fields)
                 except PlanningError as error:
@@ -177,21 +182,25 @@ class PlanGraph:
             warnings.append(f"{self._cut} sub-queries over the limit of {self.limits.sub_queries} were left out")
 
     def _resolve(self, planned: Mapping[str, SubQuery]) -> None:
-        warnings = self.plan.warnings
-        for one in planned.values():  # it depends on those in its parent list, and on those in its text
-            referred = [name for name in _names_in(one.query) if name in self._ids and not name.isdigit()]
-            ids = dict.fromkeys(map(self._own_id, (*self._parents[one.id], *referred)))
-            one.depends_on = [name for name in ids if name != one.id and (name in planned or name in self.steps)]
-            if not ids.keys() <= {*one.depends_on, "q0"}:
-                warnings.append(f"{one.id} depends on unknown sub-queries; they were left out")
+        known = {**self.steps, **planned}
+        for one in planned.values():
+            self._link(one, known)
         for one in planned.values():  # of two that depend on each other, the later one keeps its dependency
             kept = [parent for parent in one.depends_on if not _reaches(parent, one.id, planned)]
             if len(kept) < len(one.depends_on):
-                warnings.append(f"{one.id} depends on itself through others; searched without them")
+                self.plan.warnings.append(f"{one.id} depends on itself through others; searched without them")
                 one.depends_on = kept
-        for name in TopologicalSorter({one.id: one.depends_on for one in planned.values()}).static_order():
-            if name in planned:
-                self._word(planned[name], [planned.get(one) or self.steps[one] for one in planned[name].depends_on])
+        order = TopologicalSorter({one.id: one.depends_on for one in planned.values()}).static_order()
+        for name in filter(planned.__contains__, order):
+            self._word(planned[name], [known[parent] for parent in planned[name].depends_on])
+
+    def _link(self, sub_query: SubQuery, known: Collection[str]) -> None:
+        """Set what a sub-query depends on: the steps in its parent list, and those in its text."""
+        referred = [name for name in _names_in(sub_query.query) if name in self._ids and not name.isdigit()]
+        ids = dict.fromkeys(map(self._own_id, (*self._parents[sub_query.id], *referred)))
+        sub_query.depends_on = [name for name in ids if name != sub_query.id and name in known]
+        if not ids.keys() <= {*sub_query.depends_on, "q0"}:
+            self.plan.warnings.append(f"{sub_query.id} depends on unknown sub-queries; they were left out")
 
     def _own_id(self, name: str) -> str:
         """Return our id of a step that the model calls ``name``, or numbers so; "" if it is unknown."""
@@ -199,20 +208,21 @@ class PlanGraph:
 
     def _word(self, sub_query: SubQuery, parents: Sequence[SubQuery]) -> None:
         """Set a sub-query's template (references with our ids), query (references described), ``finds`` and round."""
-        words = {}
-        for parent in parents:
-            words[parent.id] = description_of(parent)
-            if parent.id in self._parents:
-                sub_query.wave = max(sub_query.wave, parent.wave + 1)
+        words = {parent.id: description_of(parent) for parent in parents}
+        waves = [parent.wave + 1 for parent in parents if parent.id in self._parents]
+        sub_query.wave = max([sub_query.wave, *waves])
         if sub_query.finds:
             finds, complete = self._with_our_ids(sub_query.finds, words)
-            self.finds |= {sub_query.id: finds} if complete else {}
-            sub_query.finds = fill(finds, words, add=False) or None if complete else None
+            sub_query.finds = None
+            if complete:
+                self.finds[sub_query.id] = finds
+                sub_query.finds = fill(finds, words, add=False) or None
         text, complete = self._with_our_ids(sub_query.query, words)
         if not complete:  # a query with a gap would find nothing useful
             text = sub_query.finds or fill(text, {}) or self.plan.sub_queries[0].query
-        sub_query.template = text if parents else None
-        sub_query.query = fill(text, words, add=False) if parents else text
+        sub_query.query = text
+        if parents:
+            sub_query.template, sub_query.query = text, fill(text, words, add=False)
 
     def _with_our_ids(self, text: str, parents: Collection[str]) -> tuple[str, bool]:
         """Return a text with references in the form ``#q1`` with our ids, and whether all of them could be resolved."""
@@ -345,22 +355,18 @@ def _items(value: object) -> list[object] | None:
         return [value] if items is None and _text(_fields(value), _QUERIES) else items
     if not isinstance(value, list):
         return None
-    objects = [item for item in value if isinstance(item, dict)]
-    listed = next((items for item in objects if (items := _listed(item)) is not None), None)
-    if listed is not None:  # several objects: the text contained more than the plan
-        return listed
-    return value if objects or (value and all(isinstance(item, str) for item in value)) else None
+    for item in value:  # several objects: the text contained more than the plan
+        if (items := _listed(item)) is not None:
+            return items
+    kinds = set(map(type, value))
+    return value if dict in kinds or kinds == {str} else None
 
 
-def _listed(item: Mapping[object, object]) -> list[object] | None:
-    fields = _fields(item)
-    for name in _LISTS:
-        value = fields.get(name)
-        if isinstance(value, list):
-            return value
-        if isinstance(value, dict):
-            return _listed(value)
-    return None
+def _listed(item: object) -> list[object] | None:
+    fields = _fields(item) if isinstance(item, dict) else {}
+    values = (value for value in map(fields.get, _LISTS) if isinstance(value, list | dict))
+    first = next(values, None)
+    return first if isinstance(first, list | None) else _listed(first)
 
 
 def proposals_in(items: Sequence[object], prefix: str = "q") -> list[Proposal]:

@@ -290,7 +290,12 @@ async def plan_searches(task: Task, models: PlanningModel, begin: Begin | None =
 
 
 def _messages(models: PlanningModel, planning: Planning) -> list[ChatMessage]:
-    scope, sources, limits = planning.scope, planning.graph.sources, planning.graph.limits
+    scope, sources, limits, spec = (
+        planning.scope,
+        planning.graph.sources,
+        planning.graph.limits,
+        planning.scope.classification,
+    )
     rules = prompts.DEPENDENT.format(max_rounds=limits.rounds) if limits.rounds > 1 else prompts.INDEPENDENT
     if any(map(attrgetter("source.filterable"), sources)):
         rules += f"\n- {prompts.FILTERS}"
@@ -309,17 +314,19 @@ def _messages(models: PlanningModel, planning: Planning) -> list[ChatMessage]:
     )
     if scope.retrieval_instructions:
         messages = prompts.with_instructions(messages, scope.retrieval_instructions, prompts.ON_SEARCHING)
-    if scope.classification is None or not planning.keys:
-        return messages
-    lines = []
-    for key, name in planning.keys.items():
+    return messages if spec is None or not spec.keys else prompts.with_rules(messages, _classification(spec))
+
+
+def _classification(spec: ClassificationSpec) -> str:
+    lines, keys = [], spec.keys
+    for key, name in keys.items():
         definition = prompts.CLASSES.get(key)
         if definition is None:  # the application's names can't end a line
-            about = one_line(prompts.as_data(scope.classification.labels[name]), 400)
+            about = one_line(prompts.as_data(spec.labels[name]), 400)
             definition = prompts.LABEL.format(name=quoted(name)) + (f": {about}" if about else ".")
         lines.append(f'- "{key}": {definition}')
-    form = json.dumps({PART: dict.fromkeys(planning.keys, False)})[:-1] + ', "sub_queries": [...]}'
-    return prompts.with_rules(messages, prompts.CLASSIFICATION.format(classes="\n".join(lines), form=form))
+    form = json.dumps({PART: dict.fromkeys(keys, False)})[:-1] + ', "sub_queries": [...]}'
+    return prompts.CLASSIFICATION.format(classes="\n".join(lines), form=form)
 
 
 def describe_sources(sources: Sequence[SelectedSource]) -> str:
@@ -361,20 +368,24 @@ def read_verdicts(reply: str, keys: Mapping[str, str], *, whole: bool = True) ->
     A model may repeat the user's text, with fake verdicts, before its own: a class is positive if any set says so, and
     negative only if all do. While the reply is being written (``whole=False``), only its start is read.
     """
-    text = reply[: MAX_REPLY if whole else MAX_READ]
-    parts = _parts(text) if whole or _STARTS.match(text) else []
-    if whole and not parts:
-        value = read_json(text)
-        values = value if isinstance(value, list) else [value]
-        parts = [item[PART] for item in values if isinstance(item, dict) and isinstance(item.get(PART), dict)]
+    if whole:
+        parts = _parts(reply[:MAX_REPLY]) or _other_parts(reply[:MAX_REPLY])
+    else:
+        parts = _parts(reply[:MAX_READ]) if _STARTS.match(reply) else []
     known = {_form(name): key for key, name in keys.items()} | {_form(key): key for key in keys}
-    said: dict[str, list[bool | None]] = {key: [None] * len(parts) for key in keys}
-    for at, part in enumerate(parts):
-        for name, value in part.items():
-            verdict = _WORDS.get(value.strip().casefold()) if isinstance(value, str) else value
-            if isinstance(verdict, bool) and (key := known.get(_form(name))) is not None:
-                said[key][at] = said[key][at] or verdict
-    return {key: verdict for key, listed in said.items() if (verdict := _agreed(listed)) is not None} or None
+    said = [_verdicts_in(part, known) for part in parts]
+    agreed = {key: _agreed([one.get(key) for one in said]) for key in keys}
+    return {key: verdict for key, verdict in agreed.items() if verdict is not None} or None
+
+
+def _verdicts_in(part: Mapping[str, object], known: Mapping[str, str]) -> dict[str, bool]:
+    """Return the clear verdicts of a set by key, given the keys by the forms of names; of two, True counts."""
+    said: dict[str, bool] = {}
+    for name, value in part.items():
+        verdict = _WORDS.get(value.strip().casefold()) if isinstance(value, str) else value
+        if isinstance(verdict, bool) and (key := known.get(_form(name))) is not None:
+            said[key] = said.get(key, False) or verdict
+    return said
 
 
 def _agreed(verdicts: Sequence[bool | None]) -> bool | None:
@@ -397,6 +408,13 @@ def _parts(text: str) -> list[Mapping[str, object]]:
     return parts
 
 
+def _other_parts(text: str) -> list[Mapping[str, object]]:
+    """Return the sets of verdicts in JSON that has to be repaired, or whose keys are written otherwise."""
+    value = read_json(text)
+    values = value if isinstance(value, list) else [value]
+    return [item[PART] for item in values if isinstance(item, dict) and isinstance(item.get(PART), dict)]
+
+
 def _form(name: str) -> str:
     """Normalize a class name: ``jailBreakingQuery``, ``JAIL_BREAKING_QUERY`` and ``jail-breaking`` are the same."""
     return re.sub(r"[\W_]+", "", normalize(str(name)[:400])).removesuffix("query")
@@ -404,13 +422,13 @@ def _form(name: str) -> str:
 
 def classify(plan: QueryPlan, spec: ClassificationSpec, verdicts: Mapping[str, bool]) -> None:
     """Set a plan's ``classifications`` (None without a verdict) and ``labels``; warn of classes without a verdict."""
-    judged = {item: verdicts[KEYS[item]] for item in spec.types if item in KEYS and KEYS[item] in verdicts}
-    labels = {name: verdicts.get(key) for key, name in spec.keys.items() if key not in prompts.CLASSES}
-    plan.labels = [name for name, fits in labels.items() if fits]
+    judged = {item: verdicts[KEYS[item]] for item in spec.types if KEYS.get(item) in verdicts}
+    labels = {name: verdicts.get(key) for key, name in spec.label_keys.items()}
+    plan.labels = list(filter(labels.get, labels))
     fits_any = _agreed([*labels.values()])
     if fits_any is not None:
         judged[QueryClass.USER_DEFINED_CLASSIFICATION_QUERY] = fits_any
-    plan.classifications = [QueryClassification(type=item, positive=judged[item]) for item in judged] or None
+    plan.classifications = [QueryClassification(type=item, positive=fits) for item, fits in judged.items()] or None
     lacking = [item.value for item in spec.types if item not in judged]
     lacking += [f"label {quoted(name)!r}" for name, fits in labels.items() if fits is None]
     if lacking:

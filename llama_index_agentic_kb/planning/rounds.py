@@ -186,6 +186,12 @@ class MultiHopSearch:
         while outcome.revisions < task.limits.revisions and await self._revised():
             await self._follow(outcome.rounds + 1)
         await wait(list(map(attrgetter("job"), self._running)))
+        self._finish()
+        return outcome
+
+    def _finish(self) -> None:
+        """Store the results in the outcome, and warnings that are later than the planning call in its record."""
+        log, outcome, steps = self._task.log, self._outcome, self._steps
         for name, ids in steps.withheld.items():
             read = ", ".join(sorted(steps.read - steps.learns[name]))
             written = f"it did not get what was written for {', '.join(ids)} after reading {read}"
@@ -198,10 +204,9 @@ class MultiHopSearch:
         if steps.found or self._rests_on:
             outcome.chain, outcome.proof = steps.chain(), self._proof()
         warning = "; ".join(outcome.plan.warnings) or None
-        record = task.log.last(ModelQueryPlanningActivity, "plan")
-        if record is not None and record.warning != warning:  # later warnings than the planning call's
-            task.log.amend(record, warning=warning)
-        return outcome
+        record = log.last(ModelQueryPlanningActivity, "plan")
+        if record is not None and record.warning != warning:
+            log.amend(record, warning=warning)
 
     async def _search(self, sub_queries: Sequence[SubQuery], running: Sequence[SourceSearch] | None = None) -> None:
         """Start the searches of sub-queries (embedded in one batch), or record ``running`` searches as started."""
@@ -239,29 +244,15 @@ class MultiHopSearch:
         """Search the independent steps, then dependent ones as answers are read; ``number`` is the first round's."""
         steps, revised = self._steps, self._outcome.revisions > 0
         last = self._limits.rounds + self._outcome.revisions  # each revision adds one to the effort's rounds
-        done = {*steps.waiting, *steps.served()}
-        new = [one for name, one in steps.planned.items() if name not in done and not steps.answers_of(name)]
-        if new:
+        if new := steps.new:
             await self._search_steps(new, number)
         if steps.waiting:
             await self._search_ready(number)
         while (steps.waiting or revised) and number < last and self._may_ask():
-            to_read, revised = steps.to_read(every=revised), False
-            if not (to_read or steps.waiting):
-                break
             number += 1
-            await self._wait_for(steps.searches_of(to_read))
-            if not self._may_ask():
+            if not await self._read_round(steps.to_read(every=revised), number, last):
                 break
-            asked = set[str]()  # searches of which the model asked for the whole of a passage
-            call = await self._read(to_read, number, last, asked)
-            self._count(call)
-            if call.error is not None:
-                rest = "the rest is searched in the question's own words"
-                self._warn(f"what the searches found could not be read; {rest}")
-                break
-            again = steps.next | steps.served(asked)
-            await self._search_ready(number, read={*to_read} - again)  # the others are read once more
+            revised = False
         else:
             if steps.waiting and number >= last:
                 deep = f"{len(steps.waiting)} sub-queries lie deeper than the effort goes (EffortLimits.rounds is"
@@ -270,6 +261,24 @@ class MultiHopSearch:
             left = [*steps.waiting.values()]
             steps.waiting.clear()
             await self._search_steps(left, min(number + 1, last))
+
+    async def _read_round(self, to_read: Sequence[str], number: int, last: int) -> bool:
+        """Read the answers of steps, and search what is ready then; return False if there are none, or on a failure."""
+        steps = self._steps
+        if not (to_read or steps.waiting):
+            return False
+        await self._wait_for(steps.searches_of(to_read))
+        if not self._may_ask():
+            return False
+        asked = set[str]()  # searches of which the model asked for the whole of a passage
+        call = await self._read(to_read, number, last, asked)
+        self._count(call)
+        if call.error is not None:
+            self._warn("what the searches found could not be read; the rest is searched in the question's own words")
+            return False
+        again = steps.next | steps.served(asked)
+        await self._search_ready(number, read={*to_read} - again)  # the others are read once more
+        return True
 
     async def _read(self, to_read: Sequence[str], number: int, last: int, asked: set[str]) -> ModelCall:
         """Read the answers of steps; searches of dependent steps start as soon as answers arrive."""
@@ -297,12 +306,9 @@ class MultiHopSearch:
             ]
             await self._search_steps(children, number)  # with a further branch's answers, or corrected ones
 
-        share = min(max(1, MAX_PASSAGES // max(1, len(searches))), PASSAGES_PER_QUERY)
         # Besides, the passages that no model call has read, and those of findings that name none.
-        unproven = {name for name, read in steps.found.items() if any(one.node_id is None for one in read)}
-        names = [(search.sub_query.id, search.number) for search in self._readable_searches]
-        unread = [name for name, record in names if record not in self._seen or name in unproven]
-        passages = await self._passages(dict.fromkeys([*searches, *unread], share))
+        per_query = dict.fromkeys([*searches, *self._unread], _share(len(searches)))
+        passages = await self._passages(per_query)
         asked_for = {name: steps.searched[name].query for name in searches}
         later = {one.id: one.template or one.query for one in steps.waiting.values()}
         known = {name: answers for name, answers in steps.found.items() if answers}
@@ -311,15 +317,14 @@ class MultiHopSearch:
     def _take(self, name: str, answers: list[Finding]) -> None:
         """Store a step's answers; a step that waits needs no search if a passage states its answer."""
         if name in self._steps.waiting:
-            early = [one for one in answers if one.confidence is not Confidence.PARTIAL and one.node_id]
-            stated = [one for one in early if one.confidence is Confidence.STATED]
-            answers = stated or early
-            if stated:
+            answers = [one for one in answers if one.confidence is not Confidence.PARTIAL and one.node_id]
+            if stated := [one for one in answers if one.confidence is Confidence.STATED]:
+                answers = stated
                 del self._steps.waiting[name]
                 self._decide(f"{name} needed no search: a passage states its answer")
         if before := self._steps.take(name, answers):
-            values = "; ".join(answer.value for answer in answers)
-            self._warn(f"{name} was read again: {values}, not {'; '.join(answer.value for answer in before)}")
+            values, other = ("; ".join(map(attrgetter("value"), read)) for read in (answers, before))
+            self._warn(f"{name} was read again: {values}, not {other}")
 
     async def _search_ready(self, number: int, read: Collection[str] = ()) -> None:
         """Search the waiting steps whose parents have answers, or were read; missing answers are described."""
@@ -357,24 +362,26 @@ class MultiHopSearch:
             self._decide("the evidence is sufficient" if verdict.sufficient else "no verdict on the evidence")
             return False
         self._warn(*verdict.warnings)
+        if self._extend(verdict, allowed):
+            self._decide(f"revised: {'; '.join(verdict.gaps) or 'something was missing'}")
+            return True
+        self._decide("something is missing, and no search for it was left")
+        return False
+
+    def _extend(self, verdict: Verdict, allowed: Sequence[SelectedSource]) -> bool:
+        """Add a verdict's new searches, in the sources that may get them, to the steps; return whether it had any."""
+        steps, number, first_round = self._steps, self._outcome.revisions, self._outcome.rounds + 1
+        if verdict.proposals:
+            held = [one.name for one in self._sources if one.name in self._planned and one not in allowed]
+            steps.withhold(held, f"r{number}")
         plan = QueryPlan(sub_queries=[one.model_copy(deep=True) for one in steps.searched.values()])
-        number = outcome.revisions
-        for one in self._sources if verdict.proposals else ():
-            if one.name in self._planned and one not in allowed:
-                steps.withheld[one.name][f"r{number}"] = None
-        graph = PlanGraph(
-            plan, allowed, self._limits, revision=number, steps=steps.planned, first_round=outcome.rounds + 1
-        )
+        graph = PlanGraph(plan, allowed, self._limits, revision=number, steps=steps.planned, first_round=first_round)
         graph.add(verdict.proposals)
         graph.finish()
-        added = [one for one in graph.plan.sub_queries if one.id not in steps.searched]
-        self._warn(*graph.plan.warnings)
-        if not added:
-            self._decide("something is missing, and no search for it was left")
-            return False
-        self._decide(f"revised: {'; '.join(verdict.gaps) or 'something was missing'}")
+        self._warn(*plan.warnings)
+        added = [one for one in plan.sub_queries if one.id not in steps.searched]
         steps.plan(added, graph.finds)
-        return True
+        return bool(added)
 
     async def _judge(self) -> tuple[Verdict, list[SelectedSource]]:
         """Ask the model whether evidence is missing, and store what it read; return the sources to search for it, too.
@@ -382,27 +389,26 @@ class MultiHopSearch:
         They are those of the plan that may get what is written now.
         """
         steps = self._steps
-        own = steps.searches_of([step.id for step in steps.chain()])
+        own = steps.searches_of(steps.planned) or steps.searched
         unstated = [name for name in reversed(steps.searched) if not steps.is_answered(name, Confidence.STATED)]
-        share = min(max(1, MAX_PASSAGES // max(1, len(unstated))), PASSAGES_PER_QUERY)
-        shown = {name: share if name in own or not own else min(share, QUESTIONS_OWN) for name in unstated}
+        share = _share(len(unstated))
+        shown = {name: share if name in own else min(share, QUESTIONS_OWN) for name in unstated}
         passages = await self._passages(shown, whole=WHOLE)
-        refs, made = passages.refs(), dict[str, str]()  # each search, with its findings
         with_nodes = {search.sub_query.id for search in self._readable_searches if search.nodes}
-        for step in steps.chain():
-            early = [step.id] if step.id in steps.found and step.id not in steps.searched else []
-            for name in (*steps.searches_of([step.id]), *early):
-                made[name] = steps.searched[name].query if name in steps.searched else step.query
-                found = as_found(steps.found.get(name, []), refs)
-                if found or name not in with_nodes:
-                    made[name] += f" -> {found or 'nothing was found'}"
-        names = steps.may_get(self._planned)
+        searches, names = steps.as_found(passages.refs(), with_nodes), steps.may_get(self._planned)
         allowed = [one for one in self._sources if one.name in names]
-        verdict = await look_for_gaps(self._task, self._model, passages, made, steps.open, allowed)
+        verdict = await look_for_gaps(self._task, self._model, passages, searches, steps.open, allowed)
         self._rests_on += verdict.proof
         for name, answers in verdict.values.items():
             self._take(name, answers)
         return verdict, allowed
+
+    @property
+    def _unread(self) -> list[str]:
+        """The ids of searches whose passages no model call has read, and of those with findings that name none."""
+        unproven = {name for name, read in self._steps.found.items() if any(one.node_id is None for one in read)}
+        names = [(search.sub_query.id, search.number) for search in self._readable_searches]
+        return [name for name, record in names if record not in self._seen or name in unproven]
 
     @property
     def _readable_searches(self) -> list[SourceSearch]:
@@ -451,6 +457,15 @@ class MultiHopSearch:
         self._outcome.decision = "; ".join(filter(None, (self._outcome.decision, text)))
 
 
+def _share(searches: int) -> int:
+    """Return the number of passages of each of so many searches in a prompt."""
+    return min(max(1, MAX_PASSAGES // max(1, searches)), PASSAGES_PER_QUERY)
+
+
+def _surest(answers: Iterable[Finding]) -> int:
+    return max((_SURE[one.confidence] for one in answers), default=0)
+
+
 class Steps:
     """The state of a multi-hop search: planned steps, their searches (shared where queries are equal) and findings."""
 
@@ -488,6 +503,12 @@ class Steps:
             if one.depends_on:
                 self.waiting[one.id] = one
 
+    @property
+    def new(self) -> list[SubQuery]:
+        """The steps that are neither searched nor answered, and wait for nothing."""
+        done = {*self.waiting, *self.served()}
+        return [one for name, one in self.planned.items() if name not in done and not self.answers_of(name)]
+
     def to_read(self, *, every: bool = False) -> list[str]:
         """Return unanswered steps that others wait for, or with a follow-up query; ``every`` adds searched parents."""
         parents = {parent for child in self.waiting.values() for parent in child.depends_on} - self.waiting.keys()
@@ -516,7 +537,7 @@ class Steps:
     def take(self, search: str, answers: Sequence[Finding]) -> list[Finding]:
         """Store the answers of a search, unless earlier ones are surer; return the earlier answers they correct."""
         before = self.found.get(search, [])
-        sure, sure_before = (max((_SURE[one.confidence] for one in read), default=0) for read in (answers, before))
+        sure, sure_before = _surest(answers), _surest(before)
         if not answers or (sure < sure_before and (sure_before == _SURE[Confidence.STATED] or sure == 1)):
             return []
         self.found[search] = list(answers)
@@ -527,15 +548,19 @@ class Steps:
         """Return those of the sources that may get a query which a model writes now, after what it has read."""
         return [name for name in names if self.read <= self.learns[name]]
 
+    def withhold(self, names: Iterable[str], what: str) -> None:
+        """Record that these sources did not get the queries of a step or a revision."""
+        for name in names:
+            self.withheld[name][what] = None
+
     def _queries_and_sources(self, step: SubQuery, query: str) -> dict[str, tuple[str, list[str]]]:
         """Return each query of a step, by its normal form, with the sources that may get it."""
         # What the planner wrote may go to all, as it read no passages; a source gets it where it may not get more.
         texts = {normalize(text): text for text in ([query] if query else self._queries(step))}
         own = None if step.origin is SubQueryOrigin.REVISION else normalize(step.query)
         allowed = self.may_get(step.sources)
-        held = [name for name in step.sources if name not in allowed] if {*texts} != {own} else []
-        for name in held:
-            self.withheld[name][step.id] = None
+        held = [] if {*texts} == {own} else [name for name in step.sources if name not in allowed]
+        self.withhold(held, step.id)
         made = {form: (text, step.sources if form == own else allowed) for form, text in texts.items()}
         if held and own is not None:
             made.setdefault(own, (step.query, held))
@@ -551,11 +576,7 @@ class Steps:
         made: list[SubQuery] = []
         for form, (text, sources) in queries.items():
             if form in known:
-                same = known[form]
-                self._serves.setdefault(same.id, set()).add(step.id)
-                if new := [name for name in sources if name not in same.sources]:
-                    filters = {name: step.filters[name] for name in new if name in step.filters}
-                    made.append(same.model_copy(update={"sources": new, "filters": filters, "wave": number}))
+                made += self._shared(step, known[form], sources, number)
             elif branches + (step.id in self.searched) < MAX_SEARCHES:
                 change: dict[str, object] = {"query": text, "sources": sources, "wave": number}
                 if not alone:
@@ -563,6 +584,13 @@ class Steps:
                     change |= {"id": f"{step.id}.{branches}", "part_of": step.id}
                 made.append(step.model_copy(update=change))
         return made
+
+    def _shared(self, step: SubQuery, same: SubQuery, sources: Sequence[str], number: int) -> list[SubQuery]:
+        """Let a search provide a step's results too; return it for the step's further sources, if there are any."""
+        self._serves.setdefault(same.id, set()).add(step.id)
+        new = [name for name in sources if name not in same.sources]
+        filters = {name: step.filters[name] for name in new if name in step.filters}
+        return [same.model_copy(update={"sources": new, "filters": filters, "wave": number})] if new else []
 
     def _queries(self, step: SubQuery) -> Iterator[str]:
         """Yield a step's queries, one per combination of its parents' answers; missing answers are described."""
@@ -602,6 +630,16 @@ class Steps:
     def open(self) -> list[str]:
         """The ids of steps and searches, but those of the question itself, that are not answered."""
         return [name for name in {**self.planned, **self.searched} if name != "q0" and not self.is_answered(name)]
+
+    def as_found(self, refs: Mapping[str, int], with_nodes: Collection[str]) -> dict[str, str]:
+        """Return the text of each search of a step, with its findings, or a note unless it is ``with_nodes``, by id."""
+        made = {}
+        for step in self.chain():
+            for name in (*self.searches_of([step.id]), *self.found.keys() & {step.id}):
+                found = as_found(self.found.get(name, []), refs) or ("" if name in with_nodes else "nothing was found")
+                query = self.searched.get(name, step).query
+                made[name] = f"{query} -> {found}" if found else query
+        return made
 
     def chain(self) -> list[FoundStep]:
         """Return the steps with their findings; each step comes after those that it depends on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Final
 
 from llama_index.core.schema import MetadataMode
@@ -84,12 +85,10 @@ class ClassificationSpec:
             known = ", ".join(item.value for item in QueryClass)
             raise ConfigurationError(f"types: {self.types!r} are no query classes; known are {known}") from None
         labels: object = self.labels
-        if not isinstance(labels, Mapping) or not all(
-            isinstance(text, str) for pair in labels.items() for text in pair
-        ):
+        if not isinstance(labels, Mapping) or not all(isinstance(text, str) for text in chain(labels, labels.values())):
             raise ConfigurationError("labels: expected a mapping of names to descriptions, {'billing': 'On invoices.'}")
         forms = {normalize(name) for name in labels}
-        if "" in forms or len(forms) < len(labels) or len(forms) > MAX_LABELS:
+        if "" in forms or not len(labels) == len(forms) <= MAX_LABELS:
             raise ConfigurationError(f"labels: there may be at most {MAX_LABELS}, each with a name of its own")
         object.__setattr__(self, "types", types)
         object.__setattr__(self, "labels", dict(labels))
@@ -97,8 +96,12 @@ class ClassificationSpec:
     @property
     def keys(self) -> dict[str, str]:
         """Each JSON key of the reply, mapped to the name of its class or label."""
-        named = {KEYS[item]: item.value for item in self.types if item in KEYS}
-        return named | {f"label_{number}": name for number, name in enumerate(self.labels, start=1)}
+        return {KEYS[item]: item.value for item in self.types if item in KEYS} | self.label_keys
+
+    @property
+    def label_keys(self) -> dict[str, str]:
+        """Each JSON key of a label, mapped to its name."""
+        return {f"label_{number}": name for number, name in enumerate(self.labels, start=1)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain, filterfalse
+from operator import attrgetter
 from typing import Final
 
 from pydantic import JsonValue
@@ -47,7 +49,7 @@ from llama_index_agentic_kb.schema import (
 from llama_index_agentic_kb.search.tokenizing import detect_language, query_terms, split_words
 from llama_index_agentic_kb.sources.base import SelectedSource
 from llama_index_agentic_kb.sources.fan_out import FanOut, SourceSearch
-from llama_index_agentic_kb.sources.tool import IDEMPOTENCY_KEY, ToolSource, WriteRecord, digest_of
+from llama_index_agentic_kb.sources.tool import IDEMPOTENCY_KEY, Parameter, ToolSource, WriteRecord, digest_of
 
 TOOL_SECONDS: Final = 20.0  # for the model's choice of a tool, or a quarter of the retrieval time if that is less
 MAX_MESSAGES: Final = 10  # the number of the user's last messages that are read for arguments
@@ -92,35 +94,44 @@ class _Choice(ModelCall):
 
 
 Tools = Mapping[str, ToolSource]
+_WAITING: Final = (DialogueStage.ASKING, DialogueStage.CONFIRMING)
 
 
 async def take_turn(task: Task, before: DialogueState | None, tools: Tools) -> ToolTurn:
     """Return what the last message means for the tools that the principal may call, after the state ``before``."""
     scope, old = task.scope, before or DialogueState()
     state = old.model_copy(update={"turn": old.turn + 1, "question": None, "shift": None, "pending": None})
-    if old.pending is not None:
-        agreed = _agreed(scope.question, old.pending)
-        if agreed is not None:
-            return _decided(state, old.pending, tools, agreed=agreed)
+    agreed = None if old.pending is None else _agreed(scope.question, old.pending)
+    if old.pending is not None and agreed is not None:
+        return _decided(state, old.pending, tools, agreed=agreed)
     change = _CHANGE.match(scope.question.strip())
     if change is not None and not scope.question.strip()[change.end() :].strip():
         left = _moved(state, None, tools, scope.question)
         return ToolTurn(left, reply=_left(old, left) or "All right.", documents=False)
-    said = [text for role, text in scope.history if role == "user"]  # no answers: they are made of passages
-    if old.topic:  # the messages of the present topic
-        starts = [position for position, text in enumerate(said) if text.strip() == old.topic]
+    choice = await _chosen(task, [*_said(task, old.topic)[-MAX_MESSAGES:], scope.question], state, tools)
+    turn = _next(choice, old, state, tools, scope.question)
+    failed = "" if choice.error is None else f"no model chose among the tools: {error_message(choice.error)}"
+    return replace(turn, warning="; ".join(filter(None, (failed, _left(old, turn.state)))))
+
+
+def _said(task: Task, topic: str) -> list[str]:
+    """Return the user's earlier messages, of the present topic if one was begun; no answers: they are of passages."""
+    said = [text for role, text in task.scope.history if role == "user"]
+    if topic:
+        starts = [position for position, text in enumerate(said) if text.strip() == topic]
         said = said[starts[-1] :] if starts else []
-    messages = [*said[-MAX_MESSAGES:], scope.question]
+    return said
+
+
+async def _chosen(task: Task, messages: Sequence[str], state: DialogueState, tools: Tools) -> _Choice:
+    """Return the choice of the model, or of the examples if there is no model, or if it failed."""
     choice, with_model = _Choice(), task.model is not None and task.effort is not ReasoningEffort.MINIMAL
     if with_model and tools:
         await _choose(choice, task, messages, state, tools)
     if not with_model or choice.error is not None:
         work = partial(_match, choice, messages, state, tools)
         await Call(sync=work, what="choosing a tool by its examples")  # off the loop: patterns, many messages
-    turn = _next(choice, old, state, tools, scope.question)
-    failed = "" if choice.error is None else f"no model chose among the tools: {error_message(choice.error)}"
-    moved = "" if turn.state is None else _left(old, turn.state)
-    return replace(turn, warning="; ".join(filter(None, (failed, moved))))
+    return choice
 
 
 def _next(choice: _Choice, old: DialogueState, state: DialogueState, tools: Tools, message: str) -> ToolTurn:
@@ -130,31 +141,40 @@ def _next(choice: _Choice, old: DialogueState, state: DialogueState, tools: Tool
         return ToolTurn(_moved(state, None, tools, message))
     if state.tool != tool.name:
         state = _moved(state, tool, tools, message)
-    known = {
-        name: value for name, value in state.slots.items() if name not in tool.parameters or _takes(tool, name, value)
-    }
-    slots = {name: value for name, value in {**known, **choice.arguments}.items() if value is not None}
-    missing = [one for one in tool.parameters.values() if one.required and one.name not in slots]
-    state = state.model_copy(update={"tool": tool.name, "slots": slots, "missing": tuple(one.name for one in missing)})
-    if missing:
-        parts = []
-        for one in missing:
-            options = ", ".join(str(option) for option in one.options[:10])
-            parts.append(f"{one.label} ({options})" if options else one.label)
-        wanted = f"For {tool.name.replace('_', ' ')}, please tell: {'; '.join(parts)}."
+    state = _filled(state, tool, choice.arguments)
+    if state.missing:
+        parts = "; ".join(_named(tool.parameters[name]) for name in state.missing)
+        wanted = f"For {tool.name.replace('_', ' ')}, please tell: {parts}."
         return _question(state, DialogueStage.ASKING, " ".join(filter(None, (_left(old, state), wanted))))
-    arguments = {name: slots[name] for name in tool.parameters if name in slots}
+    arguments: dict[str, JsonValue] = {name: state.slots[name] for name in tool.parameters if name in state.slots}
     if tool.writes is not None:
-        asked_of = digest_of(current_principal())
-        pending = PendingWrite(token=secrets.token_urlsafe(18), tool=tool.name, arguments=arguments, asked_of=asked_of)
-        given = "; ".join(f"{name}: {one_line(str(value))}" for name, value in arguments.items())
-        about = one_line(tool.description, 150)
-        asked = f"{about.rstrip('.')}? ({given})" if given else f"{about}?"
-        return _question(state, DialogueStage.CONFIRMING, f"{asked} Reply yes to confirm, or no to cancel.", pending)
+        return _confirmation(state, tool, arguments)
     done = state.model_copy(update={"stage": DialogueStage.DONE})
     # A message that only gives what was asked for is no question for the documents.
     answers = old.stage is DialogueStage.ASKING and old.tool == tool.name
     return ToolTurn(done, call=_call(tool, arguments), documents=not answers)
+
+
+def _filled(state: DialogueState, tool: ToolSource, given: Mapping[str, JsonValue]) -> DialogueState:
+    """Return the state with a tool's arguments, known and ``given``, and the required ones that are missing."""
+    known = {**_fitting(tool, state.slots), **given}
+    slots = {name: value for name, value in known.items() if value is not None}
+    missing = tuple(name for name, one in tool.parameters.items() if one.required and name not in slots)
+    return state.model_copy(update={"tool": tool.name, "slots": slots, "missing": missing})
+
+
+def _named(parameter: Parameter) -> str:
+    options = ", ".join(map(str, parameter.options[:10]))
+    return f"{parameter.label} ({options})" if options else parameter.label
+
+
+def _confirmation(state: DialogueState, tool: ToolSource, arguments: dict[str, JsonValue]) -> ToolTurn:
+    asked_of = digest_of(current_principal())
+    pending = PendingWrite(token=secrets.token_urlsafe(18), tool=tool.name, arguments=arguments, asked_of=asked_of)
+    given = "; ".join(f"{name}: {one_line(str(value))}" for name, value in arguments.items())
+    about = one_line(tool.description, 150)
+    asked = f"{about.rstrip('.')}? ({given})" if given else f"{about}?"
+    return _question(state, DialogueStage.CONFIRMING, f"{asked} Reply yes to confirm, or no to cancel.", pending)
 
 
 def _call(tool: ToolSource, arguments: Mapping[str, JsonValue]) -> SubQuery:
@@ -205,11 +225,11 @@ def _moved(state: DialogueState, to: ToolSource | None, tools: Tools, message: s
     others = [tool for name, tool in tools.items() if name != state.tool]
     kept = {name: value for name, value in state.slots.items() if any(_takes(tool, name, value) for tool in others)}
     if to is not None:
-        kept = {name: value for name, value in kept.items() if name not in to.parameters or _takes(to, name, value)}
+        kept = _fitting(to, kept)
     shift = TopicShift(
         from_tool=state.tool,
         to_tool=None if to is None else to.name,
-        cleared=tuple(name for name in state.slots if name not in kept),
+        cleared=tuple(filterfalse(kept.__contains__, state.slots)),
         kept=tuple(kept),
     )
     update = {"stage": DialogueStage.OPEN, "tool": None, "slots": kept, "missing": (), "shift": shift}
@@ -222,9 +242,14 @@ def _takes(tool: ToolSource, name: str, value: JsonValue) -> bool:
     return False
 
 
-def _left(old: DialogueState, state: DialogueState) -> str:
+def _fitting(tool: ToolSource, values: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return the values but those that a parameter of the tool does not take."""
+    return {name: one for name, one in values.items() if name not in tool.parameters or _takes(tool, name, one)}
+
+
+def _left(old: DialogueState, state: DialogueState | None) -> str:
     """Return a sentence on a tool that was left before it was called; empty if none was."""
-    if state.shift is None or old.stage not in (DialogueStage.ASKING, DialogueStage.CONFIRMING):
+    if state is None or state.shift is None or old.stage not in _WAITING:
         return ""
     kept = ", ".join(f"{name}: {one_line(str(state.slots[name]))}" for name in state.shift.kept if name in state.slots)
     return f"All right, no {state.shift.from_tool.replace('_', ' ')}" + (f" (kept: {kept})." if kept else ".")
@@ -232,15 +257,12 @@ def _left(old: DialogueState, state: DialogueState) -> str:
 
 async def _choose(choice: _Choice, task: Task, messages: Sequence[str], state: DialogueState, tools: Tools) -> None:
     """Ask the model for a tool and its arguments; those that the user did not write, or that don't fit, are dropped."""
-    models, lines, deadline = task.model, [], current_budget().retrieval_share(0.25, TOOL_SECONDS)
+    models, deadline = task.model, current_budget().retrieval_share(0.25, TOOL_SECONDS)
     assert models is not None
-    for tool in tools.values():
-        properties = {one.name: {**one.schema, "required": one.required} for one in tool.parameters.values()}
-        schema = json.dumps(properties, ensure_ascii=False)[:MAX_SCHEMA]
-        lines.append(f"- {tool.name}: {one_line(tool.description, 400)} Parameters: {schema}")
+    lines = "\n".join(map(_described, tools.values()))
     current = f"{state.tool} {json.dumps(state.slots, ensure_ascii=False)}" if state.tool in tools else "nothing"
     said = [f"{number}: {one_line(text, 2_000)}" for number, text in enumerate(messages, start=1)]
-    prompt = models.messages("tool_prompt", tools="\n".join(lines), current=current, messages="\n".join(said))
+    prompt = models.messages("tool_prompt", tools=lines, current=current, messages="\n".join(said))
     with choice.recorded(task.log, models, "tool"):
         reply = await models.model.chat(prompt, deadline=deadline)
         choice.usage = reply.usage
@@ -253,6 +275,12 @@ async def _choose(choice: _Choice, task: Task, messages: Sequence[str], state: D
             if parameter is not None and (parameter.derived or (parts and words.issuperset(parts))):
                 with suppress(ValueError):
                     choice.arguments[name] = parameter.read(value)
+
+
+def _described(tool: ToolSource) -> str:
+    properties = {name: {**one.schema, "required": one.required} for name, one in tool.parameters.items()}
+    schema = json.dumps(properties, ensure_ascii=False)[:MAX_SCHEMA]
+    return f"- {tool.name}: {one_line(tool.description, 400)} Parameters: {schema}"
 
 
 def read_choice(text: str) -> tuple[str, dict[str, object]]:
@@ -273,23 +301,30 @@ def _match(choice: _Choice, messages: Sequence[str], state: DialogueState, tools
     change = _CHANGE.match(message)
     if change is not None:
         message, current = message[change.end() :], None
-    is_question = _ASKS.match(message) is not None
-    waits = state.stage in (DialogueStage.ASKING, DialogueStage.CONFIRMING)
     found = {} if current is None else _found(current, [message], state.slots)
-    asked = _asked_for(message, tools, whole=waits and bool(found) and not is_question)
+    # Signs that it answers: something was asked for, it has a value, and it is no question.
+    signs = [state.stage in _WAITING, bool(found), _ASKS.match(message) is None]
+    asked = _asked_for(message, tools, whole=all(signs))
     if current is not None and current in asked:
         asked = [current]
     if len(asked) == 1:
         choice.tool = asked[0]
         choice.arguments = _found(asked[0], messages, state.slots)
-    elif current is not None and not asked and ((waits and found) or ((waits or found) and not is_question)):
-        answer = _in_order(current, message, state.missing)
-        if not (answer or found) and len(state.missing) == 1 and len(message) <= MAX_ANSWER:
-            asked_for = current.parameters.get(state.missing[0])
-            if asked_for is not None and asked_for.free:  # any text: the whole message is its value
-                answer = {asked_for.name: message}
-        sure = {name: value for name, value in found.items() if value is not None} if answer else found
-        choice.tool, choice.arguments = current, {**sure, **answer}
+    elif current is not None and not asked and sum(signs) > 1:
+        choice.tool, choice.arguments = current, _answer(current, message, found, state.missing)
+
+
+def _answer(
+    tool: ToolSource, message: str, found: dict[str, JsonValue], missing: Sequence[str]
+) -> dict[str, JsonValue]:
+    """Return the arguments in an answer, of which those were ``found`` that are not ambiguous."""
+    if answer := _in_order(tool, message, missing):
+        return {name: value for name, value in found.items() if value is not None} | answer
+    if not found and len(missing) == 1 and len(message) <= MAX_ANSWER:
+        asked_for = tool.parameters.get(missing[0])
+        if asked_for is not None and asked_for.free:  # any text: the whole message is its value
+            return {asked_for.name: message}
+    return found
 
 
 def _asked_for(message: str, tools: Tools, *, whole: bool) -> list[ToolSource]:
@@ -316,18 +351,24 @@ def _found(tool: ToolSource, messages: Sequence[str], known: Mapping[str, JsonVa
     # The latest message counts first, and for known arguments it alone. A value that fits several parameters, and one
     # of several new values for a parameter, is ambiguous.
     made: dict[str, JsonValue] = {}
-    for number, message in enumerate(reversed(messages)):
-        values = {
-            one.name: one.found_in(message)
-            for one in tool.parameters.values()
-            if one.name not in made and (number == 0 or one.name not in known)
-        }
-        others = [[value] for name, value in known.items() if name in tool.parameters and name not in values]
-        times = Counter(repr(value) for found in [*values.values(), *others] for value in found)
-        for name, found in values.items():
-            new = [value for value in found if value != known.get(name)] or found
-            if new:
-                made[name] = new[0] if len(new) == 1 and times[repr(new[0])] == 1 else None
+    wanted, held = [*tool.parameters], {name: value for name, value in known.items() if name in tool.parameters}
+    for message in reversed(messages):
+        made |= _found_in(message, {name: tool.parameters[name] for name in wanted}, held)
+        wanted = [name for name in wanted if name not in made and name not in held]
+    return made
+
+
+def _found_in(
+    message: str, parameters: Mapping[str, Parameter], known: Mapping[str, JsonValue]
+) -> dict[str, JsonValue]:
+    values = {name: one.found_in(message) for name, one in parameters.items()}
+    others = {name: [value] for name, value in known.items()}
+    times = Counter(map(repr, chain.from_iterable({**others, **values}.values())))
+    made: dict[str, JsonValue] = {}
+    for name, found in values.items():
+        new = [value for value in found if value != known.get(name)] or found
+        if new:
+            made[name] = new[0] if len(new) == 1 and times[repr(new[0])] == 1 else None
     return made
 
 
@@ -352,24 +393,27 @@ async def search_turn(
     ``before`` is the state after the last turn, ``selected`` are all sources of the request. The returned turn has no
     state if no tool may be called. Results of tools come first.
     """
-    tools = dict[str, ToolSource]()
-    for name, chosen in selected.items():
-        if chosen.denied is None and isinstance(chosen.source, ToolSource):
-            tools[name] = chosen.source
+    tools = _tools_in(selected)
     if not tools and before is None:
         return ToolTurn(None), await search_question(task)
     turn = await take_turn(task, before, tools)
     calling = None if turn.call is None else start(call_tool(task, turn, turn.call, selected))
     wanted = turn.documents and bool(task.fan_out.selected)
     outcome = await search_question(task) if wanted else PlanOutcome(QueryPlan(sub_queries=[]))
-    outcome.plan.warnings += [turn.warning] if turn.warning else []
+    outcome.plan.warnings += filter(None, [turn.warning])
     if calling is not None:
         await wait([calling])
         turn, searches = calling.result()
-        outcome.plan.sub_queries += [search.sub_query for search in searches]
+        outcome.plan.sub_queries += map(attrgetter("sub_query"), searches)
         outcome.searches += searches
         outcome.proof[:0] = [Proof(node.node.node_id, one.sub_query.id) for one in searches for node in one.nodes]
     return turn, outcome
+
+
+def _tools_in(selected: Mapping[str, SelectedSource]) -> Tools:
+    """Return the tools that may be called."""
+    allowed = {name: chosen.source for name, chosen in selected.items() if chosen.denied is None}
+    return {name: source for name, source in allowed.items() if isinstance(source, ToolSource)}
 
 
 async def call_tool(

@@ -604,14 +604,13 @@ def _terms(field: ElasticField, values: Sequence[Scalar]) -> JsonObject:
 def _unmapped(field: ElasticField, condition: Condition) -> str | None:
     if field.kind not in ("string", "number", "boolean"):
         return f"keeps it as {field.kind}, which is not compared as here; map it as keyword"
-    absent = condition.operator in INEQUALITIES or condition.operator is FilterOperator.IS_EMPTY
-    if field.longest is not None and field.path == field.whole and absent:
+    if field.longest is None:
+        return None
+    if condition.operator in (*INEQUALITIES, FilterOperator.IS_EMPTY) and field.path == field.whole:
         return f"takes text beyond {field.longest} characters for none; map it as keyword without ignore_above"
     texts = [value for value in condition.values if isinstance(value, str)]
-    if field.longest is None or not texts:
-        return None
-    if condition.operator in ORDERS:
+    if texts and condition.operator in ORDERS:
         return f"does not index its text beyond {field.longest} characters; map it as keyword without ignore_above"
-    if max(len(text.encode("utf-16-le")) for text in texts) > 2 * field.longest:
+    if any(len(text.encode("utf-16-le")) > 2 * field.longest for text in texts):
         return f"does not index text beyond {field.longest} characters, and it is compared with a longer one"
     return None

@@ -354,16 +354,7 @@ class MicroBatcher:
 
         If a batch fails, each of its texts is retried alone, so that one bad text does not fail the others.
         """
-        while True:
-            with self._lock:
-                if self._worker is not worker:
-                    return
-                self._waiting = {text: futures for text, futures in self._waiting.items() if _is_awaited(futures)}
-                batch = {text: self._waiting.pop(text) for text in list(self._waiting)[: self._max_batch]}
-                self._started = time.monotonic()
-                if not batch:
-                    self._worker = None
-                    return
+        while batch := self._next_batch(worker):
             vectors = self._try(list(batch))
             for position, (text, futures) in enumerate(batch.items()):
                 if not isinstance(vectors, Exception):
@@ -371,6 +362,18 @@ class MicroBatcher:
                     continue
                 alone = self._try([text]) if len(batch) > 1 and _is_awaited(futures) else vectors
                 _deliver(futures, alone if isinstance(alone, Exception) else alone[0])
+
+    def _next_batch(self, worker: object) -> dict[str, list[Future[Vector]]]:
+        """Take the next texts; none if no text waits, which frees the model, or if the worker has been replaced."""
+        with self._lock:
+            if self._worker is not worker:
+                return {}
+            self._waiting = {text: futures for text, futures in self._waiting.items() if _is_awaited(futures)}
+            batch = {text: self._waiting.pop(text) for text in list(self._waiting)[: self._max_batch]}
+            self._started = time.monotonic()
+            if not batch:
+                self._worker = None
+            return batch
 
     def _try(self, texts: list[str]) -> list[Vector] | Exception:
         try:

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import dropwhile, islice, takewhile
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -114,29 +114,22 @@ class FollowUp:
     @classmethod
     def of(cls, question: str, history: Sequence[tuple[str, str]]) -> FollowUp:
         """Return how a message is searched after these (role, text) pairs of users and assistants, oldest first."""
-        mine = [text.strip() for role, text in reversed(history) if role == "user" and text.strip()]
-        if not mine:
-            return cls(question, None, question)
-        replies = (text.strip() for role, text in reversed(history) if role == "assistant" and text.strip())
-        earlier, reply, read = tuple(dict.fromkeys(mine))[:MAX_EARLIER], next(replies, ""), _read(question)
-        if not (read.leans or (read.content <= _POINTER_WORDS and not read.is_named)):
-            return cls(question, None, question, earlier)
-        # The names in the reply, if the message before asked for one, and this message can be about it.
-        before = split_words(mine[0])[:1]
-        is_asked = not _FOR_NAMES.isdisjoint(before) and _IDENTITY.match(mine[0]) is None
-        is_person_for_thing = not (_THINGS.isdisjoint(read.words) or _FOR_PERSONS.isdisjoint(before))
-        names = names_of(reply, mine) if read.leans and is_asked and not is_person_for_thing else []
+        mine, reply = list(_said(history, "user")), next(_said(history, "assistant"), "")
+        alone = cls(question, None, question, tuple(dict.fromkeys(mine))[:MAX_EARLIER])
+        read = _read(question)
+        if not mine or not read.may_lean:
+            return alone
+        names = names_of(reply, mine) if read.leans and read.can_be_about_name(mine[0]) else []
         terms = names or list(islice(_terms(mine), MAX_TERMS))
         added = [term for term in terms if not {*read.words}.issuperset(split_words(term))]
         if not added:
-            return cls(question, None, question, earlier)
-        expanded, known = f"{question} {' '.join(added)}", {*read.words, *added}
-        counts = Counter[str]() if names else Counter(_content(split_words(reply[:_MAX_REPLY])))
-        often = (word for word, count in counts.most_common() if count >= REPEATED and word not in known)
-        topic = list(islice(often, MAX_TOPIC))
-        words = " ".join([expanded, *topic]) if read.points or not read.content else question
-        own_weight = OWN_WEIGHT if read.content <= _SHORT else LONG_OWN_WEIGHT
-        return cls(question, expanded, words, earlier, own_weight, -1.0 if read.leans else SURE_DRIFT)
+            return alone
+        words, expanded = question, f"{question} {' '.join(added)}"
+        if read.points or not read.content:
+            topic = [] if names else islice(_repeated(reply, {*read.words, *added}), MAX_TOPIC)
+            words = " ".join([expanded, *topic])
+        least_drift = -1.0 if read.leans else SURE_DRIFT
+        return replace(alone, expanded=expanded, words=words, own_weight=read.own_weight, least_drift=least_drift)
 
     @property
     def texts(self) -> list[str]:
@@ -163,7 +156,36 @@ class _Reading(NamedTuple):
     content: int  # the number of its content words
     is_named: bool  # whether it names something
     points: bool  # whether a pronoun, a pointer or its opening refers back
-    leans: bool  # whether it needs the conversation to be understood: it points back, or says hardly a word
+
+    @property
+    def leans(self) -> bool:
+        """Whether it needs the conversation to be understood: it points back, or says hardly a word."""
+        return self.points or (self.content <= 1 and not self.is_named)
+
+    @property
+    def may_lean(self) -> bool:
+        return self.leans or (self.content <= _POINTER_WORDS and not self.is_named)
+
+    @property
+    def own_weight(self) -> float:
+        return OWN_WEIGHT if self.content <= _SHORT else LONG_OWN_WEIGHT
+
+    def can_be_about_name(self, before: str) -> bool:
+        """Return whether the message before asked for a name, and this one can be about a bearer of it."""
+        first = split_words(before)[:1]
+        is_asked = not _FOR_NAMES.isdisjoint(first) and _IDENTITY.match(before) is None
+        return is_asked and (_THINGS.isdisjoint(self.words) or _FOR_PERSONS.isdisjoint(first))
+
+
+def _said(history: Sequence[tuple[str, str]], speaker: str) -> Iterator[str]:
+    """Yield what the user or the assistant said, newest first."""
+    return (text.strip() for role, text in reversed(history) if role == speaker and text.strip())
+
+
+def _repeated(reply: str, known: Collection[str]) -> Iterator[str]:
+    """Yield the content words that a reply repeats, but those that are known, most frequent first."""
+    counts = Counter(_content(split_words(reply[:_MAX_REPLY])))
+    return (word for word, count in counts.most_common() if count >= REPEATED and word not in known)
 
 
 def leans(question: str) -> bool:
@@ -180,14 +202,24 @@ def _read(message: str) -> _Reading:
     while len(sentences) > 1 and len(_content(split_words(sentences[0]))) <= 1 and not _has_name(sentences[0]):
         sentences.pop(0)  # it only opens the message: "That's interesting. Why?"
     text = " ".join(sentences)
-    words, is_named = split_words(text), _has_name(text)
+    words = split_words(text)
     content = len(_content(words))
-    opens = bool(words) and (words[0] in _OPENINGS or words[1:2] == ["about"])
-    pointers = [at for at, word in enumerate(words) if word in _POINTERS and not _is_conjunction(words, at)]
-    pronoun = next((at for at, word in enumerate(words) if word in _PRONOUNS), len(words))
-    refers_back = pronoun < len(words) and len(_content(words[:pronoun])) <= _SHORT
-    points = (content <= _PRONOUN_WORDS and refers_back) or (content <= _POINTER_WORDS and (opens or bool(pointers)))
-    return _Reading(words, content, is_named, points, points or (content <= 1 and not is_named))
+    points = (content <= _PRONOUN_WORDS and _refers_back(words)) or (
+        content <= _POINTER_WORDS and _opens_or_points(words)
+    )
+    return _Reading(words, content, _has_name(text), points)
+
+
+def _refers_back(words: Sequence[str]) -> bool:
+    """Return whether words have a pronoun, after so few content words that it does not refer to one of them."""
+    before = list(takewhile(lambda word: word not in _PRONOUNS, words))
+    return len(before) < len(words) and len(_content(before)) <= _SHORT
+
+
+def _opens_or_points(words: Sequence[str]) -> bool:
+    """Return whether words open as the continuation of something, or have a pointer."""
+    pointers = (at for at, word in enumerate(words) if word in _POINTERS and not _is_conjunction(words, at))
+    return not _OPENINGS.isdisjoint(words[:1]) or words[1:2] == ["about"] or next(pointers, None) is not None
 
 
 def _is_conjunction(words: Sequence[str], at: int) -> bool:
@@ -212,15 +244,18 @@ def names_of(reply: str, messages: Iterable[str] = ()) -> list[str]:
         return []
     names: dict[str, str] = {}
     for found in _NAME.finditer(sentence):
-        parts = found.group().split()
-        while parts and not (parts[0].endswith(".") or _content(split_words(parts[0]))):
-            parts.pop(0)
+        parts = list(dropwhile(_is_empty, found.group().split()))
         begins = found.start() == 0 and len(parts) == 1 and len(sentence.split()) > 2  # noqa: PLR2004 ("Paris, France.")
         if parts and not begins:
             names.setdefault(" ".join(parts).casefold(), " ".join(parts))
     asked = "\n".join(messages).casefold()
     new = [name for form, name in names.items() if form not in asked]
     return (new or [*names.values()])[:MAX_NAMES]
+
+
+def _is_empty(word: str) -> bool:
+    """Return whether a word is neither an initial nor a content word."""
+    return not (word.endswith(".") or _content(split_words(word)))
 
 
 def _terms(messages: Iterable[str]) -> Iterator[str]:

@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import filterfalse
 from operator import attrgetter, itemgetter, truediv
 from typing import Final, Generic, TypeVar
 
@@ -112,14 +113,14 @@ def with_coverage(fused: Sequence[Fused[K]], lists: Sequence[Ranked[K]], *, plac
         return [*fused]  # none is deep
     bests = {ranked.keys[0] for ranked in lists if ranked.keys and ranked.weight > 0}
     head: list[K] = []
-    for item in fused:
-        if len(head) == places or (item.best_rank >= DEPTH - 1 and item.key not in bests):
+    for item in fused[:places]:
+        if item.best_rank >= DEPTH - 1 and item.key not in bests:
             break
         head.append(item.key)
     if bests.issubset(head):
         return [*fused]
-    late = [item.key for item in fused[len(head) :] if item.key in bests]
-    others = [key for key in head if key not in bests]
+    late = list(filter(bests.__contains__, map(attrgetter("key"), fused[len(head) :])))
+    others = list(filterfalse(bests.__contains__, head))
     down = others[max(0, len(others) - max(0, len(head) + len(late) - places)) :]
     order = dict.fromkeys(head, 0) | dict.fromkeys(late, 1) | dict.fromkeys(down, 2)
     return sorted(fused, key=lambda item: order.get(item.key, 3))

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
@@ -216,20 +217,11 @@ class _View:
 
     def search(self, words: Sequence[tuple[str, ...]], top_k: int, filters: FilterNode | None) -> list[LexicalHit]:
         """Return the best documents; ``words`` contains the terms of each word."""
-        query = _any_of([self._word(forms) for forms in words])
-        superset = None if filters is None else self._superset(flat(filters))
-        if superset is not None:
-            passing = Query.const_score_query(self._as_query(superset), 0.0)
-            query = Query.boolean_query([(Occur.Must, query), (Occur.Must, passing)])
-        passes, documents = None if filters is None else matcher(filters), self.searcher.num_docs
+        query, documents = self._query(words, filters), self.searcher.num_docs
         limit = min(top_k + 1, documents)  # tantivy allocates for as many, and aborts the process beyond its memory
         while True:
             hits: list[tuple[float, tantivy.DocAddress]] = self.searcher.search(query, limit=limit, count=False).hits
-            found = []
-            for score, address in hits:
-                document = self.searcher.doc(address)
-                if passes is None or passes(json.loads(_stored(document))):
-                    found.append(LexicalHit(str(document.get_first("id")), score))
+            found = self._passing(hits, filters)
             is_whole = len(hits) < limit or limit == documents
             is_tied = len(found) >= top_k and found[top_k - 1].score == hits[-1][0]  # the order of ids may need more
             is_endless = len(hits) > _MAX_TIES and hits[-_MAX_TIES][0] == hits[-1][0]
@@ -237,6 +229,23 @@ class _View:
                 return sorted(found, key=lambda hit: (-hit.score, hit.node_id))[:top_k]
             # Estimate the limit from the share of hits that passed, doubled, and at least quadruple it.
             limit = min(documents, max(4 * limit, 2 * limit * top_k // max(1, len(found))))
+
+    def _passing(
+        self, hits: Iterable[tuple[float, tantivy.DocAddress]], filters: FilterNode | None
+    ) -> list[LexicalHit]:
+        passes, found = None if filters is None else matcher(filters), []
+        for score, address in hits:
+            document = self.searcher.doc(address)
+            if passes is None or passes(json.loads(_stored(document))):
+                found.append(LexicalHit(str(document.get_first("id")), score))
+        return found
+
+    def _query(self, words: Sequence[tuple[str, ...]], filters: FilterNode | None) -> Query:
+        query = _any_of(list(map(self._word, words)))
+        superset = None if filters is None else self._superset(flat(filters))
+        if superset is None:
+            return query
+        return _all_of([query, Query.const_score_query(self._as_query(superset), 0.0)])
 
     def _word(self, forms: Sequence[str]) -> Query:
         """Return the query for a word by its stems in several languages, of which the highest score counts.
@@ -264,15 +273,16 @@ class _View:
         """Return the superset of a filter without negations that have an opposite (``flat``)."""
         if isinstance(tree, Condition) or tree.logic is FilterLogic.NOT:
             return self._condition_terms(tree)
-        parts = [self._superset(child) for child in tree.filters]
+        parts = list(map(self._superset, tree.filters))
         known = [part for part in parts if part is not None]
         if tree.logic is FilterLogic.AND:
-            return Query.boolean_query([(Occur.Must, self._as_query(part)) for part in known]) if known else None
-        if len(known) < len(parts):
-            return None
+            return _all_of(list(map(self._as_query, known))) if known else None
+        return None if len(known) < len(parts) else self._either(known)
+
+    def _either(self, parts: Sequence[tuple[str, ...] | Query]) -> tuple[str, ...] | Query:
         # One set query is fast; a thousand queries of one term each (for a principal's groups) are slow.
-        terms = tuple(term for part in known if isinstance(part, tuple) for term in part)
-        queries = [part for part in known if not isinstance(part, tuple)]
+        terms = tuple(chain.from_iterable(part for part in parts if isinstance(part, tuple)))
+        queries = [part for part in parts if isinstance(part, Query)]
         return _any_of([self._as_query(terms), *queries]) if queries else terms
 
     def _as_query(self, part: tuple[str, ...] | Query) -> Query:
@@ -288,18 +298,21 @@ class _View:
             return None  # documents without the key have no term of it
         if condition.operator in _EQUALITIES and not negated:
             return tuple(_metadata_term(key, value) for value in condition.values)
+        known = self._values_of(key)
+        if known is None:
+            return None
+        passes = matcher(tree)
+        # The value may be a single value or an item of a list.
+        return tuple(term for term, value in known if passes({key: value}) or passes({key: [value]}))
+
+    def _values_of(self, key: str) -> list[tuple[str, object]] | None:
         if key not in self.values:
             quoted = json.dumps(key)
             found = self.searcher.terms_with_prefix("facts", f"{quoted}:", None, _MAX_VALUES + 1)
             hashed = self.searcher.terms_with_prefix("facts", f"{quoted[:_KEY_PART]}#", None, 1)
             values = [(term, json.loads(term[len(quoted) + 1 :])) for term, _ in found]
             self.values[key] = None if hashed or len(found) > _MAX_VALUES else values
-        known = self.values[key]
-        if known is None:
-            return None
-        passes = matcher(tree)
-        # The value may be a single value or an item of a list.
-        return tuple(term for term, value in known if passes({key: value}) or passes({key: [value]}))
+        return self.values[key]
 
 
 def _metadata_term(key: str, value: object) -> str:
@@ -321,15 +334,16 @@ def _indexed(document: LexicalDocument) -> tantivy.Document:
     kept: dict[str, object] = {}
     for key, value in document.metadata.items():
         listed = list(value) if isinstance(value, list | tuple | set | frozenset) else None
-        items: list[object] = [
-            one if one is None or isinstance(one, str | int | float) else {}
-            for one in ([value] if listed is None else listed)
-        ]
+        items = list(map(_plain, [value] if listed is None else listed))
         kept[key] = items[0] if listed is None else items
         for term in {_metadata_term(key, item) for item in items or [[]] if item is not None}:  # also "it is empty"
             made.add_text("facts", term)
     made.add_bytes("metadata", json.dumps(kept).encode())
     return made
+
+
+def _plain(value: object) -> object:
+    return value if value is None or isinstance(value, str | int | float) else {}
 
 
 def _stored(document: tantivy.Document) -> bytes:
@@ -338,3 +352,7 @@ def _stored(document: tantivy.Document) -> bytes:
 
 def _any_of(queries: Sequence[Query]) -> Query:
     return Query.boolean_query([(Occur.Should, query) for query in queries])
+
+
+def _all_of(queries: Sequence[Query]) -> Query:
+    return Query.boolean_query([(Occur.Must, query) for query in queries])

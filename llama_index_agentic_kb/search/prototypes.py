@@ -129,6 +129,12 @@ class ScopeIndex:
         drawn = np.random.default_rng(0).choice(len(self.documents), SAMPLE, replace=False)
         return self.part([self.documents[at] for at in drawn.tolist()])
 
+    @property
+    def weights(self) -> NDArray[np.float64]:
+        """The number of documents that each document of the sample stands for."""
+        sampled = len(self.sample.documents)
+        return np.full(sampled, len(self.documents) / max(1, sampled))
+
     @cached_property
     def _places(self) -> dict[str, int]:
         return {document: at for at, document in enumerate(self.documents)}

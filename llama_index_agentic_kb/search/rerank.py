@@ -223,23 +223,28 @@ class Reranker:
     def _read(self, returned: object, copies: Sequence[NodeWithScore]) -> list[Reranked]:
         if not isinstance(returned, Sequence) or not all(isinstance(node, NodeWithScore) for node in returned):
             raise RetrievalError(f"reranker {self.name} returned no list of NodeWithScore: {type(returned).__name__}")
-        by_id = {copy.node.node_id: position for position, copy in reversed(list(enumerate(copies)))}
-        by_object = {id(copy.node): position for position, copy in enumerate(copies)}
+        positions: dict[int | str, int] = {}  # by object, and by id
+        for position, copy in reversed(list(enumerate(copies))):
+            positions |= {id(copy.node): position, copy.node.node_id: position}
         read: dict[int, Reranked] = {}
         for node in returned:
-            position = by_object.get(id(node.node), by_id.get(node.node.node_id))
-            if position is not None:
-                raw = None if node.score is None or not math.isfinite(node.score) else float(node.score)
-                score = None if raw is None or self.calibration is None else self.calibration(raw)
-                judged = Reranked(position, raw, score)
-                read[position] = max(read.get(position, judged), judged, key=_by_raw)
+            found = positions.get(id(node.node), positions.get(node.node.node_id))
+            if found is not None:
+                judged = self._judged(found, node.score)
+                read[found] = max(read.get(found, judged), judged, key=_by_raw)
         if not read:
             raise RetrievalError(f"reranker {self.name} returned none of its {len(copies)} candidates")
         if self.calibration is None:
             return list(read.values())
-        if all(judged.raw is None for judged in read.values()):
+        ranked = sorted(read.values(), key=_by_raw, reverse=True)
+        if ranked[0].raw is None:
             raise RetrievalError(f"reranker {self.name} returned no scores")
-        return sorted(read.values(), key=_by_raw, reverse=True)
+        return ranked
+
+    def _judged(self, position: int, score: float | None) -> Reranked:
+        if score is None or not math.isfinite(score):
+            return Reranked(position, None, None)
+        return Reranked(position, float(score), None if self.calibration is None else self.calibration(float(score)))
 
 
 def _by_raw(judged: Reranked) -> float:
@@ -327,42 +332,45 @@ async def _ranked(
         raise InvalidRequestError(f"records: {len(records)} given, at most {MAX_RECORDS} are ranked; leave some out")
     if top_n is not None and top_n < 1:
         raise InvalidRequestError(f"top_n: must be at least 1, got {top_n}")
-    given = []
-    for one in records:
-        given.append(RankRecord.parse({"content": one} if isinstance(one, str) else one))
-        if not given[-1].text:
-            raise InvalidRequestError("records: a record needs a title or a content")
+    given = list(map(_record, records))
     texts = [record.text for record in given]
-    if not given:
-        return []
-    if isinstance(ranker, BaseEmbedding):
-        scores = await _by_vectors(query, texts, ranker, deadline)
-    elif ranker is not None:
-        scores = await _by_reranker(query, texts, ranker, deadline)
-    else:
-        scores = await Call(sync=partial(_by_words, query, texts), deadline=deadline, what="ranking")
-    ranked = sorted(scores, key=lambda position: (-scores[position], position))
+    scores = await _scores(query, texts, ranker, deadline) if texts else {}
+    ranked = sorted(sorted(scores), key=scores.__getitem__, reverse=True)  # in the given order if scores are equal
     return [given[position].model_copy(update={"score": scores[position]}) for position in ranked[:top_n]]
+
+
+def _record(given: RecordLike) -> RankRecord:
+    record = RankRecord.parse({"content": given} if isinstance(given, str) else given)
+    if not record.text:
+        raise InvalidRequestError("records: a record needs a title or a content")
+    return record
+
+
+async def _scores(query: str, texts: list[str], ranker: Ranks | None, deadline: float | None) -> dict[int, float]:
+    """Return scores from 0 to 1 by position."""
+    if ranker is None:
+        return await Call(sync=partial(_by_words, query, texts), deadline=deadline, what="ranking")
+    if isinstance(ranker, BaseEmbedding):
+        return await _by_vectors(query, texts, ranker, deadline)
+    return await _by_reranker(query, texts, ranker, deadline)
 
 
 def _by_words(query: str, texts: Sequence[str]) -> dict[int, float]:
     """Score texts by BM25, divided by the highest possible score for the query."""
-    analyzed = [document_terms(text) for text in texts]
-    documents = [Counter(terms.split()) for _, terms in analyzed]
-    wanted = query_terms(query, dict.fromkeys(language for language, _ in analyzed))
-    mean = sum(document.total() for document in documents) / len(documents) or 1.0
+    languages, terms = zip(*map(document_terms, texts), strict=True)
+    documents = [Counter(text.split()) for text in terms]
+    wanted = query_terms(query, dict.fromkeys(languages))
+    mean = sum(map(Counter.total, documents)) / len(documents) or 1.0
+    counts = [[max(map(document.__getitem__, forms)) for forms in wanted] for document in documents]
     weights = []
-    for terms in wanted:
-        holders = sum(any(term in document for term in terms) for document in documents)
+    for column in zip(*counts, strict=True):
+        holders = sum(map(bool, column))
         weights.append(math.log(1 + (len(documents) - holders + 0.5) / (holders + 0.5)))
     highest = sum(weights) * (_K1 + 1) or 1.0
     scores = {}
-    for position, document in enumerate(documents):
+    for position, (document, row) in enumerate(zip(documents, counts, strict=True)):
         length = _K1 * (1 - _B + _B * document.total() / mean)
-        total = 0.0
-        for terms, weight in zip(wanted, weights, strict=True):
-            often = max((document[term] for term in terms), default=0)
-            total += weight * often * (_K1 + 1) / (often + length) if often else 0.0
+        total = sum(weight * often * (_K1 + 1) / (often + length) for weight, often in zip(weights, row, strict=True))
         scores[position] = min(1.0, total / highest)
     return scores
 
