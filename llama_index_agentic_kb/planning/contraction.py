@@ -143,7 +143,8 @@ class Conversation:
         group = await self._group(searches)
         if group is None:
             return Narrowing(made(topic=Topic.UNKNOWN, reason=ScopeReason.NO_INDEX))
-        turn = made(topic=group.topic, drift=round(group.drift, 4), expanded=group.compared.expanded)
+        drift, expanded = round(group.compared.drift or 0.0, 4), group.compared.expanded
+        turn = made(topic=group.topic, drift=drift, expanded=expanded)
         if not group.indexes:
             return Narrowing(turn.model_copy(update={"reason": ScopeReason.NO_INDEX}))
         started = time.monotonic()
@@ -208,13 +209,9 @@ class _Group(NamedTuple):
     readers: list[tuple[str, VectorReader | None]]  # each index's version, and the reader of its source
 
     @property
-    def drift(self) -> float:
-        return self.compared.drift or 0.0
-
-    @property
     def topic(self) -> Topic:
-        shift = strictest(self.indexes.values()).shift
-        return Topic.CONTINUED if self.compared.expanded or self.drift >= shift else Topic.SHIFTED
+        expanded, drift = self.compared.expanded, self.compared.drift or 0.0
+        return Topic.CONTINUED if expanded or drift >= strictest(self.indexes.values()).shift else Topic.SHIFTED
 
     @property
     def is_stale(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -65,6 +65,8 @@ _BREAK: Final = re.compile(
 
 
 # -- passages ------------------------------------------------------------------------------------------------------
+
+Found: TypeAlias = tuple[Candidate, str]  # a result, with the query that found it
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,14 +187,11 @@ def best_passages(
     return PassageSet(dict(enumerate(made.values())))
 
 
-def _best_by_query(
-    searches: Iterable[SourceSearch], fusion: Fusion, known: Collection[str]
-) -> dict[str, list[tuple[Candidate, str]]]:
-    """Return the ranked results of each sub-query by its id, each with the query that found it."""
-    by_query: dict[str, list[SourceSearch]] = {}
+def _best_by_query(searches: Iterable[SourceSearch], fusion: Fusion, known: Collection[str]) -> dict[str, list[Found]]:
+    """Return the ranked results of each sub-query by its id."""
+    by_query, best = defaultdict[str, list[SourceSearch]](list), {}
     for search in searches:
-        by_query.setdefault(search.sub_query.id, []).append(search)
-    best = {}
+        by_query[search.sub_query.id].append(search)
     for name, found in by_query.items():
         query = found[0].sub_query.query
         values, ranked = {value for value in known if value in normalize(query)}, best_of(found, fusion)
@@ -453,11 +452,11 @@ class Verdict(ModelCall):
 
 def _values_in(lines: Iterable[object], steps: Collection[str], passages: PassageSet) -> dict[str, list[Finding]]:
     """Return the answers of open steps that lines of a verdict have, by id."""
-    answers: dict[str, list[Answer]] = {step: [] for step in steps}
+    answers = defaultdict[str, list[Answer]](list)
     for line in lines:
-        if isinstance(line, dict) and (step := _step_of(line, steps)) in answers:
-            answers[step] += _answers_in(line)
-    found = {step: _findings_in(listed, step, passages)[:MAX_BRANCHES] for step, listed in answers.items()}
+        if isinstance(line, dict):
+            answers[_step_of(line, steps)] += _answers_in(line)
+    found = {step: _findings_in(answers[step], step, passages)[:MAX_BRANCHES] for step in steps}
     return {step: findings for step, findings in found.items() if findings}
 
 

@@ -90,10 +90,11 @@ class _Choice(ModelCall):
     """A chosen tool with the arguments that were read; ``tool`` is None if no tool is asked for."""
 
     tool: ToolSource | None = None
-    arguments: dict[str, JsonValue] = field(default_factory=dict)
+    arguments: Arguments = field(default_factory=dict)
 
 
 Tools = Mapping[str, ToolSource]
+Arguments = dict[str, JsonValue]
 _WAITING: Final = (DialogueStage.ASKING, DialogueStage.CONFIRMING)
 
 
@@ -117,10 +118,8 @@ async def take_turn(task: Task, before: DialogueState | None, tools: Tools) -> T
 def _said(task: Task, topic: str) -> list[str]:
     """Return the user's earlier messages, of the present topic if one was begun; no answers: they are of passages."""
     said = [text for role, text in task.scope.history if role == "user"]
-    if topic:
-        starts = [position for position, text in enumerate(said) if text.strip() == topic]
-        said = said[starts[-1] :] if starts else []
-    return said
+    starts = [position for position, text in enumerate(said) if text.strip() == topic] if topic else [0]
+    return said[starts[-1] :] if starts else []
 
 
 async def _chosen(task: Task, messages: Sequence[str], state: DialogueState, tools: Tools) -> _Choice:
@@ -146,7 +145,7 @@ def _next(choice: _Choice, old: DialogueState, state: DialogueState, tools: Tool
         parts = "; ".join(_named(tool.parameters[name]) for name in state.missing)
         wanted = f"For {tool.name.replace('_', ' ')}, please tell: {parts}."
         return _question(state, DialogueStage.ASKING, " ".join(filter(None, (_left(old, state), wanted))))
-    arguments: dict[str, JsonValue] = {name: state.slots[name] for name in tool.parameters if name in state.slots}
+    arguments: Arguments = {name: state.slots[name] for name in tool.parameters if name in state.slots}
     if tool.writes is not None:
         return _confirmation(state, tool, arguments)
     done = state.model_copy(update={"stage": DialogueStage.DONE})
@@ -168,7 +167,7 @@ def _named(parameter: Parameter) -> str:
     return f"{parameter.label} ({options})" if options else parameter.label
 
 
-def _confirmation(state: DialogueState, tool: ToolSource, arguments: dict[str, JsonValue]) -> ToolTurn:
+def _confirmation(state: DialogueState, tool: ToolSource, arguments: Arguments) -> ToolTurn:
     asked_of = digest_of(current_principal())
     pending = PendingWrite(token=secrets.token_urlsafe(18), tool=tool.name, arguments=arguments, asked_of=asked_of)
     given = "; ".join(f"{name}: {one_line(str(value))}" for name, value in arguments.items())
@@ -242,7 +241,7 @@ def _takes(tool: ToolSource, name: str, value: JsonValue) -> bool:
     return False
 
 
-def _fitting(tool: ToolSource, values: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+def _fitting(tool: ToolSource, values: Mapping[str, JsonValue]) -> Arguments:
     """Return the values but those that a parameter of the tool does not take."""
     return {name: one for name, one in values.items() if name not in tool.parameters or _takes(tool, name, one)}
 
@@ -314,9 +313,7 @@ def _match(choice: _Choice, messages: Sequence[str], state: DialogueState, tools
         choice.tool, choice.arguments = current, _answer(current, message, found, state.missing)
 
 
-def _answer(
-    tool: ToolSource, message: str, found: dict[str, JsonValue], missing: Sequence[str]
-) -> dict[str, JsonValue]:
+def _answer(tool: ToolSource, message: str, found: Arguments, missing: Sequence[str]) -> Arguments:
     """Return the arguments in an answer, of which those were ``found`` that are not ambiguous."""
     if answer := _in_order(tool, message, missing):
         return {name: value for name, value in found.items() if value is not None} | answer
@@ -346,11 +343,11 @@ def _asked_for(message: str, tools: Tools, *, whole: bool) -> list[ToolSource]:
     return [tools[name] for name, rank in best.items() if rank == max(best.values())]
 
 
-def _found(tool: ToolSource, messages: Sequence[str], known: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+def _found(tool: ToolSource, messages: Sequence[str], known: Mapping[str, JsonValue]) -> Arguments:
     """Return the arguments that stand in the messages; None for one that is ambiguous, which is asked for."""
     # The latest message counts first, and for known arguments it alone. A value that fits several parameters, and one
     # of several new values for a parameter, is ambiguous.
-    made: dict[str, JsonValue] = {}
+    made: Arguments = {}
     wanted, held = [*tool.parameters], {name: value for name, value in known.items() if name in tool.parameters}
     for message in reversed(messages):
         made |= _found_in(message, {name: tool.parameters[name] for name in wanted}, held)
@@ -358,13 +355,11 @@ def _found(tool: ToolSource, messages: Sequence[str], known: Mapping[str, JsonVa
     return made
 
 
-def _found_in(
-    message: str, parameters: Mapping[str, Parameter], known: Mapping[str, JsonValue]
-) -> dict[str, JsonValue]:
+def _found_in(message: str, parameters: Mapping[str, Parameter], known: Arguments) -> Arguments:
     values = {name: one.found_in(message) for name, one in parameters.items()}
     others = {name: [value] for name, value in known.items()}
     times = Counter(map(repr, chain.from_iterable({**others, **values}.values())))
-    made: dict[str, JsonValue] = {}
+    made: Arguments = {}
     for name, found in values.items():
         new = [value for value in found if value != known.get(name)] or found
         if new:
@@ -372,9 +367,9 @@ def _found_in(
     return made
 
 
-def _in_order(tool: ToolSource, message: str, missing: Sequence[str]) -> dict[str, JsonValue]:
+def _in_order(tool: ToolSource, message: str, missing: Sequence[str]) -> Arguments:
     """Return an answer's values for the missing arguments, in order; none if it has more than were asked for."""
-    made: dict[str, JsonValue] = {}
+    made: Arguments = {}
     values = {name: tool.parameters[name].found_in(message) for name in missing if name in tool.parameters}
     for name, found in values.items():
         left = [value for value in found if value not in made.values()]

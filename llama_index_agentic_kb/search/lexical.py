@@ -42,6 +42,7 @@ _MAX_TERM: Final = 400  # maximum number of characters of a metadata term; longe
 _KEY_PART: Final = 100  # number of characters of the key that precede the hash
 _EQUALITIES: Final = frozenset({FilterOperator.EQ, FilterOperator.IN, FilterOperator.ANY})
 
+Hits: TypeAlias = "list[tuple[float, tantivy.DocAddress]]"
 Superset: TypeAlias = tuple[str, ...] | Query | None
 """A query for a superset of a filter's matches: terms (any of them) or a query; None for all documents."""
 
@@ -220,7 +221,7 @@ class _View:
         query, documents = self._query(words, filters), self.searcher.num_docs
         limit = min(top_k + 1, documents)  # tantivy allocates for as many, and aborts the process beyond its memory
         while True:
-            hits: list[tuple[float, tantivy.DocAddress]] = self.searcher.search(query, limit=limit, count=False).hits
+            hits: Hits = self.searcher.search(query, limit=limit, count=False).hits
             found = self._passing(hits, filters)
             is_whole = len(hits) < limit or limit == documents
             is_tied = len(found) >= top_k and found[top_k - 1].score == hits[-1][0]  # the order of ids may need more
@@ -230,9 +231,7 @@ class _View:
             # Estimate the limit from the share of hits that passed, doubled, and at least quadruple it.
             limit = min(documents, max(4 * limit, 2 * limit * top_k // max(1, len(found))))
 
-    def _passing(
-        self, hits: Iterable[tuple[float, tantivy.DocAddress]], filters: FilterNode | None
-    ) -> list[LexicalHit]:
+    def _passing(self, hits: Hits, filters: FilterNode | None) -> list[LexicalHit]:
         passes, found = None if filters is None else matcher(filters), []
         for score, address in hits:
             document = self.searcher.doc(address)
@@ -298,8 +297,7 @@ class _View:
             return None  # documents without the key have no term of it
         if condition.operator in _EQUALITIES and not negated:
             return tuple(_metadata_term(key, value) for value in condition.values)
-        known = self._values_of(key)
-        if known is None:
+        if (known := self._values_of(key)) is None:
             return None
         passes = matcher(tree)
         # The value may be a single value or an item of a list.

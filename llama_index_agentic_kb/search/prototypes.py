@@ -132,8 +132,7 @@ class ScopeIndex:
     @property
     def weights(self) -> NDArray[np.float64]:
         """The number of documents that each document of the sample stands for."""
-        sampled = len(self.sample.documents)
-        return np.full(sampled, len(self.documents) / max(1, sampled))
+        return np.full(len(self.sample.documents), len(self.documents) / max(1, len(self.sample.documents)))
 
     @cached_property
     def _places(self) -> dict[str, int]:
