@@ -120,35 +120,35 @@ class PlanGraph:
         self._unknown |= named.difference(self._known.values())
         chosen = [name for name in self._known if self._known[name] in named] or [*self._known]
         chosen[MAX_SOURCES:] = self._always
-        names, same = self._in_order(chosen), self._by_query.get(form)
-        if same is not None:
-            self._ids.setdefault(proposal.id, same.id)
-            if same.origin is SubQueryOrigin.QUESTION:
-                return same, []
-            new = [name for name in names if name not in same.sources]
-            same.finds = same.finds or proposal.finds or None
-            same.sources = self._in_order([*same.sources, *new])
-            same.filters |= self._filters(proposal, new)
-            return same, new
-        if self.full:
+        names, sub_query = self._in_order(chosen), self._by_query.get(form)
+        if sub_query is not None:
+            self._ids.setdefault(proposal.id, sub_query.id)
+            if sub_query.origin is SubQueryOrigin.QUESTION:
+                return sub_query, []
+            names = [name for name in names if name not in sub_query.sources]
+            sub_query.finds = sub_query.finds or proposal.finds or None
+            sub_query.sources = self._in_order([*sub_query.sources, *names])
+        elif self.full:
             self._cut += 1
             return None, []
-        origin, prefix = SubQueryOrigin.PLANNER, "q"
-        if self.revision:
-            origin, prefix = SubQueryOrigin.REVISION, f"r{self.revision}."
-        sub_query = SubQuery(
-            id=f"{prefix}{len(self._parents) + 1}",
-            query=proposal.query,
-            sources=names,
-            finds=proposal.finds or None,
-            filters=self._filters(proposal, names),
-            origin=origin,
-            wave=self.first_round,
-        )
-        self._ids[proposal.id] = sub_query.id
-        self._by_query[form] = sub_query
-        self._parents[sub_query.id] = proposal.depends_on
-        self.plan.sub_queries.append(sub_query)
+        else:
+            origin, prefix = SubQueryOrigin.PLANNER, "q"
+            if self.revision:
+                origin, prefix = SubQueryOrigin.REVISION, f"r{self.revision}."
+            sub_query = SubQuery(
+                id=f"{prefix}{len(self._parents) + 1}",
+                query=proposal.query,
+                sources=names,
+                finds=proposal.finds or None,
+                origin=origin,
+                wave=self.first_round,
+            )
+            self._ids[proposal.id] = sub_query.id
+            self._by_query[form] = sub_query
+            self._parents[sub_query.id] = proposal.depends_on
+            self.plan.sub_queries.append(sub_query)
+        if proposal.filter:
+            sub_query.filters |= self._filters(proposal, names)
         return sub_query, names
 
     def _in_order(self, names: Collection[str]) -> list[str]:
@@ -159,7 +159,7 @@ class PlanGraph:
         read: dict[str, FilterNode] = {}
         for source in self.sources:
             fields = source.source.filterable
-            if source.name in names and fields and proposal.filter:
+            if source.name in names and fields:
                 try:
                     read[source.name] = read_planner_filter(proposal.filter, fields)
                 except PlanningError as error:
