@@ -586,7 +586,7 @@ class Steps:
         return made
 
     def _shared(self, step: SubQuery, same: SubQuery, sources: Sequence[str], number: int) -> list[SubQuery]:
-        """Let a search provide a step's results too; return it for the step's further sources, if there are any."""
+        """Return the search that provides a step's results too, for the step's further sources, if there are any."""
         self._serves.setdefault(same.id, set()).add(step.id)
         new = [name for name in sources if name not in same.sources]
         filters = {name: step.filters[name] for name in new if name in step.filters}
