@@ -129,6 +129,11 @@ def _most_frequent(counts: Counter[Value], limit: int) -> list[FacetBucket]:
     return [FacetBucket(count, value=value) for (_, value), count in best]
 
 
+def _ranges(counts: Counter[Value], bounds: Sequence[float | str]) -> list[FacetBucket]:
+    edges = enumerate(pairwise([None, *bounds, None]))
+    return [FacetBucket(counts[False, at], start=start, end=end) for at, (start, end) in edges]
+
+
 def facet_buckets(
     rows: Iterable[MetadataRow], *, facets: Sequence[Facet], limit: int, per: Per
 ) -> dict[str, list[FacetBucket]]:
@@ -141,14 +146,10 @@ def facet_buckets(
                 ranks = [_rank(value) for _, value in found]
                 found = {(False, bisect_right(bounds, rank)) for rank in ranks if rank[0] == bounds[0][0]}
             counts.update(found)
-    buckets = {}
-    for facet, counts, _ in counted:
-        if facet.ranges is None:
-            buckets[facet.field] = _most_frequent(counts, limit)
-        else:
-            edges = enumerate(pairwise([None, *facet.ranges, None]))
-            buckets[facet.field] = [FacetBucket(counts[False, at], start=start, end=end) for at, (start, end) in edges]
-    return buckets
+    return {
+        facet.field: _most_frequent(counts, limit) if facet.ranges is None else _ranges(counts, facet.ranges)
+        for facet, counts, _ in counted
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def discover_sources(taken: Collection[str] = ()) -> tuple[list[KnowledgeSource]
     for point, job in zip(points, run(gather(calls)), strict=True):
         reason = "" if job.error is None else error_message(job.error)
         found = [] if reason else job.result()
-        twice = [source.name for source in found if source.name in taken or source.name in sources]
+        twice = [source.name for source in found if source.name in {*taken, *sources}]
         reason = f"a source is named {twice[0]!r} already" if twice else reason
         if reason:
             failures.append(PluginFailure(point.name, point.value, reason))

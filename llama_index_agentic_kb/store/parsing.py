@@ -284,8 +284,7 @@ def _text(path: Path) -> str:
 
 def _table(rows: Iterable[Iterable[object]]) -> str:
     """Return a table as text: a paragraph for each row, each value after the name of its column."""
-    texts = ([_cell(value) for value in row] for row in rows)
-    filled = (row for row in texts if any(row))
+    filled = filter(any, (list(map(_cell, row)) for row in rows))
     header = next(filled, [])
     is_header = sum(map(bool, header)) > 1 and not any(map(_NUMBER.fullmatch, header))
     paragraphs = [", ".join(filter(None, header))]
