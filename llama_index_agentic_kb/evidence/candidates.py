@@ -6,7 +6,7 @@ Nodes from sources are never changed: evidence consists of copies with their pro
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -240,6 +240,9 @@ def _corpus_list(searches: Sequence[SourceSearch]) -> Ranked[NodeKey]:
 
     Lists of one kind are merged first: by score if their scores are comparable, else by interleaving.
     """
+    if len(searches) == 1 and len(searches[0].lists) == 1:
+        [found] = searches[0].lists
+        return Ranked(found.keys, searches[0].source.weight if found.nodes else 1.0, found.scores)
     kinds: dict[Hashable, list[Ranked[NodeKey]]] = {}
     weights = []
     for search in searches:
@@ -365,7 +368,7 @@ class _Pieces:
 
     kept: dict[int, _Piece] = field(default_factory=dict)
     made: int = 0  # the number of all pieces, also of those merged into others
-    per_document: Counter[_Document] = field(default_factory=Counter)
+    per_document: defaultdict[_Document, int] = field(default_factory=partial(defaultdict, int))
     near: defaultdict[Hashable, set[_Piece]] = field(default_factory=partial(defaultdict, set))
 
     def add(self, piece: _Piece) -> None:
