@@ -153,7 +153,7 @@ def skip_reasons(
         reasons.append(SkippedReason.USER_DEFINED_CLASSIFICATION_QUERY_IGNORED)
     gate = query.ignore_low_relevant_content
     irrelevant, judged = judge_relevance(retrieval.nodes, gate=gate)
-    reasons += [] if irrelevant is None else [irrelevant]
+    reasons += filter(None, [irrelevant])
     return reasons, [UNJUDGED] if gate and not judged else []
 
 
@@ -161,8 +161,8 @@ def judge_relevance(nodes: Sequence[NodeWithScore], *, gate: bool | None) -> tup
     """Return the reason why the evidence can't support an answer, or None, and whether relevance could be judged."""
     if not any(node.node.get_content(MetadataMode.NONE).strip() for node in nodes):
         return SkippedReason.NO_RELEVANT_CONTENT, True
-    marks = [(provenance(node) or {}).get("reranker_score") for node in nodes]
-    scores = [score for score in marks if score is not None]
+    marks = (provenance(node) or {} for node in nodes)
+    scores = [mark["reranker_score"] for mark in marks if mark.get("reranker_score") is not None]
     if not scores or gate is False:
         return None, bool(scores)
     if max(scores) < UNRELATED:

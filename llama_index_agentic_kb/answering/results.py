@@ -11,6 +11,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Final
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -284,18 +285,19 @@ def _thoughts(retrieval: Retrieval, rounds: Sequence[int]) -> dict[int, str]:
     reasoning = retrieval.log.last(AgenticReasoningActivity)
     if reasoning is None or not rounds:
         return dict.fromkeys(rounds, "")
-    lines = {number: list[str]() for number in rounds}
+    lines = defaultdict[int, list[str]](list)
     # If signals decided about planning, the decision starts with that reason, followed by the reason for stopping.
     decision = reasoning.decision or ""
     why, _, stop = decision.partition("; ") if reasoning.signals is not None else ("", "", decision)
     lines[rounds[0]].append(why)
-    hidden = {node.node.node_id for node in retrieval.nodes} - {one.node_id for one in retrieval.references}
+    shown = set(map(attrgetter("node_id"), retrieval.references))
+    hidden = set(map(attrgetter("node.node_id"), retrieval.nodes)) - shown
     for finding in reasoning.findings or ():
         if finding.node_id not in hidden:
             number, subject = _place(finding.sub_query_id, retrieval.outcome.plan)
             lines[rounds[-1] if number is None else number].append(f"{one_line(subject)}: {one_line(finding.value)}")
     lines[rounds[-1]].append(stop)
-    return {number: one_line("; ".join(filter(None, parts)), MAX_THOUGHT) for number, parts in lines.items()}
+    return {number: one_line("; ".join(filter(None, lines[number])), MAX_THOUGHT) for number in rounds}
 
 
 def _place(name: str, plan: QueryPlan) -> tuple[int | None, str]:
@@ -397,18 +399,19 @@ def completed(
 
     A withheld answer has no citations or supports, since its text was replaced, but keeps its references.
     """
-    checked = GroundingLedger() if ledger is None or answer.skipped_reasons else ledger
+    ledger = ledger or GroundingLedger()
+    checked = GroundingLedger() if answer.skipped_reasons else ledger
     checked.check_spans(answer.text)
     ids, scored = list(references), query.grounding_supports or query.filtering_level is not None
     judged = {classification.type: classification for classification in classifications or ()}
     parts = {
         "language": query.language,
-        "grounding_score": ledger.grounding_score if ledger is not None and scored else None,
+        "grounding_score": ledger.grounding_score if scored else None,
         "citations": answers.ledger_citations(checked, ids) if query.include_citations else [],
         "grounding_supports": answers.ledger_supports(checked, ids) if query.grounding_supports else [],
         "references": list(references.values()),
         # None, rather than an empty list, if none of the requested classes was judged.
-        "query_classifications": [judged[kind] for kind in query.classify if kind in judged] or None,
+        "query_classifications": list(filter(None, map(judged.get, query.classify))) or None,
         "skipped_reasons": list(dict.fromkeys(answer.skipped_reasons)),
     }
     return answers.Answer(**{**dict(answer), **parts})
@@ -461,12 +464,10 @@ class Pieces:
         self._split = len(self._raw)
         claims = split_claims(self._raw[base:])
         for claim in (claims if whole else claims[:-1])[self._cited :]:
-            start, end = cuts.position(base + claim.span.start), cuts.position(base + claim.span.end)
+            start, end = cuts.moved(base + claim.span.start, base + claim.span.end, self._shown)
             if end > len(self._shown):
                 break
             self._cited += 1
-            while start < end - 1 and self._shown[start].isspace():  # after a marker at the start of the claim
-                start += 1
             sources = [self._index[number] for number in claim.cited if number in self._index]
             if sources and start < end:
                 pieces.append(answers.CitationPiece(citation=answers.Citation(start=start, end=end, sources=sources)))

@@ -441,9 +441,7 @@ def follows(first: BaseNode, second: BaseNode) -> bool:
 
 def _adjacent(first: BaseNode, second: BaseNode) -> bool:
     following, previous = first.next_node, second.prev_node
-    if following is not None and following.node_id == second.node_id:
-        return True
-    if previous is not None and previous.node_id == first.node_id:
+    if getattr(following, "node_id", None) == second.node_id or getattr(previous, "node_id", None) == first.node_id:
         return True
     if first.ref_doc_id is None or first.ref_doc_id != second.ref_doc_id:
         return False
@@ -471,10 +469,10 @@ def join(parts: Sequence[_Part]) -> NodeWithScore:
     It has no embedding, as none was computed for its text.
     """
     best = min(parts, key=itemgetter(0))[1]
-    nodes = [node for _, node in parts]
-    chunks = [node.node for node in nodes]
+    nodes = list(map(itemgetter(1), parts))
+    chunks = list(map(attrgetter("node"), nodes))
     text, spans = _joined_text(chunks)
-    places = [span for chunk in chunks if (span := _span(chunk)) is not None]
+    places = list(filter(None, map(_span, chunks)))
     is_known = len(places) == len(chunks) and all(one[0] < two[0] for one, two in pairwise(places))
     links = dict(best.node.relationships)  # the links at both ends of the joined node
     for key, end in ((NodeRelationship.PREVIOUS, chunks[0]), (NodeRelationship.NEXT, chunks[-1])):

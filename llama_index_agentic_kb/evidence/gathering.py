@@ -222,10 +222,9 @@ def _weighed(lists: Sequence[CandidateList], outside: Collection[NodeKey], *, fo
         keys, weight, scores = one.ranked.keys, one.ranked.weight, one.ranked.scores
         if is_planned and one.sub_query.origin is SubQueryOrigin.QUESTION:
             weight *= LEANING_WEIGHT if leans(one.sub_query.query) else FOLLOWING_WEIGHT
-        if outside:
-            at = [place for place, key in enumerate(keys) if key not in outside]
-            keys, scores = [keys[place] for place in at], scores and [scores[place] for place in at]
-        made.append(replace(one, ranked=Ranked(keys, weight, scores)))
+        kept = [key not in outside for key in keys]
+        scores = scores and list(compress(scores, kept))
+        made.append(replace(one, ranked=Ranked(list(compress(keys, kept)), weight, scores)))
     return made
 
 

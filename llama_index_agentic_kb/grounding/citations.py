@@ -124,6 +124,13 @@ class MarkerCuts:
         start, end = self.spans[count - 1]
         return position - self._taken[count - 1] - (min(end, position) - start)
 
+    def moved(self, start: int, end: int, shorter: str) -> tuple[int, int]:
+        """Return a span's bounds in the text without markers, ``shorter``, without the space after a leading marker."""
+        start, end = self.position(start), self.position(end)
+        while start < end - 1 and shorter[start : start + 1].isspace():
+            start += 1
+        return start, end
+
 
 def strip_markers(text: str, ledger: GroundingLedger) -> tuple[str, GroundingLedger]:
     """Return an answer without its reference markers, and its ledger with the spans adjusted.
@@ -137,9 +144,7 @@ def strip_markers(text: str, ledger: GroundingLedger) -> tuple[str, GroundingLed
     shorter = "".join(text[start:end] for start, end in zip(bounds[::2], bounds[1::2], strict=True))
 
     def moved(span: Span) -> Span | None:
-        start, end = cuts.position(span.start), cuts.position(span.end)
-        while start < end - 1 and shorter[start].isspace():  # after a marker at the start of the span
-            start += 1
+        start, end = cuts.moved(span.start, span.end, shorter)
         return Span(start=start, end=end) if start < end else None
 
     claims = []

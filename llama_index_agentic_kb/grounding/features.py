@@ -215,7 +215,7 @@ class Corpus:
         for term, weight in weights.items():
             for place in self._holders.get(term, ()):
                 held[place] = held.get(place, 0.0) + weight
-        names = frozenset(term for name in _NAME.findall(text) for term in _terms(name, self.language)) - ignored
+        names = frozenset(_terms(" ".join(_NAME.findall(text)), self.language)) - ignored
         claim = _Claim(weights, held, numbers_of(text), names, is_negated(text))
         windows = self._windows(claim)
         length = self._firsts[windows[0].passage + 1] - self._firsts[windows[0].passage] if windows else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, filterfalse
 from operator import attrgetter
 from typing import Final
 
@@ -133,8 +133,8 @@ def _parts_to_score(
         if score.verdict is Verdict.SUPPORTED or (is_small and score.score is not None):
             known = () if is_small else {one.premise for one in score.evidence if one.score >= threshold}
             for part in marked_parts(claim):
-                cited = tuple(places[one] for one in dict.fromkeys(map(str, part.cited)) if one in places)
-                cited = cited or tuple(places.values())  # a marker that names nothing cites nothing
+                named = filter(places.__contains__, dict.fromkeys(map(str, part.cited)))
+                cited = tuple(map(places.__getitem__, named)) or tuple(places.values())  # a marker may name nothing
                 if not set(cited).issubset(known):
                     asked.setdefault(cited, []).append((part, place))
     return asked
@@ -258,7 +258,7 @@ def _entry(claim: Claim, score: ClaimScore, sources: Sequence[GroundingSource], 
     if score.score is None:
         return made(cited=cited, flags=[ClaimFlag.NOT_SCORED] if score.left_out else [])
     bearing, borne = _bearing(score, sources, threshold)
-    wrong = [reference for reference in cited if bearing and reference not in borne]
+    wrong = list(filterfalse(borne.__contains__, cited)) if bearing else []
     shown = _shown(score, threshold)
     known = set(map(attrgetter("premise"), shown))
     shown += [one for one in score.parts if one.premise not in known]

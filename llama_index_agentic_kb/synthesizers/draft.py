@@ -10,7 +10,7 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, filterfalse
 from operator import attrgetter
 from typing import Final, NamedTuple, TypeVar
 
@@ -320,16 +320,16 @@ async def side_by_side(calls: Sequence[Work[T]], each: Callable[[int, T], Awaita
 
     ``each`` is called with the position and result of each call, in the order of the calls.
     """
-    jobs = [start(call) for call in calls]
+    jobs, is_done = list(map(start, calls)), attrgetter("done")
     try:
         for position, job in enumerate(jobs):
             while not job.done:
-                await wait([one for one in jobs if not one.done], first=True)
-                for done in (one for one in jobs if one.done):
-                    done.result()  # raises what a later call has raised
+                await wait(list(filterfalse(is_done, jobs)), first=True)
+                for ended in filter(is_done, jobs):
+                    ended.result()  # raises what a later call has raised
             await each(position, job.result())
     except Exception:
-        for job in (one for one in jobs if not one.done):
+        for job in filterfalse(is_done, jobs):
             await cancel(job)
         raise
     return [job.result() for job in jobs]

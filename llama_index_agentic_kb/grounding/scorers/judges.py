@@ -12,6 +12,7 @@ import json
 import math
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice, zip_longest
@@ -111,7 +112,7 @@ class CrossEncoderScorer:
             for number in numbers
             for window in self._windows(premises[number], claims[claim])
         )
-        best: list[dict[int, tuple[float, float]]] = [{} for _ in claims]
+        best = defaultdict[int, dict[int, tuple[float, float]]](dict)
         while batch := list(islice(waiting, _BATCH)):
             if deadline is not None and time.monotonic() >= deadline:
                 raise DeadlineExceededError(f"{self.name}: late")
@@ -120,7 +121,7 @@ class CrossEncoderScorer:
                 supports, denies = self._read(row)
                 known = best[claim].get(number, (0.0, 0.0))
                 best[claim][number] = (max(known[0], supports), max(known[1], denies))
-        return [_claim_score(claim, found, premises) for claim, found in zip(claims, best, strict=True)]
+        return [_claim_score(claim, best[number], premises) for number, claim in enumerate(claims)]
 
     def _predicted(self, pairs: Sequence[tuple[str, str]]) -> list[list[float]]:
         """Return the model's output for each pair as a row of numbers, from numpy, torch or Python."""
