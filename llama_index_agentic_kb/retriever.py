@@ -482,7 +482,7 @@ def scope_of(
     classification: ClassificationSpec | None = None,
     instructions: str = "",
 ) -> Scope:
-    """Return the scope of a request; ``memory`` and the planner's ``instructions`` count where it has none."""
+    """Return what a request is planned by; ``memory`` and ``instructions`` count where it has none of its own."""
     history = [(one.role, one.text) for one in request.history if one.role not in INSTRUCTING and one.text.strip()]
     if memory and not history:
         history = _in_memory(memory, request.question)

@@ -37,7 +37,7 @@ PROCESS_BYTES: Final = 700e6  # memory of an API process with the embedding mode
 
 
 class Work(NamedTuple):
-    """What a question of an effort causes, without its answer."""
+    """The work that one question causes at an effort level; writing the answer is not counted."""
 
     searches: float  # queries, each searched in every shard
     rounds: int  # of searches that follow one another
@@ -71,7 +71,7 @@ class ServiceTimes:
     disk: float  # bytes for each chunk
 
     def search_seconds(self, chunks: float) -> float:
-        """Return the time of a search in so many chunks: on a line through the nearest two sizes, in logarithms."""
+        """Return the seconds of a search in so many chunks, interpolated (log-log) between the two nearest sizes."""
         points = [(math.log(size), math.log(seconds)) for size, seconds in self.search]
         at = math.log(max(chunks, 1))
         left, right = next((pair for pair in pairwise(points) if at <= pair[1][0]), points[-2:])

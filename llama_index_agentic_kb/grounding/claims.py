@@ -110,7 +110,7 @@ def plain_claim(text: str) -> str:
 
 
 def marked_parts(claim: Claim) -> list[Claim]:
-    """Return the parts of a claim up to each run of markers, the last to its end; empty if there are fewer than two."""
+    """Split a claim after each run of ``[ref_id:N]`` markers; return no parts where it has fewer than two runs."""
     ends = list(map(re.Match.end, _MARKER_RUN.finditer(claim.text)))
     found = []
     for start, end in pairwise([0, *ends[:-1], len(claim.text)] if ends[1:] else ()):

@@ -116,7 +116,7 @@ class Scope:
     answer_instructions: str = ""  # the application's for the answer, with the system messages
 
     def without_answers(self) -> Scope:
-        """Return the scope with only the user's own earlier messages: answers are made of passages."""
+        """Return the scope without earlier answers: they hold text of passages, which not every source may get."""
         return replace(self, history=tuple((role, text) for role, text in self.history if role == "user"))
 
 

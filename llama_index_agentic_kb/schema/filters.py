@@ -241,7 +241,7 @@ def _holds_of_list(comparison: FilterOperator, value: object, values: Collection
 
 
 def value_key(value: T) -> tuple[bool, T]:
-    """Return a key by which values are equal as in a store: in Python, ``True`` equals 1."""
+    """Return a key that tells ``True`` from 1, as stores do; in Python the two are equal."""
     return isinstance(value, bool), value
 
 

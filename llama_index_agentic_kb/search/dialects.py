@@ -42,7 +42,7 @@ ANY_KEY: Final = re.compile(".+", re.DOTALL)
 
 
 class Language:
-    """What a language of filters can't express."""
+    """A store's filter language: what it can't express, and so refuses."""
 
     name: ClassVar[str] = "this vector store"
     lacks: ClassVar[Collection[FilterOperator]] = ()  # the operators that have no form in the language

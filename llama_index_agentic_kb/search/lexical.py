@@ -120,7 +120,7 @@ class LexicalIndex:
 
     @property
     def mark(self) -> str | None:
-        """The ``mark`` of the last update; None before the first."""
+        """The version of the indexed data, as ``mark`` of the last ``update`` had it; None before the first."""
         return self._view.mark
 
     def node_ids(self) -> set[str]:

@@ -276,7 +276,7 @@ class Configuration(Model):
         return service
 
     def api_keys(self) -> dict[str, catalog.ApiKey]:
-        """Return the keys of the file, by hash."""
+        """Return the API keys of the configuration file, by their hash."""
         by_role: dict[catalog.Role, list[str]] = {"admin": self.keys.admin, "query": self.keys.query}
         made = datetime.now(UTC)
         return {

@@ -332,7 +332,7 @@ def _indexed(index: BaseIndex[IndexStruct], node_id: str) -> BaseNode | None:
 
 
 def definition_routes(context: ServerContext) -> APIRouter:
-    """Return the routes of definitions."""
+    """Return the admin routes: definitions of knowledge bases and sources, their state, and service statistics."""
 
     async def check_admin(request: Request, version: _Version = None) -> None:
         await context.access.caller(request, admin=True)

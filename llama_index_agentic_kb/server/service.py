@@ -173,7 +173,7 @@ class KnowledgeService:
         return self.models[name]
 
     def origins(self, path: str) -> list[str]:
-        """Return the origins that the definition of a path's knowledge base lists (``corsOptions``)."""
+        """Return the CORS origins allowed by the knowledge base that a URL path names (``corsOptions``)."""
         kind, name = [*path.split("/"), "", ""][1:3]
         copy = self.catalog.copy
         stored = None if copy is None or kind != "knowledgebases" else copy.definitions["knowledgeBase"].get(name)

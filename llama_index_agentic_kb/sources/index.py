@@ -76,7 +76,7 @@ _KINDS: Final = {
 def index_retriever(
     index: BaseIndex[Any], filters: FilterNode | None, top_k: int | None, further: JsonMapping
 ) -> BaseRetriever:
-    """Return an index's retriever for one effective filter, whose store has the filter.
+    """Return a new retriever of an index that searches only what one effective filter admits.
 
     ``as_plain_retriever`` is preferred to ``as_retriever``: an index whose ``as_retriever`` is agentic would otherwise
     call itself.
