@@ -389,11 +389,8 @@ def proposals_in(items: Sequence[object], prefix: str = "q") -> list[Proposal]:
 
 
 def _fields(item: Mapping[object, object]) -> dict[str, object]:
-    """Return an object with plain keys: ``subQueries``, ``Sub-Queries`` and ``sub_queries`` become ``subqueries``.
-
-    Of several keys that become the same one, the first that has a value counts.
-    """
-    fields: dict[str, object] = {}
+    """Return an object with plain keys: ``subQueries``, ``Sub-Queries`` and ``sub_queries`` become ``subqueries``."""
+    fields: dict[str, object] = {}  # of several keys that become the same one, the first that has a value counts
     for key, value in item.items():
         name = re.sub(r"[\W_]+", "", str(key)).lower()
         fields[name] = fields.get(name) or value

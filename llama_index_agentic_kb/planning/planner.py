@@ -423,7 +423,7 @@ def _form(name: str) -> str:
 def classify(plan: QueryPlan, spec: ClassificationSpec, verdicts: Mapping[str, bool]) -> None:
     """Set a plan's ``classifications`` (None without a verdict) and ``labels``; warn of classes without a verdict."""
     judged = {item: verdicts[KEYS[item]] for item in spec.types if KEYS.get(item) in verdicts}
-    labels = {name: verdicts.get(key) for key, name in spec.label_keys.items()}
+    labels = {name: verdicts.get(key) for key, name in spec.keys.items() if key not in prompts.CLASSES}
     plan.labels = list(filter(labels.get, labels))
     fits_any = _agreed([*labels.values()])
     if fits_any is not None:

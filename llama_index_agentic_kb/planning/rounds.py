@@ -355,22 +355,23 @@ class MultiHopSearch:
         if not self._may_ask():
             return False
         outcome.revisions += 1
-        verdict, allowed = await self._judge()
+        verdict = await self._judge()
         self._count(verdict)
         if verdict.error is not None or verdict.sufficient:
             outcome.sufficient = bool(verdict.sufficient and (verdict.proof or steps.are_answered))
             self._decide("the evidence is sufficient" if verdict.sufficient else "no verdict on the evidence")
             return False
         self._warn(*verdict.warnings)
-        if self._extend(verdict, allowed):
+        if self._extend(verdict):
             self._decide(f"revised: {'; '.join(verdict.gaps) or 'something was missing'}")
             return True
         self._decide("something is missing, and no search for it was left")
         return False
 
-    def _extend(self, verdict: Verdict, allowed: Sequence[SelectedSource]) -> bool:
+    def _extend(self, verdict: Verdict) -> bool:
         """Add a verdict's new searches, in the sources that may get them, to the steps; return whether it had any."""
         steps, number, first_round = self._steps, self._outcome.revisions, self._outcome.rounds + 1
+        allowed = self._allowed
         if verdict.proposals:
             held = [one.name for one in self._sources if one.name in self._planned and one not in allowed]
             steps.withhold(held, f"r{number}")
@@ -383,11 +384,13 @@ class MultiHopSearch:
         steps.plan(added, graph.finds)
         return bool(added)
 
-    async def _judge(self) -> tuple[Verdict, list[SelectedSource]]:
-        """Ask the model whether evidence is missing, and store what it read; return the sources to search for it, too.
+    @property
+    def _allowed(self) -> list[SelectedSource]:
+        """The sources of the plan that may get what is written now."""
+        return [one for one in self._sources if one.name in self._steps.may_get(self._planned)]
 
-        They are those of the plan that may get what is written now.
-        """
+    async def _judge(self) -> Verdict:
+        """Ask the model whether evidence is missing, and store what it read."""
         steps = self._steps
         own = steps.searches_of(steps.planned) or steps.searched
         unstated = [name for name in reversed(steps.searched) if not steps.is_answered(name, Confidence.STATED)]
@@ -395,13 +398,12 @@ class MultiHopSearch:
         shown = {name: share if name in own else min(share, QUESTIONS_OWN) for name in unstated}
         passages = await self._passages(shown, whole=WHOLE)
         with_nodes = {search.sub_query.id for search in self._readable_searches if search.nodes}
-        searches, names = steps.as_found(passages.refs(), with_nodes), steps.may_get(self._planned)
-        allowed = [one for one in self._sources if one.name in names]
-        verdict = await look_for_gaps(self._task, self._model, passages, searches, steps.open, allowed)
+        searches = steps.as_found(passages.refs(), with_nodes)
+        verdict = await look_for_gaps(self._task, self._model, passages, searches, steps.open, self._allowed)
         self._rests_on += verdict.proof
         for name, answers in verdict.values.items():
             self._take(name, answers)
-        return verdict, allowed
+        return verdict
 
     @property
     def _unread(self) -> list[str]:

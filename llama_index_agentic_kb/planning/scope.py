@@ -96,12 +96,8 @@ class ClassificationSpec:
     @property
     def keys(self) -> dict[str, str]:
         """Each JSON key of the reply, mapped to the name of its class or label."""
-        return {KEYS[item]: item.value for item in self.types if item in KEYS} | self.label_keys
-
-    @property
-    def label_keys(self) -> dict[str, str]:
-        """Each JSON key of a label, mapped to its name."""
-        return {f"label_{number}": name for number, name in enumerate(self.labels, start=1)}
+        named = {KEYS[item]: item.value for item in self.types if item in KEYS}
+        return named | {f"label_{number}": name for number, name in enumerate(self.labels, start=1)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -406,7 +406,6 @@ async def search_turn(
 
 
 def _tools_in(selected: Mapping[str, SelectedSource]) -> Tools:
-    """Return the tools that may be called."""
     allowed = {name: chosen.source for name, chosen in selected.items() if chosen.denied is None}
     return {name: source for name, source in allowed.items() if isinstance(source, ToolSource)}
 

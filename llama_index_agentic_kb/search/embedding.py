@@ -350,10 +350,7 @@ class MicroBatcher:
         return futures
 
     def _serve(self, worker: object) -> None:
-        """Compute batches until no text waits, or another worker has replaced this one.
-
-        If a batch fails, each of its texts is retried alone, so that one bad text does not fail the others.
-        """
+        """Compute batches; of one that fails each text is retried alone, so that a bad one does not fail the others."""
         while batch := self._next_batch(worker):
             vectors = self._try(list(batch))
             for position, (text, futures) in enumerate(batch.items()):
@@ -436,14 +433,12 @@ _BATCHERS: Final = _Batchers()
 
 
 def _embedded(model: Any, queries: list[str]) -> list[Vector]:
-    """Embed queries by a ``HuggingFaceEmbedding``: a few of a small model on one thread of OpenMP, as torch uses.
-
-    The limit concerns the calling thread alone.
-    """
+    """Embed queries by a ``HuggingFaceEmbedding``: a few of a small model on one thread of OpenMP, as torch uses."""
     import torch  # noqa: PLC0415 (the model has loaded it)
 
     torch.get_num_threads()  # sets a new thread's number, which would else happen within the limit, and outlast it
     is_light = len(queries) <= _FEW and sum(one.numel() for one in model._model.parameters()) <= _SMALL  # noqa: SLF001
+    # The limit concerns the calling thread alone.
     with _openmp().limit(limits=1) if is_light else contextlib.nullcontext():
         vectors: list[Vector] = model._embed(queries, prompt_name="query")  # noqa: SLF001
     return vectors

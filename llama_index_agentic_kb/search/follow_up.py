@@ -128,8 +128,9 @@ class FollowUp:
         if read.points or not read.content:
             topic = [] if names else islice(_repeated(reply, {*read.words, *added}), MAX_TOPIC)
             words = " ".join([expanded, *topic])
+        own_weight = OWN_WEIGHT if read.content <= _SHORT else LONG_OWN_WEIGHT
         least_drift = -1.0 if read.leans else SURE_DRIFT
-        return replace(alone, expanded=expanded, words=words, own_weight=read.own_weight, least_drift=least_drift)
+        return replace(alone, expanded=expanded, words=words, own_weight=own_weight, least_drift=least_drift)
 
     @property
     def texts(self) -> list[str]:
@@ -165,10 +166,6 @@ class _Reading(NamedTuple):
     @property
     def may_lean(self) -> bool:
         return self.leans or (self.content <= _POINTER_WORDS and not self.is_named)
-
-    @property
-    def own_weight(self) -> float:
-        return OWN_WEIGHT if self.content <= _SHORT else LONG_OWN_WEIGHT
 
     def can_be_about_name(self, before: str) -> bool:
         """Return whether the message before asked for a name, and this one can be about a bearer of it."""

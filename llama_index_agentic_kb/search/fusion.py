@@ -149,10 +149,7 @@ def _scaled(ranked: Ranked[K]) -> list[float]:
 def _fuse(
     lists: Sequence[Ranked[K]], shares_of: Callable[[Ranked[K]], Sequence[float]], *, best_only: bool = False
 ) -> list[Fused[K]]:
-    """Score each key by its shares, summed or only the best, and sort.
-
-    Ties are broken by weight, list and rank of each key's largest share.
-    """
+    """Score each key by its shares, summed or only the best, and sort; ties by the place of its largest share."""
     places: dict[K, list[tuple[float, float, int, int]]] = {}
     for position, ranked in enumerate(lists):
         if ranked.weight > 0:

@@ -111,10 +111,8 @@ def split_words(text: str) -> list[str]:
 
 @functools.cache
 def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return the pattern of special characters, and the pattern that splits a text into runs of them and words.
-
-    Scripts without spaces and combining marks of other scripts are special; ``re`` has no class for such marks.
-    """
+    """Return the pattern of special characters, and the pattern that splits a text into runs of them and words."""
+    # Scripts without spaces and combining marks of other scripts are special; ``re`` has no class for such marks.
     combining = map(chr, (*range(0x300, 0x2000), *range(0x20D0, 0x2100), *range(0xA800, 0xAC00)))
     marks = "".join(
         char for char in combining if unicodedata.category(char).startswith("M") and not _PAIR.match(2 * char)
