@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
 from importlib import import_module
@@ -123,6 +123,9 @@ class KnowledgeBase(Closing, NotPickled, MetadataQueries):
         self.sessions = sessions
         self.description = description
         self.max_output_size_in_tokens = max_output_size_in_tokens
+        given: object = sources
+        if isinstance(given, KnowledgeSource) or not isinstance(given, Iterable):
+            raise ConfigurationError(f"sources: expected a list of KnowledgeSource, got {type(given).__name__}")
         self._own_sources = self._sources = list(sources)
         self._opened: KnowledgeStore | None = None
         self.retriever = self.as_retriever()

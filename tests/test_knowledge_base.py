@@ -81,6 +81,9 @@ def test_configuration_is_checked() -> None:
     """A knowledge base without sources, with one name twice, or with an answer mode and no model is refused."""
     with pytest.raises(ConfigurationError, match="at least one"):
         KnowledgeBase([])
+    for wrong, kind in ((None, "NoneType"), (sources()[0], "KnowledgeSource")):
+        with pytest.raises(ConfigurationError, match=f"sources: expected a list of KnowledgeSource, got {kind}"):
+            KnowledgeBase(wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="rockets"):
         KnowledgeBase([sources()[0], sources()[0]])
     with pytest.raises(ConfigurationError, match="language model"):

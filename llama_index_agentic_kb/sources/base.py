@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Integral, Real
 from operator import attrgetter
+from types import UnionType
 from typing import Any, Final, TypeAlias
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -110,21 +112,40 @@ def _as_json(value: object) -> JsonValue:
     return made
 
 
-def _check_numbers(name: str, weight: float, similarity_top_k: int | None) -> None:
-    if not name.strip():
-        raise ConfigurationError("a source's name must not be empty")
+_KINDS: Final[Mapping[str, tuple[type | UnionType | None, str]]] = {
+    "description": (str, "text"),
+    "index": (BaseIndex | None, "BaseIndex"),
+    "retriever": (BaseRetriever | None, "BaseRetriever"),
+    "retriever_factory": (None, "a function"),
+    "retriever_kwargs": (Mapping | None, "a mapping"),
+    "permissions": (Permissions | None, "Permissions"),
+    "trust": (int | None, "a whole number"),
+    "filterable": (Mapping | None, "a mapping from names to FilterField"),
+    "metadata_reader": (None, "a function"),
+    "fields": (Fields, "Fields"),
+    "weight": (Real, "a number"),
+    "similarity_top_k": (Integral | None, "a whole number"),
+    "resilience": (Resilience, "Resilience"),
+    "params": (SourceParams | None, "SourceParams"),
+}
+"""The types of a source's arguments, None for a function or None, and how errors name them."""
+
+
+def _check_kinds(name: object, given: Mapping[str, object]) -> None:
+    if not (isinstance(name, str) and name.strip()):
+        raise ConfigurationError(f"name: a source's name must not be empty, got {name!r}")
+    for field, value in given.items():
+        kind, words = _KINDS[field]
+        fits = (value is None or callable(value)) if kind is None else isinstance(value, kind)
+        if isinstance(value, bool) or not fits:
+            raise ConfigurationError(f"source {name!r}: {field}: expected {words}, got {type(value).__name__}")
+
+
+def _check_values(name: str, weight: float, similarity_top_k: int | None, params: SourceParams | None) -> None:
     if not (math.isfinite(weight) and weight > 0):
         raise ConfigurationError(f"source {name!r}: weight must be above 0, got {weight}")
-    if similarity_top_k is not None and similarity_top_k <= 0:
+    if similarity_top_k is not None and not similarity_top_k > 0:
         raise ConfigurationError(f"source {name!r}: similarity_top_k must be above 0, got {similarity_top_k}")
-
-
-def _check_kinds(name: str, permissions: object, trust: object, params: SourceParams | None) -> None:
-    if not isinstance(permissions, Permissions | None):
-        kind = type(permissions).__name__
-        raise ConfigurationError(f"source {name!r}: permissions: expected Permissions, got {kind}")
-    if isinstance(trust, bool) or not isinstance(trust, int | None):
-        raise ConfigurationError(f"source {name!r}: trust: expected a whole number, got {trust!r}")
     if params is not None and not (params.filters is None and params.filter_add_on is None):
         raise ConfigurationError(f"source {name!r}: params: they have no filters; use filters=")
 
@@ -196,17 +217,31 @@ class KnowledgeSource(NotPickled):
         hybrid: bool | LexicalSearch | None = None,
         params: SourceParams | None = None,
     ) -> None:
+        _check_kinds(
+            name,
+            {
+                "description": description,
+                "index": index,
+                "retriever": retriever,
+                "retriever_factory": retriever_factory,
+                "retriever_kwargs": retriever_kwargs,
+                "permissions": permissions,
+                "trust": trust,
+                "filterable": filterable,
+                "metadata_reader": metadata_reader,
+                "fields": fields,
+                "weight": weight,
+                "similarity_top_k": similarity_top_k,
+                "resilience": resilience,
+                "params": params,
+            },
+        )
         further = dict(retriever_kwargs or {})
-        similarity_top_k = similarity_top_k or further.pop("similarity_top_k", None)
-        _check_numbers(name, weight, similarity_top_k)
+        further_top_k = further.pop("similarity_top_k", None)
+        similarity_top_k = further_top_k if similarity_top_k is None else similarity_top_k
+        _check_values(name, weight, similarity_top_k, params)
         if sum(over is not None for over in (index, retriever, retriever_factory)) != 1:
             raise ConfigurationError(f"source {name!r}: give exactly one of index, retriever and retriever_factory")
-        for field, given, kind in (("index", index, BaseIndex), ("retriever", retriever, BaseRetriever)):
-            if not isinstance(given, kind | None):
-                raise ConfigurationError(
-                    f"source {name!r}: {field}: expected {kind.__name__}, got {type(given).__name__}"
-                )
-        _check_kinds(name, permissions, trust, params)
         self.name = name
         self.description = description
         self.mandatory = all_of(to_tree(filters), to_tree(further.pop("filters", None)))
