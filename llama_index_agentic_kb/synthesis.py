@@ -393,7 +393,7 @@ class Answered:
         if ledger is not None and sum(texts.values()) < len(retrieval.nodes):  # the response leaves some out
             ledger = _shown_ledger(ledger, texts)
         return RetrievalResponse(
-            status_code=206 if any(part.outcome.failed for part in retrieval.missing) else 200,
+            status_code=206 if any(map(attrgetter("outcome.failed"), retrieval.missing)) else 200,
             response=[Message.model_validate({"role": "assistant", "content": text})] if text else [],
             activity=list(retrieval.log.records) if include_activity else None,
             references=retrieval.references,

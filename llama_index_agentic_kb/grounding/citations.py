@@ -267,7 +267,7 @@ class WrappingFilter(TextFilter):
                 return ""
             body = _WRAPPING.sub("", self._held)
             self._wrapped, self._held = body != self._held, body
-        shown = self._lines()
+        shown = self._lines() if self._wrapped else ""
         if self._wrapped and not final:
             return shown
         rest, self._held = self._held, ""
