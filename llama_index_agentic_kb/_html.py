@@ -223,9 +223,8 @@ def _cited(
     """Return the numbers of the references that extracts or an answer are from; of all if an answer cites none."""
     if extracts is not None:
         return {row["number"] for row in extracts}
-    return {*map(int, _MARKER.findall(text)), *(number for _, number in cites)} or {
-        source["number"] for source in sources
-    }
+    numbers = {*map(int, _MARKER.findall(text)), *(number for _, number in cites)}
+    return numbers or {source["number"] for source in sources}
 
 
 def _is_at_its_place(claim: JsonMapping, text: str) -> bool:

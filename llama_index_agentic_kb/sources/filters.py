@@ -83,10 +83,7 @@ def _checked_values(values: Sequence[Scalar], kind: FieldType) -> tuple[Scalar, 
 def declared_fields(
     source: str, fields: Mapping[str, FilterField] | None, permissions: Permissions | None
 ) -> dict[str, FilterField]:
-    """Return a source's declared fields.
-
-    Raises ``ConfigurationError`` for what is no ``FilterField``, has no name, or says whom documents are shared with.
-    """
+    """Return a source's declared fields; ``ConfigurationError`` for a wrong one, or one that readers may not see."""
     declared: list[tuple[object, object]] = list((fields or {}).items())
     for name, field in declared:
         if not isinstance(name, str) or not name:

@@ -152,7 +152,7 @@ def _check(name: str, shards: Sequence[KnowledgeSource]) -> None:
     for shard in shards:
         if isinstance(shard, ShardedSource) or shard.kind != KnowledgeSource.kind:
             raise ConfigurationError(f"source {name!r}: {shard.name!r} can't be a shard; give indexes or retrievers")
-        if shard.params is not None or shard.weight != 1:
+        if (shard.params, shard.weight) != (None, 1):
             raise ConfigurationError(f"source {name!r}: {shard.name!r}: shards take no params and no weight")
         for setting in _ALIKE:
             if getattr(shard, setting) != getattr(shards[0], setting):

@@ -446,7 +446,7 @@ def _our_condition(sent: Condition) -> Condition:
             raise InvalidRequestError(f"filter: Session.State has no value {str(unknown[0])[:60]!r}")
         values = [str(member(answers.SessionState, states[value].number) or "") for value in values]
     value = values if isinstance(sent.value, list) else values[0]
-    is_any = sent.operator is FilterOperator.IN and sent.key == "labels"
+    is_any = (sent.operator, sent.key) == (FilterOperator.IN, "labels")
     return Condition(key=_KEYS[sent.key], operator=FilterOperator.ANY if is_any else sent.operator, value=value)
 
 

@@ -190,7 +190,6 @@ def _check_size(field: Untyped, value: Untyped, path: str) -> None:
 
 
 def _check_value(field: Untyped, value: Untyped, path: str) -> None:
-    """Check a field whose values are no messages."""
     _check_size(field, value, path)
     least, most = _range_of(field.full_name)
     if field.enum_type and not set(value if field.is_repeated else [value]) <= set(field.enum_type.values_by_number):
