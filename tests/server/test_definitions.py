@@ -59,6 +59,7 @@ def test_instructions_reach_the_model(admin: httpx.Client, model: LoopbackOpenAI
     system = {"role": "system", "content": "Be brief, always."}
     body = {"messages": [system, *ASK["messages"]]}
     admin.post("/knowledgebases/i/retrieve", json=body).raise_for_status()
+    admin.delete("/knowledgebases/i").raise_for_status()  # else no test could delete its source
     prompts = [str(one.body) for one in model.requests[-2:]]
     assert "Speak like a pirate." in prompts[-1]
     assert "Be brief, always." in prompts[-1]
