@@ -48,7 +48,7 @@ from llama_index_agentic_kb.search.filters import FilterLike, lower, to_tree
 from llama_index_agentic_kb.search.lexical import LexicalSearch
 from llama_index_agentic_kb.sources.filters import FilterField, declared_fields
 from llama_index_agentic_kb.sources.index import CHANGEABLE, has_native_async, index_retriever, kind_of, traits_of
-from llama_index_agentic_kb.sources.lexical import lexical_for
+from llama_index_agentic_kb.sources.lexical import IndexSearch, lexical_for
 from llama_index_agentic_kb.sources.search import PreparedSource, bounded, search_source
 
 RetrieverFactory: TypeAlias = Callable[[MetadataFilters | None], BaseRetriever]
@@ -357,6 +357,8 @@ class KnowledgeSource(NotPickled):
         traits = traits_of(retriever, self._native_async)
         # An index retriever that is not dense searches in its own way, without a lexical index.
         lexical = self._lexical if self.index is None or traits.kind == "dense" else None
+        if isinstance(lexical, IndexSearch):
+            lexical = replace(lexical)  # for one request
         passes, private = None if filters is None else matcher(filters), self.permissions is not None
         calls = self._calls, self._lexical_calls
         ready = PreparedSource(self.name, retriever, traits, filters, passes, *calls, lexical, is_private=private)

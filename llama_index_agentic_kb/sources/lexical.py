@@ -3,8 +3,8 @@
 The index is passed by the caller, belongs to the store (a ``KnowledgeStore`` has one on disk for each source), or is
 built in memory from the nodes of a ``VectorStoreIndex`` at the first search:
 
-    nodes in the docstore       LlamaIndex's default store, FAISS, ...: compared by IDs and hashes at each search
-    nodes in Chroma             compared by their number at each search, and by all IDs and hashes periodically
+    nodes in the docstore       LlamaIndex's default store, FAISS, ...: compared by IDs and hashes in each request
+    nodes in Chroma             compared by their number in each request, and by all IDs and hashes periodically
     nodes in another store      only if hybrid=True: compared by all IDs and hashes periodically
 
 A store that was made with a full-text search of its own (PostgreSQL's tsvector, sparse vectors in Qdrant) is asked by
@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import is_
 from typing import Any, Final
 
@@ -84,7 +84,7 @@ def _of_index(index: VectorStoreIndex, *, every: bool) -> LexicalSearch | None:
     with _indexed_lock:
         if index not in _indexed:
             _indexed[index] = IndexedNodes(index)
-        return _Bounded(_indexed[index], None if every else MAX_NODES)
+        return IndexSearch(_indexed[index], None if every else MAX_NODES)
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,9 @@ class IndexedNodes:
         self._counted: int | None = None
         self._listed_at = self._listing_took = 0.0
 
-    def search(self, query: str, top_k: int, filters: FilterNode | None, *, most: int | None) -> list[NodeWithScore]:
-        """Find nodes by the words of a query; raise ``NotIndexedError`` if there are more nodes than ``most``."""
-        hits = self._in_step(most).search(query, top_k, filters)
+    def search(self, index: LexicalIndex, query: str, top_k: int, filters: FilterNode | None) -> list[NodeWithScore]:
+        """Find nodes by the words of a query in the index that ``in_step`` has returned."""
+        hits = index.search(query, top_k, filters)
         found = self._nodes([hit.node_id for hit in hits])
         passed = None if filters is None else self._kind.passing(found, filters)
         nodes = {node.node_id: node for node in found if passed is None or node.node_id in passed}
@@ -139,7 +139,8 @@ class IndexedNodes:
             return list(self._docstore.get_nodes(node_ids, raise_error=False))
         return list(self._kind.with_ids(node_ids))
 
-    def _in_step(self, most: int | None) -> LexicalIndex:
+    def in_step(self, most: int | None) -> LexicalIndex:
+        """Return the updated index; raise ``NotIndexedError`` if there are more nodes than ``most``."""
         with self._lock:
             of = self._of()
             if of is not None and not all(map(is_, self._parts, (of.vector_store, of.docstore, of.index_struct))):
@@ -183,15 +184,22 @@ def _in_docstore(index: VectorStoreIndex) -> bool:
     return not index.vector_store.stores_text or index._store_nodes_override  # noqa: SLF001 (no public name)
 
 
-@dataclass(frozen=True)
-class _Bounded:
-    """One source's access to a shared index, with its maximum number of nodes."""
+@dataclass
+class IndexSearch:
+    """One source's access to a shared index, with its maximum number of nodes.
+
+    Each request has a copy, whose first search compares the index with its store.
+    """
 
     indexed: IndexedNodes
     most: int | None
+    _index: LexicalIndex | None = field(init=False, default=None)
 
     def search(self, query: str, top_k: int, filters: FilterNode | None) -> list[NodeWithScore]:
-        return self.indexed.search(query, top_k, filters, most=self.most)
+        """Find nodes by the words of a query; see ``LexicalSearch``."""
+        if self._index is None:
+            self._index = self.indexed.in_step(self.most)
+        return self.indexed.search(self._index, query, top_k, filters)
 
 
 _indexed: weakref.WeakKeyDictionary[VectorStoreIndex, IndexedNodes] = weakref.WeakKeyDictionary()

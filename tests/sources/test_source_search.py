@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import pytest
 from llama_index.core import StorageContext, SummaryIndex, VectorStoreIndex
@@ -203,6 +204,23 @@ def test_it_follows_inserts_and_deletes(store: str, chroma_index: MakeIndex) -> 
     assert [node.text for node in words_of(search(source, "rain")).nodes] == ["Rain in Oslo"]
     index.delete_ref_doc("d2", delete_from_docstore=True)
     assert search(source, "rain").nodes == []
+
+
+def test_it_is_compared_with_its_store_once_in_a_request(chroma_index: MakeIndex) -> None:
+    """The searches of a request for its sub-queries do not count the nodes each."""
+    index = chroma_index(nodes(), HashEmbedding())
+    collection: Any = index.vector_store.client
+    collection.count = Mock(side_effect=collection.count)
+    source = KnowledgeSource("docs", index=index)
+    lexical = source.prepared(None, 5).lexical
+    assert lexical is not None
+    assert [[node.node_id for node in lexical.search(words, 5, None)] for words in ("snow", "bread")] == [
+        ["n1"],
+        ["n2"],
+    ]
+    assert collection.count.call_count == 1
+    assert ids(words_of(search(source, "snow"))) == ["n1"]
+    assert collection.count.call_count == 2
 
 
 def test_it_follows_a_replaced_store() -> None:
