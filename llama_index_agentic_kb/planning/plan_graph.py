@@ -89,7 +89,8 @@ class PlanGraph:
     def __post_init__(self) -> None:
         """Note what the plan and the earlier steps have."""
         self._known = {source.name: normalize(source.name) for source in self.sources}
-        self._always = [source.name for source in self.sources if source.params.always_query_source]
+        always = filter(attrgetter("params.always_query_source"), self.sources)
+        self._always = list(map(attrgetter("name"), always))
         self._ids = dict(zip(self.steps, self.steps, strict=True))
         for one in self.plan.sub_queries:
             first = self._by_query.setdefault(normalize(one.query), one)

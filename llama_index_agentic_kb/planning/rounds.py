@@ -244,7 +244,9 @@ class MultiHopSearch:
         """Search the independent steps, then dependent ones as answers are read; ``number`` is the first round's."""
         steps, revised = self._steps, self._outcome.revisions > 0
         last = self._limits.rounds + self._outcome.revisions  # each revision adds one to the effort's rounds
-        if new := steps.new:
+        done = {*steps.waiting, *steps.served()}
+        new = [one for name, one in steps.planned.items() if name not in done and not steps.answers_of(name)]
+        if new:
             await self._search_steps(new, number)
         if steps.waiting:
             await self._search_ready(number)
@@ -504,12 +506,6 @@ class Steps:
                 self.planned[one.id] = one
             if one.depends_on:
                 self.waiting[one.id] = one
-
-    @property
-    def new(self) -> list[SubQuery]:
-        """The steps that are neither searched nor answered, and wait for nothing."""
-        done = {*self.waiting, *self.served()}
-        return [one for name, one in self.planned.items() if name not in done and not self.answers_of(name)]
 
     def to_read(self, *, every: bool = False) -> list[str]:
         """Return unanswered steps that others wait for, or with a follow-up query; ``every`` adds searched parents."""
