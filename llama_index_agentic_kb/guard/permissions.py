@@ -193,10 +193,10 @@ class Permissions:
         return key != self.tenant and self.declares(key)
 
 
-def _check_key(role: str, name: str) -> None:
+def _check_key(role: str, name: object) -> None:
     if name in RESERVED:
         raise ConfigurationError(f"Permissions.{role}: {name!r} is a key that stores write themselves")
-    if not _NAME.fullmatch(name):
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise ConfigurationError(f"Permissions.{role}: {name!r} is no plain name of A-Z, a-z, 0-9 and _")
 
 

@@ -274,6 +274,7 @@ def test_stamps_that_cannot_be(access: dict[str, Any], message: str) -> None:
         ({"tenant": "a b"}, "'a b' is no plain name"),
         ({"tenant": "$or"}, "is no plain name"),
         ({"groups": ""}, "is no plain name"),
+        ({"tenant": 3}, "Permissions.tenant: 3 is no plain name"),
         ({"tenant": "_node_content"}, "is a key that stores write themselves"),
         ({"owner": "document_id"}, "is a key that stores write themselves"),
         ({"tenant": "x", "owner": "x"}, "must be different keys"),
