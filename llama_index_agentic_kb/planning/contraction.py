@@ -87,7 +87,9 @@ def contract(
     weights = np.concatenate([index.weights for index in every])
     mean = np.average(sampled, axis=1, weights=weights)[:, None]
     deviation = np.maximum(np.sqrt(np.average((sampled - mean) ** 2, axis=1, weights=weights)), 1e-6)[:, None]
-    margins = np.array([[SHIFT_MARGIN * is_shift]] + [[0.0]] * (len(rows) - 1))
+    margins = np.zeros((len(rows), 1))
+    if is_shift:
+        margins[0] = SHIFT_MARGIN  # of the message, the first view
     best = ((sampled - mean) / deviation + margins).max(axis=0, initial=-np.inf)
     count = max(MIN_SCOPE, min(int(weights[best >= settings.deviations].sum()), int(MAX_SHARE * total)))
     order = np.argsort(-best)
@@ -148,10 +150,8 @@ class Conversation:
         if not group.indexes:
             return Narrowing(turn.model_copy(update={"reason": ScopeReason.NO_INDEX}))
         started = time.monotonic()
-        work, deadline = (
-            partial(self._contracted, group, searches),
-            earliest(call_deadline(), deadline_after(MAX_SECONDS)),
-        )
+        work = partial(self._contracted, group, searches)
+        deadline = earliest(call_deadline(), deadline_after(MAX_SECONDS))
         try:
             scope = await Call(sync=work, deadline=deadline, what="scope")
         except Exception as error:  # noqa: BLE001 (a search that is not narrowed loses nothing)
@@ -241,7 +241,7 @@ def _outside(searches: Sequence[SourceSearch], made: Contraction, limit: int) ->
 
 
 def _counts(searches: Sequence[SourceSearch], made: Contraction) -> JsonObject:
-    """Return the numbers to report; none if permissions hide documents, of which they would reveal some."""
+    """Return the numbers to report; if they would reveal hidden documents, none, and ``scope_miss`` is withdrawn."""
     if not made.total or any(search.source.permissions for search in searches):
         return {"scope_miss": None}
     return {"documents": made.total, "scope": made.size or None}

@@ -151,7 +151,8 @@ def passage_excerpt(text: str, query: str, words: int) -> str:
 
 def _scores(sentences: Sequence[str], query: str) -> list[float]:
     held = [{*re.findall(r"\w{3,}", normalize(sentence))} for sentence in sentences]
-    counts, wanted = Counter(chain.from_iterable(held)), dict.fromkeys(re.findall(r"\w{3,}", normalize(query)))
+    counts = Counter(chain.from_iterable(held))
+    wanted = dict.fromkeys(re.findall(r"\w{3,}", normalize(query)))
     return [sum(1 / counts[word] for word in wanted if word in own) for own in held]
 
 
@@ -176,7 +177,8 @@ def best_passages(
     words = {**dict.fromkeys(supports, PROOF_WORDS), **dict.fromkeys(in_full, ASKED_WORDS)}
     by_id = {found[0].node.node_id: found for found in chain(*best.values(), *shown[::-1])}
     made: dict[NodeKey, ShownPassage] = {}
-    for candidate, query in chain(filter(None, map(by_id.get, proof)), *shown):
+    proven = [by_id[node_id] for node_id in proof if node_id in by_id]
+    for candidate, query in chain(proven, *shown):
         node, source = candidate.node, candidate.search.source
         key = node_key(node.node)
         if key not in made and len(made) < MAX_PASSAGES:
@@ -328,19 +330,17 @@ class FindingsIntake:
         wanted = map(self.passages.named, _listed(line.get("whole")))
         whole = {one.node.node_id for one in wanted if one is not None and CUT in one.content}
         answers = _answers_in(line)
-        found, following = (
-            _findings_in(answers, step, self.passages),
-            _next_in([*answers, line], self.passages.spotlight),
-        )
+        found = _findings_in(answers, step, self.passages)
+        following = _next_in([*answers, line], self.passages.spotlight)
         await self.take(step, StepAnswer(found, following, whole))
 
 
 def _next_in(parts: Iterable[Answer], spotlight: Spotlight) -> str:
     """Return the query to search next, which models write beside the answers as well as in one of them."""
     search = next((one["next"] for one in parts if one.get("next")), "")
-    following = (
-        one_line(plain_value(spotlight.unmarked(search[:MAX_READ])), MAX_VALUE) if isinstance(search, str) else ""
-    )
+    if not isinstance(search, str):
+        return ""
+    following = one_line(plain_value(spotlight.unmarked(search[:MAX_READ])), MAX_VALUE)
     return "" if refers(following) else following
 
 

@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from graphlib import TopologicalSorter
-from operator import attrgetter
 from typing import Final
 
 from llama_index_agentic_kb._text import normalize, one_line, without_surrogates
@@ -55,7 +54,7 @@ class Proposal:
 def plain_plan(scope: Scope, sources: Sequence[SelectedSource], limits: EffortLimits) -> QueryPlan:
     """Return the plan made without a model: the intents, or else the question, each searched in all sources."""
     origin = SubQueryOrigin.INTENT if scope.intents else SubQueryOrigin.QUESTION
-    names, queries = list(map(attrgetter("name"), sources)), dict[str, SubQuery]()
+    names, queries = [source.name for source in sources], dict[str, SubQuery]()
     for text in scope.intents or (scope.question,):
         queries.setdefault(normalize(text), SubQuery(id=f"q{len(queries)}", query=text, sources=names, origin=origin))
     plan = QueryPlan(sub_queries=[*queries.values()][: limits.sub_queries])
@@ -88,9 +87,10 @@ class PlanGraph:
 
     def __post_init__(self) -> None:
         """Note what the plan and the earlier steps have."""
-        self._known = {source.name: normalize(source.name) for source in self.sources}
-        always = filter(attrgetter("params.always_query_source"), self.sources)
-        self._always = list(map(attrgetter("name"), always))
+        for source in self.sources:
+            self._known[source.name] = normalize(source.name)
+            if source.params.always_query_source:
+                self._always.append(source.name)
         self._ids = dict(zip(self.steps, self.steps, strict=True))
         for one in self.plan.sub_queries:
             first = self._by_query.setdefault(normalize(one.query), one)

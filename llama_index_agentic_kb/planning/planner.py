@@ -290,12 +290,8 @@ async def plan_searches(task: Task, models: PlanningModel, begin: Begin | None =
 
 
 def _messages(models: PlanningModel, planning: Planning) -> list[ChatMessage]:
-    scope, sources, limits, spec = (
-        planning.scope,
-        planning.graph.sources,
-        planning.graph.limits,
-        planning.scope.classification,
-    )
+    scope, spec = planning.scope, planning.scope.classification
+    sources, limits = planning.graph.sources, planning.graph.limits
     rules = prompts.DEPENDENT.format(max_rounds=limits.rounds) if limits.rounds > 1 else prompts.INDEPENDENT
     if any(map(attrgetter("source.filterable"), sources)):
         rules += f"\n- {prompts.FILTERS}"

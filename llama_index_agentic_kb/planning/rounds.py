@@ -633,7 +633,10 @@ class Steps:
         """Return the text of each search of a step, with its findings, or a note unless it is ``with_nodes``, by id."""
         made = {}
         for step in self.chain():
-            for name in (*self.searches_of([step.id]), *self.found.keys() & {step.id}):
+            names = list(self.searches_of([step.id]))
+            if step.id in self.found:
+                names.append(step.id)
+            for name in names:
                 found = as_found(self.found.get(name, []), refs) or ("" if name in with_nodes else "nothing was found")
                 query = self.searched.get(name, step).query
                 made[name] = f"{query} -> {found}" if found else query

@@ -19,8 +19,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain, filterfalse
-from operator import attrgetter
 from typing import Final
 
 from pydantic import JsonValue
@@ -228,7 +226,7 @@ def _moved(state: DialogueState, to: ToolSource | None, tools: Tools, message: s
     shift = TopicShift(
         from_tool=state.tool,
         to_tool=None if to is None else to.name,
-        cleared=tuple(filterfalse(kept.__contains__, state.slots)),
+        cleared=tuple(name for name in state.slots if name not in kept),
         kept=tuple(kept),
     )
     update = {"stage": DialogueStage.OPEN, "tool": None, "slots": kept, "missing": (), "shift": shift}
@@ -301,15 +299,18 @@ def _match(choice: _Choice, messages: Sequence[str], state: DialogueState, tools
     if change is not None:
         message, current = message[change.end() :], None
     found = {} if current is None else _found(current, [message], state.slots)
-    # Signs that it answers: something was asked for, it has a value, and it is no question.
-    signs = [state.stage in _WAITING, bool(found), _ASKS.match(message) is None]
-    asked = _asked_for(message, tools, whole=all(signs))
+    is_awaited = state.stage in _WAITING
+    has_value = bool(found)
+    is_statement = _ASKS.match(message) is None
+    # Two of the three decide that it is an answer; if all hold, only a whole example in it means a tool.
+    is_answer = sum((is_awaited, has_value, is_statement)) > 1
+    asked = _asked_for(message, tools, whole=is_awaited and has_value and is_statement)
     if current is not None and current in asked:
         asked = [current]
     if len(asked) == 1:
         choice.tool = asked[0]
         choice.arguments = _found(asked[0], messages, state.slots)
-    elif current is not None and not asked and sum(signs) > 1:
+    elif current is not None and not asked and is_answer:
         choice.tool, choice.arguments = current, _answer(current, message, found, state.missing)
 
 
@@ -358,7 +359,7 @@ def _found(tool: ToolSource, messages: Sequence[str], known: Mapping[str, JsonVa
 def _found_in(message: str, parameters: Mapping[str, Parameter], known: Arguments) -> Arguments:
     values = {name: one.found_in(message) for name, one in parameters.items()}
     others = {name: [value] for name, value in known.items()}
-    times = Counter(map(repr, chain.from_iterable({**others, **values}.values())))
+    times = Counter(repr(value) for found in {**others, **values}.values() for value in found)
     made: Arguments = {}
     for name, found in values.items():
         new = [value for value in found if value != known.get(name)] or found
@@ -395,11 +396,12 @@ async def search_turn(
     calling = None if turn.call is None else start(call_tool(task, turn, turn.call, selected))
     wanted = turn.documents and bool(task.fan_out.selected)
     outcome = await search_question(task) if wanted else PlanOutcome(QueryPlan(sub_queries=[]))
-    outcome.plan.warnings += filter(None, [turn.warning])
+    if turn.warning:
+        outcome.plan.warnings.append(turn.warning)
     if calling is not None:
         await wait([calling])
         turn, searches = calling.result()
-        outcome.plan.sub_queries += map(attrgetter("sub_query"), searches)
+        outcome.plan.sub_queries += [search.sub_query for search in searches]
         outcome.searches += searches
         outcome.proof[:0] = [Proof(node.node.node_id, one.sub_query.id) for one in searches for node in one.nodes]
     return turn, outcome

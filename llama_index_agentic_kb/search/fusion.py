@@ -22,7 +22,6 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import filterfalse
 from operator import attrgetter, itemgetter, truediv
 from typing import Final, Generic, TypeVar
 
@@ -119,8 +118,8 @@ def with_coverage(fused: Sequence[Fused[K]], lists: Sequence[Ranked[K]], *, plac
         head.append(item.key)
     if bests.issubset(head):
         return [*fused]
-    late = list(filter(bests.__contains__, map(attrgetter("key"), fused[len(head) :])))
-    others = list(filterfalse(bests.__contains__, head))
+    late = [item.key for item in fused[len(head) :] if item.key in bests]
+    others = [key for key in head if key not in bests]
     down = others[max(0, len(others) - max(0, len(head) + len(late) - places)) :]
     order = dict.fromkeys(head, 0) | dict.fromkeys(late, 1) | dict.fromkeys(down, 2)
     return sorted(fused, key=lambda item: order.get(item.key, 3))

@@ -16,10 +16,9 @@ import hashlib
 import json
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
@@ -219,10 +218,11 @@ class _View:
     def search(self, words: Sequence[tuple[str, ...]], top_k: int, filters: FilterNode | None) -> list[LexicalHit]:
         """Return the best documents; ``words`` contains the terms of each word."""
         query, documents = self._query(words, filters), self.searcher.num_docs
+        passes = None if filters is None else matcher(filters)
         limit = min(top_k + 1, documents)  # tantivy allocates for as many, and aborts the process beyond its memory
         while True:
             hits: Hits = self.searcher.search(query, limit=limit, count=False).hits
-            found = self._passing(hits, filters)
+            found = self._passing(hits, passes)
             is_whole = len(hits) < limit or limit == documents
             is_tied = len(found) >= top_k and found[top_k - 1].score == hits[-1][0]  # the order of ids may need more
             is_endless = len(hits) > _MAX_TIES and hits[-_MAX_TIES][0] == hits[-1][0]
@@ -231,8 +231,8 @@ class _View:
             # Estimate the limit from the share of hits that passed, doubled, and at least quadruple it.
             limit = min(documents, max(4 * limit, 2 * limit * top_k // max(1, len(found))))
 
-    def _passing(self, hits: Hits, filters: FilterNode | None) -> list[LexicalHit]:
-        passes, found = None if filters is None else matcher(filters), []
+    def _passing(self, hits: Hits, passes: Callable[[Mapping[str, object]], bool] | None) -> list[LexicalHit]:
+        found = []
         for score, address in hits:
             document = self.searcher.doc(address)
             if passes is None or passes(json.loads(_stored(document))):
@@ -280,7 +280,7 @@ class _View:
 
     def _either(self, parts: Sequence[tuple[str, ...] | Query]) -> tuple[str, ...] | Query:
         # One set query is fast; a thousand queries of one term each (for a principal's groups) are slow.
-        terms = tuple(chain.from_iterable(part for part in parts if isinstance(part, tuple)))
+        terms = tuple(term for part in parts if isinstance(part, tuple) for term in part)
         queries = [part for part in parts if isinstance(part, Query)]
         return _any_of([self._as_query(terms), *queries]) if queries else terms
 

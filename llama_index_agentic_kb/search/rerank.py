@@ -335,7 +335,7 @@ async def _ranked(
     given = list(map(_record, records))
     texts = [record.text for record in given]
     scores = await _scores(query, texts, ranker, deadline) if texts else {}
-    ranked = sorted(sorted(scores), key=scores.__getitem__, reverse=True)  # in the given order if scores are equal
+    ranked = sorted(scores, key=lambda position: (-scores[position], position))
     return [given[position].model_copy(update={"score": scores[position]}) for position in ranked[:top_n]]
 
 
@@ -360,11 +360,11 @@ def _by_words(query: str, texts: Sequence[str]) -> dict[int, float]:
     languages, terms = zip(*map(document_terms, texts), strict=True)
     documents = [Counter(text.split()) for text in terms]
     wanted = query_terms(query, dict.fromkeys(languages))
-    mean = sum(map(Counter.total, documents)) / len(documents) or 1.0
-    counts = [[max(map(document.__getitem__, forms)) for forms in wanted] for document in documents]
+    mean = sum(document.total() for document in documents) / len(documents) or 1.0
+    counts = [[max(document[form] for form in forms) for forms in wanted] for document in documents]
     weights = []
     for column in zip(*counts, strict=True):
-        holders = sum(map(bool, column))
+        holders = sum(often > 0 for often in column)
         weights.append(math.log(1 + (len(documents) - holders + 0.5) / (holders + 0.5)))
     highest = sum(weights) * (_K1 + 1) or 1.0
     scores = {}
