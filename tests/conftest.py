@@ -43,14 +43,20 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 _KEYS = ("OPENAI_API_KEY", "OPENAI_API_BASE", "OPENAI_BASE_URL", "OPENAI_ORG_ID", "OPENAI_ORGANIZATION")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY")
 _TERMINALS = ("COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "LINES", "NO_COLOR", "PY_COLORS")  # what rich and typer ask
-for _name in (*_KEYS, *_PROXIES, *map(str.lower, _PROXIES), *_TERMINALS):
+for _name in (*_KEYS, *_PROXIES, *map(str.lower, _PROXIES)):
     os.environ.pop(_name, None)
-os.environ["TERM"] = "xterm"
 
 _LONG = (
     "tests/benchmarks/", "tests/faults/", "tests/kills", "tests/leaks/", "tests/server/", "tests/test_cli.py",
     "tests/test_notebook.py", "tests/test_readme.py",
 )  # fmt: skip
+
+
+def pytest_sessionstart() -> None:
+    """Clear the terminal's variables, which pytest has read by now for its own colours, before tests are imported."""
+    for name in _TERMINALS:
+        os.environ.pop(name, None)
+    os.environ["TERM"] = "xterm"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

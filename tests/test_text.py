@@ -28,6 +28,13 @@ def test_passwords_of_a_url_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_text, "_KNOWN", {})
     parsed_url("postgresql://kb:first-hush@h/db?sslmode=require-all&password=hush-hush-8&sslpassword=quiet-quiet")
     assert redacted("first-hush hush-hush-8 quiet-quiet require-all") == "*** *** *** require-all"
+    names = ["pass", "PASSWD", "pwd", "secret", "token"]
+    names += ["ssl_key_password", "private_key_passphrase", "access_token", "api_key"]
+    parsed_url(
+        "postgresql://h/d?passfile=/home/pgpass1&" + "&".join(f"{one}=hush-{at}-hush" for at, one in enumerate(names))
+    )
+    assert redacted(" ".join(f"hush-{at}-hush" for at in range(len(names)))) == " ".join(["***"] * len(names))
+    assert redacted("/home/pgpass1") == "/home/pgpass1"
 
 
 @settings(max_examples=50, deadline=None)

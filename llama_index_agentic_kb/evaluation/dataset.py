@@ -18,7 +18,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import starmap
-from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -76,7 +75,7 @@ def read_dataset(folder: str | Path, *, split: str = "test", limit: int | None =
     judged = [query for query in queries if relevant.get(query.id)]
     if not judged:
         raise InvalidRequestError(f"{path}: no query of queries.jsonl has a judgment above 0 in the qrels")
-    known = set(map(attrgetter("node_id"), documents))
+    known = {document.node_id for document in documents}
     warnings = []
     if unknown := sum(len(grades.keys() - known) for grades in relevant.values()):
         warnings.append(f"{unknown} judgments name documents that are not in corpus.jsonl; they can't be found")
@@ -84,7 +83,7 @@ def read_dataset(folder: str | Path, *, split: str = "test", limit: int | None =
         warnings.append(f"{len(queries) - len(judged)} queries have no judgment above 0; they were left out")
     if limit is not None and limit < len(judged):
         drawn = random.Random(seed).sample(range(len(judged)), limit)  # noqa: S311 (a sample, no secret)
-        judged = [*map(judged.__getitem__, sorted(drawn))]
+        judged = [judged[at] for at in sorted(drawn)]
     return Dataset(path.resolve().name, documents, judged, relevant, tuple(warnings))
 
 

@@ -101,8 +101,9 @@ class Permissions:
             of_tenant = Condition(key=self.tenant, value=principal.tenant)
             if self.owner is self.users is self.groups is self.public is None:
                 return of_tenant
-        flags = self._flags(filter(None, [user]), sorted(principal.groups))
-        grants = [Condition(key=key, value=True) for key in filter(None, [self.public, *flags])]
+        flags = [] if self.public is None else [self.public]
+        flags += self._flags([] if user is None else [user], sorted(principal.groups))
+        grants = [Condition(key=key, value=True) for key in flags]
         if self.owner is not None and user is not None:
             grants.append(Condition(key=self.owner, value=user))
         if not grants:

@@ -95,6 +95,8 @@ class JwksVerifier(Model):
             except ValidationError as error:
                 raise ConfigurationError(describe(error)) from error
 
+        __init__.__pydantic_base_init__ = True  # a configuration with a field of this class names its own path
+
     _keys: dict[str | None, jwt.PyJWK] = PrivateAttr(default_factory=dict)
     _read_at: float = PrivateAttr(default=-math.inf)
     _tried_at: float = PrivateAttr(default=-math.inf)

@@ -41,7 +41,6 @@ from llama_index_agentic_kb.server.http import GOOGLE, Gateway, JsonFormatter, S
 from llama_index_agentic_kb.server.mcp_tool import mcp_routes
 from llama_index_agentic_kb.server.service import Index, KnowledgeService
 from llama_index_agentic_kb.sources import KnowledgeSource
-from llama_index_agentic_kb.wire.google import encode_error
 
 FILES: Final = Path(__file__).parent / "static"
 _TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -115,8 +114,8 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         named: JsonObject = {"code": codes.get(error.status_code, "invalidRequest"), "message": message}
         body: object = {"error": named}
         if request.url.path.startswith(GOOGLE):
-            _, (own,) = encode_error(InvalidRequestError(message))
-            body = [{"error": {**own["error"], "code": error.status_code}}]
+            own: JsonObject = {"status": "UNIMPLEMENTED", "details": []}  # the one error here is 405
+            body = [{"error": {"code": error.status_code, "message": message, **own}}]
         return JSONResponse(body, error.status_code, error.headers)
     if isinstance(error, RequestValidationError):
         found = "; ".join(f"{problem['loc'][-1]}: {problem['msg']}" for problem in error.errors())

@@ -117,11 +117,11 @@ class ShardedSource(KnowledgeSource):
         if self._comparable and scored is not None:
             order = merge_by_score(scored, [1.0] * len(scored))
         else:
-            order = [*map(attrgetter("key"), interleave([Ranked(part.keys) for part in parts]))]
+            order = [fused.key for fused in interleave([Ranked(part.keys) for part in parts])]
             nodes = {key: NodeWithScore(node=node.node) for key, node in nodes.items()}  # no scores: they don't compare
         return NodeList(
             kind,
-            [*map(nodes.__getitem__, order[:limit])],
+            [nodes[key] for key in order[:limit]],
             order[:limit],
             parts[0].scale if self._comparable else None,
             **{name: sum(map(attrgetter(name), parts)) for name in _COUNTS},

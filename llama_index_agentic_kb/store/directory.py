@@ -462,6 +462,7 @@ class StoredLexicalSearch:
         self._directory = store._lexical_directory(source)
         self._lock = threading.Lock()
         self._index: LexicalIndex | None = None
+        self._warned = ""  # the last version whose index could not be written
 
     def search(self, query: str, top_k: int, filters: FilterNode | None = None) -> list[NodeWithScore]:
         """Find nodes by the words of a query.
@@ -542,7 +543,8 @@ class StoredLexicalSearch:
         except (IngestionError, RetrievalError, OSError) as error:
             if index is None or index.mark is None:
                 raise RetrievalError(f"The lexical index of the source {self._source!r} is missing: {error}") from error
-            if not isinstance(error, BusyError):  # its writer updates the index
+            if not isinstance(error, BusyError) and self._warned != version:  # a busy store's writer updates the index
+                self._warned = version
                 logger.warning("the lexical index of the source %r is searched as it was: %s", self._source, error)
             return index
 

@@ -53,6 +53,8 @@ class FoundFile:
     root: str
     """The absolute path of the ingested folder that contained the file; empty for a file that was passed directly."""
     origin: str  # the path on disk, or the URL; empty for a document that was passed
+    inside: Path | None = field(default=None, kw_only=True)
+    """The folder as it was resolved when it was listed, which the file may not leave; None if a link may lead away."""
 
     def digest(self, max_bytes: int) -> str:
         """Return the SHA-256 of the file's bytes; raise ``UnreadableError`` if the file is larger than the limit."""
@@ -68,7 +70,13 @@ class FoundFile:
 
     def check_place(self) -> None:
         """Raise ``UnreadableError`` if a link that leaves the folder was put in the file's place meanwhile."""
-        if self.root and not self.path.resolve().is_relative_to(Path(self.root).resolve()):
+        if self.inside is None:
+            return
+        try:
+            stays = self.path.resolve().is_relative_to(self.inside)
+        except (OSError, RuntimeError):  # a loop
+            stays = False
+        if not stays:
             raise UnreadableError(_LEAVES)
 
 
@@ -161,10 +169,10 @@ class Selection:
         if path.suffix.lower() not in self._suffixes:
             self._fail(path, f"is not of a kind that is read ({', '.join(sorted(self._suffixes))})")
         else:  # passed by the caller: it may be a symlink
-            self._add(source, FoundFile(path, path.name, "", str(path)), None)
+            self._add(source, FoundFile(path, path.name, "", str(path)))
 
-    def _add(self, source: str, file: FoundFile, inside: Path | None) -> None:
-        if reason := _unfit(file.path, inside):
+    def _add(self, source: str, file: FoundFile) -> None:
+        if reason := _unfit(file.path, file.inside):
             self._fail(file.path, reason)
         elif file.relative != printable(file.relative):
             self._fail(file.path, "has a name that is not valid text")
@@ -176,14 +184,16 @@ class Selection:
             raise ConfigurationError(f"The folder {str(root)!r} has no name; pass source= to name its source.")
         source = root.name if source is None else source
         self.sources[source].roots.add(str(root))
-        for path in self._walk(self.sources[source], root):
+        inside = root.resolve()
+        for path in self._walk(self.sources[source], root, inside):
             if path.suffix.lower() not in self._suffixes:
                 kind = f"({path.suffix or 'no suffix'}){OCR_HINT if path.suffix.lower() in IMAGES else ''}"
                 self.skipped.append((printable(path), f"is of a kind that is not read {kind}"))
             else:
-                self._add(source, FoundFile(path, path.relative_to(root).as_posix(), str(root), str(path)), root)
+                relative = path.relative_to(root).as_posix()
+                self._add(source, FoundFile(path, relative, str(root), str(path), inside=inside))
 
-    def _walk(self, group: SourceFiles, root: Path) -> Iterator[Path]:
+    def _walk(self, group: SourceFiles, root: Path, inside: Path) -> Iterator[Path]:
         """Yield all non-hidden files below a folder; add folders that can't be listed to ``unlisted``."""
 
         def unlisted(error: OSError) -> None:
@@ -197,7 +207,7 @@ class Selection:
                 if is_deep:
                     group.unlisted.add(str(path))
                     self._fail(path, f"is more than {MAX_DEPTH} folders deep")
-                elif path.is_symlink() and not _stays_inside(path, root):  # files of others inside are found directly
+                elif path.is_symlink() and not _stays_inside(path, inside):  # files of others inside are found directly
                     self._fail(path, _LEAVES)
             folders[:] = [] if is_deep else [path.name for path in shown]
             yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
@@ -208,8 +218,8 @@ def printable(path: str | Path) -> str:
     return str(path).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _unfit(path: Path, root: Path | None) -> str:
-    if root is not None and not _stays_inside(path, root):
+def _unfit(path: Path, inside: Path | None) -> str:
+    if inside is not None and not _stays_inside(path, inside):
         return _LEAVES
     try:
         mode = path.stat().st_mode
@@ -218,9 +228,9 @@ def _unfit(path: Path, root: Path | None) -> str:
     return "" if stat.S_ISREG(mode) else IRREGULAR
 
 
-def _stays_inside(path: Path, root: Path) -> bool:
+def _stays_inside(path: Path, folder: Path) -> bool:
     try:
-        return path.resolve(strict=True).is_relative_to(root.resolve())
+        return path.resolve(strict=True).is_relative_to(folder)
     except (OSError, RuntimeError):  # a broken link, or a loop
         return False
 

@@ -82,9 +82,6 @@ class RemoteFile(FoundFile):
                 copy.write(block)
         return super().digest(max_bytes)
 
-    def check_place(self) -> None:
-        """Do nothing: the copy's place is not the folder, and ``digest`` checks the file's own."""
-
     def _opened(self) -> Any:
         """Open the file, not by its own URL: that lacks the password, and "::" in a name would begin another URL."""
         system, root = _file_system(self.folder)
@@ -321,7 +318,7 @@ class _Cluster:
                 reports.append(self.ray.get(ended))
             except self.ray.exceptions.RayError as error:
                 reports += self._failed(error, batch, batches, tries)
-                if len(workers) > 1:
+                if len(workers) > 1 and getattr(error, "cause", None) is None:
                     died[batch[0][0]] = worker
                 continue
             advance(len(batch), batch[-1][0])

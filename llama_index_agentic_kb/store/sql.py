@@ -255,10 +255,6 @@ class SqlDatabase:
             ) from error
 
 
-_PASSWORDS: Final = {"pass", "passwd", "password", "pwd", "secret", "sslpassword", "token"}
-"""Names of a URL's query parameters that hold secrets."""
-
-
 def parsed_url(given: str) -> URL | None:
     """Return the URL of a database, whose passwords are from then on removed from errors and logs; None for no URL."""
     try:
@@ -268,7 +264,7 @@ def parsed_url(given: str) -> URL | None:
         return None
     _text.know_secrets(filter(None, [url.password and str(url.password)]))
     for name, values in url.normalized_query.items():
-        if name.lower() in _PASSWORDS:
+        if _text.redacted(f"?{name}=value") != f"?{name}=value":  # the name of a secret
             _text.know_secrets(values)
     return url
 

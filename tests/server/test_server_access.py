@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -17,6 +18,7 @@ import pytest
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.server import access
 from llama_index_agentic_kb.server.access import JwksVerifier
+from llama_index_agentic_kb.server.app import Configuration
 from llama_index_agentic_kb.server.catalog import Catalog, SourceDefinition
 from llama_index_agentic_kb.server.errors import UnauthorizedError
 from llama_index_agentic_kb.server.service import KnowledgeService
@@ -159,6 +161,7 @@ def test_a_method_that_a_path_lacks_is_refused_in_its_form(client: httpx.Client)
         assert (response.status_code, type(body)) == (405, form)
         error = (body[0] if form is list else body)["error"]
         assert error["code"] == (405 if form is list else "methodNotAllowed")
+        assert [error.get("status"), error.get("details")] == (["UNIMPLEMENTED", []] if form is list else [None] * 2)
         assert error["message"].startswith(f"PUT {path}")
 
 
@@ -167,6 +170,21 @@ def test_a_key_set_over_plain_http_is_refused(host: str) -> None:
     """The issuer's keys come over https or from this machine."""
     with pytest.raises(ConfigurationError, match=r"^jwks: keys must come over https"):
         JwksVerifier(issuer=ISSUER, audience=AUDIENCE, jwks=f"http://{host}/keys")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "problem"),
+    [
+        ("{issuer: i, audience: a}", "tokens.jwks: Field required"),
+        ("{issuer: i, audience: a, jwks: 'http://x/k'}", "tokens.jwks: keys must come over https, or from a file"),
+        ("{1: 2}", "tokens.issuer: Field required; "),
+    ],
+)
+def test_a_wrong_verifier_in_a_file_names_its_field(tmp_path: Path, tokens: str, problem: str) -> None:
+    """By its path in the file, also where a key is no text."""
+    (tmp_path / "c.yaml").write_text(f"stores: [s]\ntokens: {tokens}")
+    with pytest.raises(ConfigurationError, match=re.escape(f"c.yaml: {problem}")):
+        Configuration.load(tmp_path / "c.yaml")
 
 
 @pytest.mark.parametrize("role", ["AgenticKB.Admin", "NoAgenticKB.AdminAtAll", ["AgenticKB.Admin"], ["Admin"], None])

@@ -20,7 +20,8 @@ from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.schema import Reference
 from llama_index_agentic_kb.store import ingest
 from llama_index_agentic_kb.store.directory import DirectoryStore
-from llama_index_agentic_kb.store.reading import FileReader
+from llama_index_agentic_kb.store.files import Selection
+from llama_index_agentic_kb.store.reading import FileReader, UnreadableError
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.store.conftest import docx_document, write_docx, write_pdf, written
 
@@ -87,6 +88,23 @@ def test_a_file_or_folder_that_becomes_a_link_is_not_followed(name: str, docs: P
     found = reasons(report)
     assert (found[name][:29], found["inner.md"][:29]) == ("is a symlink that leaves the ",) * 2
     assert found["lost.md"] == "can't be read: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("moved", "target"), [("later.md", "later.md"), ("later.md", "outside/later.md"), ("", "outside")]
+)
+def test_a_link_made_after_a_file_was_hashed_is_not_followed(docs: Path, moved: str, target: str) -> None:
+    """Out of the folder, to itself, or in the place of the listed folder."""
+    for path in (docs, docs.parent / "outside"):
+        written(path, {"later.md": "later"})
+    file = Selection([docs]).sources["docs"].files["later.md"]
+    file.digest(1_000)
+    (docs / moved).rename(docs.parent / "moved")
+    (docs / moved).symlink_to(docs.parent / target if "outside" in target else target)
+    with FileReader(1_000) as reader:
+        for read in (lambda: file.digest(1_000), lambda: file.parsed(reader)):
+            with pytest.raises(UnreadableError, match="is a symlink that leaves the folder, or leads nowhere"):
+                read()
 
 
 def test_large_files_are_left_out(docs: Path, store: DirectoryStore) -> None:

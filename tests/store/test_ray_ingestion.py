@@ -169,8 +169,16 @@ def test_an_actor_has_a_batch_in_waiting_and_one_that_died_gets_the_next_last() 
         assert (given, sum(len(one.added) for one in reports)) == (expected, count)
 
 
-def test_a_bad_actor_gets_no_batch_again_that_died_there() -> None:
-    """It dies at once while the other is busy: each batch is tried there once, and no file is blamed."""
+@pytest.mark.parametrize(("cause", "stored"), [(None, "good"), (IngestionError("the store is away"), "bad")])
+def test_a_bad_actor_gets_no_batch_again_that_died_there(
+    cause: Exception | None, stored: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies at once while the other is busy: each batch is tried there once, and no file is blamed.
+
+    An actor that lives may have a batch again for which it did not reach the store.
+    """
+    monkeypatch.setattr(ray_ingestion, "PAUSE", 0.0)
+    tried: set[Any] = set()
 
     def actor(name: str) -> Any:
         return SimpleNamespace(ingest=SimpleNamespace(remote=lambda _source, batch, _known: (name, *batch)))
@@ -180,15 +188,17 @@ def test_a_bad_actor_gets_no_batch_again_that_died_there() -> None:
         return calls[:num_returns], calls[num_returns:]
 
     def get(call: Any) -> Any:
-        if call[0] == "bad":
-            raise DiedError
-        return SimpleNamespace(added=call[1:], failed=())
+        if call[0] == "bad" and call not in tried:
+            tried.add(call)
+            raise DiedError(cause)
+        return SimpleNamespace(added=call[1:], failed=(), by=call[0])
 
     ray = SimpleNamespace(wait=wait, get=get, exceptions=SimpleNamespace(RayError=DiedError))
     batches = deque([files(name) for name in "abcd"])
     reports: Any = _Cluster(ray, [actor("bad"), actor("good")]).perform("docs", batches, {}, lambda *_: None)
     assert sorted(path for report in reports for _, path, _ in report.added) == ["a", "b", "c", "d"]
     assert [url for report in reports for url, _ in report.failed] == []
+    assert any(report.by == stored for report in reports)
 
 
 def test_what_waits_behind_a_death_is_not_blamed() -> None:
