@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import permutations
@@ -23,7 +24,6 @@ from llama_index.core.utils import print_text
 
 from llama_index_agentic_kb._aio import Call, WorkerPool, arun, run
 from llama_index_agentic_kb._text import error_message, one_line, printable
-from llama_index_agentic_kb._types import Work
 from llama_index_agentic_kb.account import ActivityLog, Budget, GuardedCallbacks, set_budget
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, InvalidRequestError, by_value
 from llama_index_agentic_kb.evidence.candidates import Fusion, drop_provenance, references
@@ -412,21 +412,35 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         budget, outcome, options, ranked = retrieval.budget, retrieval.outcome, self.evidence, max(MAX_RANKED, limit)
         if request.results_processing is not None:
             options = replace(options, results_processing=request.results_processing)
-        work = gather_evidence(
-            outcome.searches,
-            retrieval.selected,
-            options,
-            bundle=bundle or QueryBundle(retrieval.scope.question),
-            ranked=ranked,
-            limit=limit,
-            deadline=budget.evidence_deadline,
-            rerank_deadline=budget.retrieval_deadline,
-            proof=outcome.proof,
-            outside=narrowing.outside,
-            follows=bool(task.scope.history),
-        )
-        is_read = retrieval.log.is_read
-        gathered = await (_recorded(work, request, retrieval, task, narrowing.turn, ranked) if is_read else work)
+        opened: AbstractContextManager[AgenticReasoningActivity | None] = nullcontext()
+        if retrieval.log.is_read:
+            opened = _opened(retrieval, task, narrowing.turn)
+        with opened as record, billed() as bill:
+            gathered = await gather_evidence(
+                outcome.searches,
+                retrieval.selected,
+                options,
+                bundle=bundle or QueryBundle(retrieval.scope.question),
+                ranked=ranked,
+                limit=limit,
+                deadline=budget.evidence_deadline,
+                rerank_deadline=budget.retrieval_deadline,
+                proof=outcome.proof,
+                outside=narrowing.outside,
+                follows=bool(task.scope.history),
+            )
+            if record is not None:
+                for changed, fields in gathered.cut_searches:
+                    retrieval.log.amend(changed, **fields)
+                counts = gathered.counts
+                retrieval.log.close(
+                    record,
+                    outcome=Outcome.OK if gathered.nodes else Outcome.EMPTY,
+                    reasoning_tokens=bill.tokens,
+                    warning=_warning(request, retrieval, gathered),
+                    spent=outcome.spent(budget, min(counts.candidates - counts.merged, ranked)),
+                    **counts._asdict(),
+                )
         retrieval.nodes = gathered.nodes
         retrieval.missing += filter(None, [gathered.missing])
         if task.scope.intents:  # without a model, the plan's only warning is that there are too many
@@ -434,46 +448,31 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             retrieval.missing += [skipped(reason=warning) for warning in outcome.plan.warnings]
 
 
-async def _recorded(
-    work: Work[GatheredEvidence],
-    request: RetrievalRequest,
-    retrieval: Retrieval,
-    task: Task,
-    turn: TurnScope | None,
-    ranked: int,
-) -> GatheredEvidence:
-    """Gather evidence in an activity record of its own; at most ``ranked`` documents are ranked."""
-    log, budget, outcome = retrieval.log, retrieval.budget, retrieval.outcome
-    opened = log.record(
+def _opened(
+    retrieval: Retrieval, task: Task, turn: TurnScope | None
+) -> AbstractContextManager[AgenticReasoningActivity]:
+    """Return the activity record of gathering evidence, to be opened."""
+    outcome = retrieval.outcome
+    return retrieval.log.record(
         AgenticReasoningActivity,
         CBEventType.AGENT_STEP,
         logical_reasoning_effort=task.effort,
         retrieval_reasoning_effort=task.effort if outcome.planned else ReasoningEffort.MINIMAL,
-        planned=outcome.allowed(task.limits, budget),
+        planned=outcome.allowed(task.limits, retrieval.budget),
         findings=outcome.findings or None,
         signals=outcome.signals,
         decision=outcome.decision or None,
         conversation=turn,
     )
-    with opened as record, billed() as bill:
-        gathered = await work
-        for changed, fields in gathered.cut_searches:
-            log.amend(changed, **fields)
-        # The record of the planning call has the plan's warnings.
-        unplanned = outcome.plan.warnings if log.last(ModelQueryPlanningActivity) is None else []
-        counts = gathered.counts
-        is_cut = counts.kept < counts.candidates - counts.merged
-        cuts = counts.cuts(limited=budget.output_documents is not None) if is_cut else []
-        warnings = filter(None, [gathered.warning, *request.unread, *unplanned, *cuts])
-        log.close(
-            record,
-            outcome=Outcome.OK if gathered.nodes else Outcome.EMPTY,
-            reasoning_tokens=bill.tokens,
-            warning="; ".join(warnings) or None,
-            spent=outcome.spent(budget, min(counts.candidates - counts.merged, ranked)),
-            **counts._asdict(),
-        )
-    return gathered
+
+
+def _warning(request: RetrievalRequest, retrieval: Retrieval, gathered: GatheredEvidence) -> str | None:
+    """Return the warning of gathered evidence; the record of a planning call, if any, has the plan's."""
+    planned, counts = retrieval.log.last(ModelQueryPlanningActivity) is not None, gathered.counts
+    is_cut = counts.kept < counts.candidates - counts.merged
+    cuts = counts.cuts(limited=retrieval.budget.output_documents is not None) if is_cut else []
+    unplanned = [] if planned else retrieval.outcome.plan.warnings
+    return "; ".join(filter(None, [gathered.warning, *request.unread, *unplanned, *cuts])) or None
 
 
 def scope_of(

@@ -179,7 +179,7 @@ async def test_a_reply_without_end_is_cut(mode: str, *, streaming: bool) -> None
             ticks += 1
 
     ticker = asyncio.create_task(tick())
-    engine = base("rain falls " * 100_000, max_runtime_in_seconds=60).as_query_engine(mode, streaming=streaming)
+    engine = base("rain falls " * 100_000, max_runtime_in_seconds=600).as_query_engine(mode, streaming=streaming)
     response: Any = await engine.aquery("Rain?")
     if streaming:
         text = "".join([delta async for delta in response.async_response_gen()])

@@ -13,8 +13,11 @@ from llama_index.core import PromptTemplate, Settings, SummaryIndex, VectorStore
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.base.response.schema import AsyncStreamingResponse
 from llama_index.core.memory import ChatMemoryBuffer
-from llama_index.core.schema import QueryBundle, TextNode
+from llama_index.core.postprocessor import LLMRerank
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
+from pydantic import ConfigDict
 
 from llama_index_agentic_kb import (
     AgenticQueryEngine,
@@ -30,7 +33,7 @@ from llama_index_agentic_kb import (
 from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import ConfigurationError, DeniedError, InvalidRequestError
 from llama_index_agentic_kb.retriever import Retrieval
-from llama_index_agentic_kb.schema import Outcome, SourceActivity
+from llama_index_agentic_kb.schema import AgenticReasoningActivity, FilterNode, Outcome, SourceActivity
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM, ScriptedReply
 from tests.aio.conftest import until
@@ -242,10 +245,12 @@ def test_a_memory_that_fails_costs_the_conversation_only(hangs: bool, outcome: s
     assert "secret" not in made.missing[0].reason
 
 
-def test_verbose_prints_each_search(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("way", ["sync", "async"])
+async def test_verbose_prints_each_search(capsys: pytest.CaptureFixture[str], way: str) -> None:
     """As LlamaIndex's retrievers do: each source with its query and what it found; nothing is printed by default."""
     for verbose in (False, True):
-        AgenticRetriever(sources(), verbose=verbose).retrieve("Voyager")
+        retriever = AgenticRetriever(sources(), verbose=verbose)
+        _ = retriever.retrieve("Voyager") if way == "sync" else await retriever.aretrieve("Voyager")
         printed = capsys.readouterr().out
         assert [word in printed for word in ("missions: Voyager: ok, 3 documents", "rockets: Voyager")] == [verbose] * 2
 
@@ -304,6 +309,53 @@ async def test_a_source_that_can_not_keep_its_filter_is_denied() -> None:
     with pytest.raises(DeniedError):
         await retrieved("sync", [source("a"), source("b")], filters="tenant eq 'acme'")
     assert plain.queries == []
+
+
+class Refusing:
+    """A lexical index that denies each search."""
+
+    def search(self, query: str, top_k: int, filters: FilterNode | None) -> list[NodeWithScore]:
+        raise DeniedError(f"{query}: {top_k} {filters}")
+
+
+async def test_a_list_that_is_denied_is_missing() -> None:
+    """Beside a list of the same source that is not."""
+    made = await retrieved("async", [KnowledgeSource("rain", index=index(RAIN), hybrid=Refusing())])
+    assert [(part.what, part.outcome) for part in made.missing] == [("rain", Outcome.DENIED)]
+    assert len(made.nodes) == 2
+
+
+def test_what_nobody_records_is_the_same() -> None:
+    """Several searches of several sources, with and without their records."""
+    plain = AgenticRetriever(sources(hybrid=True), llm=ScriptedLLM(PLAN)).retrieve(QUESTION)
+    heard = AgenticRetriever(sources(hybrid=True), llm=ScriptedLLM(PLAN), observer=lambda _: None).retrieve(QUESTION)
+    assert len(plain) > 3
+    assert [(one.text, one.score) for one in plain] == [(one.text, one.score) for one in heard]
+
+
+class Nested(BaseNodePostprocessor):
+    """Asks a retriever of its own."""
+
+    inner: AgenticRetriever
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        self.inner.retrieve(str(query_bundle))
+        return nodes
+
+
+async def test_a_retriever_within_another_has_its_own_bill() -> None:
+    """Also if nobody reads its records: the tokens of its reranker are not the outer one's."""
+    reranker = LLMRerank(llm=ScriptedLLM("Doc: 1, Relevance: 9"))
+    inner = AgenticRetriever([source("inner")], reranker=reranker)
+    spent = []
+    for postprocessor in (Nested(inner=inner), reranker):
+        made = await retrieved("async", [source("outer")], node_postprocessors=[postprocessor])
+        [record] = [one for one in made.log.records if isinstance(one, AgenticReasoningActivity)]
+        spent.append(record.reasoning_tokens or 0)
+    assert spent[0] == 0 < spent[1]
 
 
 class LeavingError(Exception):

@@ -279,6 +279,10 @@ MIN_OVERLAP: Final = 20
 """Minimum number of shared characters for two texts of unknown position to count as overlapping: repeated text is
 harmless, lost text is not."""
 
+MAX_SPAN: Final = 120_000
+"""Maximum number of characters of its document from which a chunk was made to be joined by its position: a
+postprocessor may have shortened its text, but its keys are one per ``MAX_CHARACTERS``."""
+
 MAX_GAP: Final = 2  # maximum number of characters between two adjacent chunks: whitespace that a splitter removed
 
 _Part: TypeAlias = tuple[int, NodeWithScore]  # a node's rank (0 is best) and the node
@@ -330,8 +334,9 @@ def arrange(
             pieces.add(piece)
         else:
             break
-    if waiting:
-        pieces.fill(waiting, limit)
+    for piece in waiting:
+        if len(pieces.kept) < limit and not pieces.join(piece):
+            pieces.add(piece)
     made, used = list[NodeWithScore](), 0
     for piece in pieces.kept.values():
         made.append(piece.parts[0][1] if len(piece.parts) == 1 else join(piece.parts))
@@ -355,7 +360,7 @@ def _keys(node: BaseNode) -> tuple[set[Hashable], set[Hashable]]:
     if document is not None and isinstance(number, int):
         keys |= {(document, number), (document, number + 1)}
     span = _span(node)
-    if document is None or None not in links or span is None or span[1] - span[0] > MAX_CHARACTERS:
+    if document is None or None not in links or span is None or span[1] - span[0] > MAX_SPAN:
         return keys, keys  # it is not joined to any by its position
     places = range(span[0] // MAX_CHARACTERS, (span[1] + MAX_GAP) // MAX_CHARACTERS + 1)
     numbered, others = set(product(["numbered"], [document], places)), set(product(["others"], [document], places))
@@ -379,12 +384,6 @@ class _Pieces:
         self.per_document[piece.document] += 1
         for key in piece.keys:
             self.near[key].add(piece)
-
-    def fill(self, waiting: Sequence[_Piece], limit: int) -> None:
-        """Join or add pieces, until there are ``limit``."""
-        for piece in waiting:
-            if len(self.kept) < limit and not self.join(piece):
-                self.add(piece)
 
     def join(self, one: _Piece) -> bool:
         """Join a node to adjacent pieces if the length allows (merging two of them); return whether it was joined."""

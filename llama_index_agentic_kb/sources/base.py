@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral, Real
 from operator import attrgetter
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Final, TypeAlias
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -112,32 +112,12 @@ def _as_json(value: object) -> JsonValue:
     return made
 
 
-_KINDS: Final[Mapping[str, tuple[type | UnionType | None, str]]] = {
-    "description": (str, "text"),
-    "index": (BaseIndex | None, "BaseIndex"),
-    "retriever": (BaseRetriever | None, "BaseRetriever"),
-    "retriever_factory": (None, "a function"),
-    "retriever_kwargs": (Mapping | None, "a mapping"),
-    "permissions": (Permissions | None, "Permissions"),
-    "trust": (int | None, "a whole number"),
-    "filterable": (Mapping | None, "a mapping from names to FilterField"),
-    "metadata_reader": (None, "a function"),
-    "fields": (Fields, "Fields"),
-    "weight": (Real, "a number"),
-    "similarity_top_k": (Integral | None, "a whole number"),
-    "resilience": (Resilience, "Resilience"),
-    "params": (SourceParams | None, "SourceParams"),
-}
-"""The types of a source's arguments, None for a function or None, and how errors name them."""
-
-
-def _check_kinds(name: object, given: Mapping[str, object]) -> None:
+def _check_kinds(name: object, **given: tuple[object, type | UnionType, str]) -> None:
+    """Check the name of a source, and of each argument the value against its type; errors have the type's name."""
     if not (isinstance(name, str) and name.strip()):
         raise ConfigurationError(f"name: a source's name must not be empty, got {name!r}")
-    for field, value in given.items():
-        kind, words = _KINDS[field]
-        fits = (value is None or callable(value)) if kind is None else isinstance(value, kind)
-        if isinstance(value, bool) or not fits:
+    for field, (value, kind, words) in given.items():
+        if isinstance(value, bool) or not isinstance(value, kind):
             raise ConfigurationError(f"source {name!r}: {field}: expected {words}, got {type(value).__name__}")
 
 
@@ -209,7 +189,7 @@ class KnowledgeSource(NotPickled):
         trust: int | None = None,
         filterable: Mapping[str, FilterField] | None = None,
         metadata_reader: MetadataReader | None = None,
-        fields: Fields = Fields(),
+        fields: Fields | None = None,
         weight: float = 1.0,
         similarity_top_k: int | None = None,
         resilience: Resilience = DEFAULT_RESILIENCE,
@@ -217,39 +197,35 @@ class KnowledgeSource(NotPickled):
         hybrid: bool | LexicalSearch | None = None,
         params: SourceParams | None = None,
     ) -> None:
-        _check_kinds(
-            name,
-            {
-                "description": description,
-                "index": index,
-                "retriever": retriever,
-                "retriever_factory": retriever_factory,
-                "retriever_kwargs": retriever_kwargs,
-                "permissions": permissions,
-                "trust": trust,
-                "filterable": filterable,
-                "metadata_reader": metadata_reader,
-                "fields": fields,
-                "weight": weight,
-                "similarity_top_k": similarity_top_k,
-                "resilience": resilience,
-                "params": params,
-            },
-        )
-        further = dict(retriever_kwargs or {})
+        further = dict(retriever_kwargs) if isinstance(retriever_kwargs, Mapping) else {}
         further_top_k = further.pop("similarity_top_k", None)
         similarity_top_k = further_top_k if similarity_top_k is None else similarity_top_k
+        _check_kinds(
+            name,
+            index=(index, BaseIndex | None, "BaseIndex"),
+            retriever=(retriever, BaseRetriever | None, "BaseRetriever"),
+            retriever_factory=(None if callable(retriever_factory) else retriever_factory, NoneType, "a function"),
+            retriever_kwargs=(retriever_kwargs, Mapping | None, "a mapping"),
+            permissions=(permissions, Permissions | None, "Permissions"),
+            trust=(trust, int | None, "a whole number"),
+            filterable=(filterable, Mapping | None, "a mapping from names to FilterField"),
+            fields=(fields, Fields | None, "Fields"),
+            weight=(weight, Real, "a number"),
+            similarity_top_k=(similarity_top_k, Integral | None, "a whole number"),
+            resilience=(resilience, Resilience, "Resilience"),
+            params=(params, SourceParams | None, "SourceParams"),
+        )
         _check_values(name, weight, similarity_top_k, params)
         if sum(over is not None for over in (index, retriever, retriever_factory)) != 1:
             raise ConfigurationError(f"source {name!r}: give exactly one of index, retriever and retriever_factory")
         self.name = name
-        self.description = description
+        self.description = description or ""
         self.mandatory = all_of(to_tree(filters), to_tree(further.pop("filters", None)))
         self.permissions = permissions
         self.trust = trust
         self.filterable = declared_fields(name, filterable, permissions)
         self.metadata_reader = metadata_reader
-        self.fields = fields
+        self.fields = fields or Fields()
         self.params = params
         self.no_params = SourceParams(knowledge_source_name=name)  # of a request that has none for it
         self.weight = weight

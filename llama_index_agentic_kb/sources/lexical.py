@@ -184,7 +184,7 @@ def _in_docstore(index: VectorStoreIndex) -> bool:
     return not index.vector_store.stores_text or index._store_nodes_override  # noqa: SLF001 (no public name)
 
 
-@dataclass
+@dataclass(eq=False)
 class IndexSearch:
     """One source's access to a shared index, with its maximum number of nodes.
 

@@ -418,11 +418,11 @@ def _finite(score: Any) -> float | None:
 MAX_DEPTH: Final = 3  # to which index nodes are followed
 MAX_FOLLOWED: Final = 32  # index nodes in one search; the rest are returned unchanged
 
-_OURS: Final = "_agentic_kb_recursion"
-_THEIRS: Final = "_agentic_kb_made_by_user"
+_OURS: Final = "__agentic_kb_recursion__"  # pydantic would make a private attribute of a name with one underscore
+_THEIRS: Final = "__agentic_kb_made_by_user__"
 """The attribute that marks a user's own retriever: its index nodes may also point to nodes, as in LlamaIndex."""
 _VIEWED: Final = "_agentic_kb_viewed"
-"""The slot of a view with the retriever, whose class may have slots of its own."""
+"""The slot of a view with the retriever, if its class has slots of its own."""
 
 
 class _Unresolving:
@@ -445,9 +445,11 @@ class _Unresolving:
 
 @lru_cache(maxsize=256)
 def _unresolving(kind: type[BaseRetriever], *, theirs: bool) -> type[BaseRetriever]:
-    own = {_OURS: True, _THEIRS: theirs, "__module__": kind.__module__, "__slots__": (_VIEWED,)}
-    slots = (name for base in kind.__mro__ for name, at in vars(base).items() if isinstance(at, MemberDescriptorType))
-    return type(kind.__name__, (_Unresolving, kind), own | {name: _forwarded(name) for name in slots})
+    own: dict[str, object] = {_OURS: True, _THEIRS: theirs, "__module__": kind.__module__}
+    slots = [name for base in kind.__mro__ for name, at in vars(base).items() if isinstance(at, MemberDescriptorType)]
+    if slots:  # a subclass of a tuple or an integer can't have any
+        own |= {"__slots__": (_VIEWED,), **{name: _forwarded(name) for name in slots}}
+    return type(kind.__name__, (_Unresolving, kind), own)
 
 
 def _forwarded(slot: str) -> property:
@@ -455,6 +457,7 @@ def _forwarded(slot: str) -> property:
     return property(
         lambda view: getattr(getattr(view, _VIEWED), slot),
         lambda view, value: setattr(getattr(view, _VIEWED), slot, value),
+        lambda view: delattr(getattr(view, _VIEWED), slot),
     )
 
 
@@ -471,7 +474,8 @@ def bounded(retriever: BaseRetriever, *, theirs: bool = True) -> BaseRetriever:
     made = _unresolving(kind, theirs=theirs)
     view = made.__new__(made)
     view.__dict__ = retriever.__dict__
-    object.__setattr__(view, _VIEWED, retriever)
+    if hasattr(made, _VIEWED):
+        object.__setattr__(view, _VIEWED, retriever)
     return view
 
 

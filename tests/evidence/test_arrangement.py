@@ -184,6 +184,14 @@ def test_neighbours_are_found_wherever_they_meet(ends: tuple[int, int]) -> None:
             assert len(arrange([NodeWithScore(node=node) for node in nodes], 2).nodes) == 1
 
 
+@pytest.mark.parametrize("spans", [((0, 7_000), (7_000, 7_900)), ((100, 900), (900, 40_000))])
+def test_a_shortened_chunk_has_neighbours(spans: tuple[tuple[int, int], tuple[int, int]]) -> None:
+    """A postprocessor that keeps single sentences leaves the chunk's place; in either order."""
+    nodes = [NodeWithScore(node=chunk(name, span=span)) for name, span in zip("ab", spans, strict=True)]
+    for ordered in (nodes, nodes[::-1]):
+        assert len(arrange(ordered, 2).nodes) == 1
+
+
 def test_numbered_chunks_are_not_compared_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor are linked or placed ones: each only with those that may be beside it, also in a document of many pieces."""
     compare = Mock(side_effect=follows)

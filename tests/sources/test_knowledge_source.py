@@ -86,6 +86,7 @@ def test_a_source_is_over_exactly_one_thing() -> None:
         ({"similarity_top_k": -1}, "similarity_top_k must be above 0"),
         ({"similarity_top_k": 0}, "similarity_top_k must be above 0, got 0"),
         ({"similarity_top_k": "5"}, "similarity_top_k: expected a whole number, got str"),
+        ({"retriever_kwargs": {"similarity_top_k": "5"}}, "similarity_top_k: expected a whole number, got str"),
         ({"weight": "2"}, "weight: expected a number, got str"),
         ({"name": "  "}, "name must not be empty"),
         ({"name": None}, "name must not be empty, got None"),
@@ -103,6 +104,13 @@ def test_unusable_fields_are_refused(fields: dict[str, Any], message: str) -> No
     """Each error names the field."""
     with pytest.raises(ConfigurationError, match=message):
         KnowledgeSource(**{"name": "x", "retriever": MemoryRetriever([]), **fields})
+
+
+def test_a_description_and_fields_may_be_none() -> None:
+    """They are then those of a source that has none."""
+    given: Any = {"description": None, "fields": None}
+    source = KnowledgeSource("x", retriever=MemoryRetriever([]), **given)
+    assert (source.description, source.fields) == ("", Fields())
 
 
 def test_a_store_that_ignores_filters_is_not_searched(deaf_index: MakeIndex) -> None:

@@ -289,15 +289,24 @@ class Validated(BaseModel, BaseRetriever):
         BaseRetriever.__init__(self)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return [NodeWithScore(node=TextNode(text=text)) for text in self._texts]
+        pointer = IndexNode(text="rain", index_id="n", obj=TextNode(text="a rainy node"))
+        return [NodeWithScore(node=node) for node in (*(TextNode(text=text) for text in self._texts), pointer)]
+
+
+class Numbered(int, MemoryRetriever):
+    """A number, whose subclasses can't have slots."""
+
+    def __init__(self, number: int = 0) -> None:
+        MemoryRetriever.__init__(self, [f"rain {number}"])
 
 
 def test_a_retriever_may_have_slots() -> None:
-    """A view reads and writes the retriever's own, those of a pydantic model too."""
+    """A view reads and writes the retriever's own, those of a pydantic model too; or it may be unable to have any."""
     slotted = Slotted()
     assert texts(search(KnowledgeSource("docs", retriever=slotted), "rain")) == ["rain 0", "rain in Oslo"]
     assert (slotted.asked, slotted.calls) == (1, 1)
-    assert texts(search(KnowledgeSource("docs", retriever=Validated()), "rain")) == ["rain in Oslo"]
+    assert texts(search(KnowledgeSource("docs", retriever=Validated()), "rain")) == ["a rainy node", "rain in Oslo"]
+    assert texts(search(KnowledgeSource("docs", retriever=Numbered(7)), "rain")) == ["rain 7"]
 
 
 class Echo(CustomQueryEngine):
