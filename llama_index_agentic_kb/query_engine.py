@@ -33,7 +33,7 @@ from llama_index_agentic_kb._types import JsonObject, Work
 from llama_index_agentic_kb.account import GuardedCallbacks, is_heard, open_events, resumed_trace, set_budget
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.evidence.gathering import postprocess
-from llama_index_agentic_kb.grounding.citations import MarkerFilter, Markers, cited_ids
+from llama_index_agentic_kb.grounding.citations import MarkerFilter, Markers, cited_ids, clean_markers
 from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding
 from llama_index_agentic_kb.guard.spotlighting import Spotlight
 from llama_index_agentic_kb.llm import billed
@@ -342,6 +342,8 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             if shown and through is not None and (last := through[1]()):  # the body had no end that emits it
                 shown.append(last)
                 await emit(last)
+            if through is not None:  # they emit no part of a marker
+                error.partial, _ = clean_markers(error.partial, range(len(retrieval.nodes)))
             synthesis = await replacement(self.synthesizer, retrieval, error)
         return await checked(retrieval, synthesis, checks, self.synthesizer)
 

@@ -426,7 +426,8 @@ class TextPiece(Model):
 class CitationPiece(Model):
     """A claim of a streamed answer, with references that its markers cite, or at the end those that checks found.
 
-    The sources of all pieces with the same span are those of the whole answer's citation.
+    The sources of all pieces with the same span are those of the whole answer's citation, but for a paragraph that a
+    later line makes a heading: its pieces are in the stream alone.
     """
 
     kind: Literal["citation"] = "citation"

@@ -171,10 +171,11 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
 
     def _resolve(self, llm: LLM | None) -> LLM:
         try:
-            return of_any_name(llm or Settings.llm)
+            llm = llm or Settings.llm
         except (ImportError, ValueError) as error:
             remedy = "pass llm=, set Settings.llm or OPENAI_API_KEY"
             raise ConfigurationError(f"mode {self.mode!r} needs a language model: {remedy}") from error
+        return of_any_name(llm)
 
     def _get_prompts(self) -> PromptDictType:
         return dict(self.templates)

@@ -154,7 +154,7 @@ class Draft:
     spotlight: Spotlight = PLAIN
     result: Synthesis = field(default_factory=partial(Synthesis, ""))
     calls: int = 0  # the number of model calls begun
-    unreadable: list[SynthesisError] = field(default_factory=list)  # of replies that a filtering mode has skipped
+    unreadable: list[SynthesisError] = field(default_factory=list)  # of replies that were skipped
     emitted: str = ""  # the text emitted so far, a prefix of the answer
     so_far: str = ""  # the answer after the last completed call, used as partial answer on a timeout
 

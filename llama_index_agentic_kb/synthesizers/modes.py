@@ -98,7 +98,8 @@ class Generation(AgenticSynthesizer):
 class Accumulate(AgenticSynthesizer):
     """Answers from each passage alone and returns all answers: "Response 1: ...", "Response 2: ...", ...
 
-    If streaming, each answer is emitted as one piece, in order, once it is complete. Template: ``text_qa_template``; a
+    An empty reply is left out with a warning. If streaming, each answer is emitted as one piece, in order, once it is
+    complete. Template: ``text_qa_template``; a
     ``separator`` may be passed with each question. With ``output_cls``, each answer is an object as JSON.
     """
 
@@ -110,13 +111,26 @@ class Accumulate(AgenticSynthesizer):
         separator, template = str(draft.variables.pop("separator", SEPARATOR)), self.templates["text_qa_template"]
         groups = await draft.pack(self.packer, template, max_calls=MAX_ANSWERS)
 
-        async def add(position: int, answer: TextAnswer) -> None:
-            piece = f"{separator if position else ''}Response {position + 1}: {answer.text}"
+        async def answered(group: Sequence[Passage]) -> TextAnswer | None:
+            try:
+                return await draft.ask(template, ids_of(group), {"context_str": format_passages(group)})
+            except SynthesisError as error:
+                if not (isinstance(error.__cause__, LLMError) and error.__cause__.empty):
+                    raise
+                draft.unreadable.append(error)
+                return None
+
+        async def add(position: int, answer: TextAnswer | None) -> None:
+            if answer is None:
+                draft.result.warnings.append(f"call {position + 1} had an empty reply; it is left out")
+                return
+            piece = f"{separator if draft.so_far else ''}Response {position + 1}: {answer.text}"
             draft.so_far += piece
             await draft.emit(piece)
 
-        asked = [draft.ask(template, ids_of(group), {"context_str": format_passages(group)}) for group in groups]
-        answers = await side_by_side(asked, add)
+        answers = list(filter(None, await side_by_side(list(map(answered, groups)), add)))
+        if not answers:
+            raise draft.unreadable[0]
         draft.result.answerable, draft.result.output = any(answer.answerable for answer in answers), None
         return draft.so_far
 
@@ -229,7 +243,7 @@ class Refine(AgenticSynthesizer):
             answer = await self._step(draft, template, shown, answer, variables, stream=stream) or answer
             draft.so_far = "" if answer is None else answer.text
         dispatcher.event(GetResponseEndEvent())
-        if answer is None and len(draft.unreadable) == draft.calls:
+        if answer is None and draft.unreadable and len(draft.unreadable) == draft.calls:
             raise draft.unreadable[-1]  # whether the evidence answers the question is unknown
         draft.result.answerable = answer is not None and answer.answerable
         return self._empty_response if answer is None else answer.text

@@ -361,6 +361,13 @@ def test_a_stream_that_ends_late_shows_its_citations(grounding: bool) -> None:
     assert [one.sources for one in cited[:2]] == [[0], [1]]
 
 
+def test_a_stream_that_is_cut_in_a_marker_has_no_part_of_it() -> None:
+    """A bracket before a colon is held, as it may define a link: neither the pieces nor the whole have the rest."""
+    reply = ScriptedReply("It was 110.6 m tall [ref_id:0]: ", error=TimeoutError())
+    pieces = list(base(lambda _: reply).stream_answer(QUESTION))  # type: ignore[arg-type]
+    assert in_order(pieces).answer.text == "It was 110.6 m tall"
+
+
 @pytest.mark.parametrize("grounding", [Grounding(), Grounding(repair="drop")], ids=["at once", "held"])
 def test_a_stream_shows_what_only_the_checks_cite(grounding: Grounding) -> None:
     """Before the whole: claims without a marker, and all of an answer that was held until it was checked."""

@@ -180,6 +180,12 @@ def test_arguments_that_do_not_fit_are_refused(mode: str, arguments: dict[str, A
         Refine(ScriptedLLM(), summary_template=PromptTemplate("x"))
 
 
+def test_what_is_no_model_is_named() -> None:
+    """It is not said that none was passed."""
+    with pytest.raises(ConfigurationError, match=r"expected an LLM of LlamaIndex, as .*, got str"):
+        AnswerSynthesis("gpt-4o")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("mode", [*MODES, *OutputMode, *ResponseMode])
 def test_every_mode_has_its_synthesizer(mode: str) -> None:
     """Our names, output modes and LlamaIndex's response modes all make the mode of that name."""

@@ -331,6 +331,16 @@ async def test_a_reply_of_which_nothing_is_left_is_an_error(reply: str, way: Way
         await way.ask(synthesizer, "?", nodes)
 
 
+@pytest.mark.parametrize("reply", ["", *EMPTY])
+def test_an_accumulated_reply_of_nothing_is_left_out(reply: str, nodes: Nodes) -> None:
+    """The others are answered under their own numbers, with a warning; where none is left, it is an error."""
+    made = run(Accumulate(ScriptedLLM([reply, "B.", "C."])).synthesis(QueryBundle("?"), nodes, separator=" | "))
+    assert made.text == "Response 2: B. | Response 3: C."
+    assert "call 1 had an empty reply; it is left out" in made.warnings
+    with pytest.raises(SynthesisError, match="the model's reply is empty"):
+        Accumulate(ScriptedLLM(reply)).synthesize("?", nodes)
+
+
 @pytest.mark.parametrize("reply", ["UNCHANGED", "Unchanged.", "The original answer remains the same.", "", " ", *EMPTY])
 async def test_a_reply_that_refines_nothing_keeps_the_answer(reply: str, way: Way, nodes: Nodes) -> None:
     """An empty reply, the word for it, or a remark without a citation takes no cited answer's place."""
