@@ -99,8 +99,8 @@ class Accumulate(AgenticSynthesizer):
     """Answers from each passage alone and returns all answers: "Response 1: ...", "Response 2: ...", ...
 
     An empty reply is left out with a warning. If streaming, each answer is emitted as one piece, in order, once it is
-    complete. Template: ``text_qa_template``; a
-    ``separator`` may be passed with each question. With ``output_cls``, each answer is an object as JSON.
+    complete. Template: ``text_qa_template``; a ``separator`` may be passed with each question. With ``output_cls``,
+    each answer is an object as JSON.
     """
 
     mode: ClassVar[str] = "accumulate"
