@@ -190,8 +190,8 @@ class ActivityLog:
     """The activity records of one request, in the order in which their stages began.
 
     No lock is needed: the stages of one request never call its methods concurrently. ``observer`` is called with each
-    record when it is opened and when it is closed; its exceptions are logged. The caller that does not read ``records``
-    is not ``recorded``.
+    record when it is opened and when it is closed; its exceptions are logged. ``recorded`` means that the caller
+    reads ``records``.
     """
 
     manager: CallbackManager
